@@ -16,7 +16,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from shapes import SHAPES, TINY, VOCABULARY, Shape
+from shapes import SHAPES, TINY, Shape
 from speed_rows import Row, finish, say, section_parser, timed
 
 from grouprl.models.precision import is_emulated
@@ -78,7 +78,12 @@ def body_weights(shape: Shape) -> int:
 
 def head_weights(shape: Shape) -> int:
     """Weights in the product that gives logits."""
-    return shape.hidden * VOCABULARY
+    return shape.hidden * shape.vocabulary
+
+
+def prompt_tokens(shape: Shape) -> int:
+    """Tokens of all prompts, the shared ones once."""
+    return shape.shared_tokens + shape.problems * (shape.prompt_tokens - shape.shared_tokens)
 
 
 def sampling_floor(shape: Shape, lengths: Sequence[int], dtype: str) -> float:
@@ -88,11 +93,12 @@ def sampling_floor(shape: Shape, lengths: Sequence[int], dtype: str) -> float:
     many, few = (matmul_rate(rows, shape.hidden, shape.intermediate, dtype) for rows in (2048, 128))
     speed = bandwidth(weights * size)
     cached = 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads) * size  # bytes of a token
-    seconds = 2 * body_weights(shape) * shape.problems * shape.prompt_tokens / many
+    seconds = 2 * body_weights(shape) * prompt_tokens(shape) / many
+    own = shape.prompt_tokens - shape.shared_tokens
     for position in range(1, max(lengths)):
         live = sum(length > position for length in lengths)
         groups = min(live, shape.problems)
-        read = weights * size + cached * (groups * shape.prompt_tokens + live * position)
+        read = weights * size + cached * (shape.shared_tokens + groups * own + live * position)
         seconds += max(2 * weights * live / few, read / speed)
     return seconds
 
@@ -103,11 +109,23 @@ def learning_floor(shape: Shape, packed_tokens: int, completion_tokens: int, dty
     return 6 * products / matmul_rate(2048, shape.hidden, shape.intermediate, dtype)
 
 
-def step_floor(shape: Shape, lengths: Sequence[int], dtype: str, *, reference: bool, learned: float = 1.0) -> float:
-    """Seconds of a GRPO step: sampling, the reference's forward pass, and learning from a share of the completions."""
-    packed = shape.problems * shape.prompt_tokens + sum(lengths) - len(lengths)
+def optimizer_floor(shape: Shape) -> float:
+    """Seconds to read and write what AdamW and the clipping of the gradient need: eight float32 of each weight."""
+    size = 4 * (body_weights(shape) + head_weights(shape))
+    return 8 * size / bandwidth(size)
+
+
+def step_floors(
+    shape: Shape, lengths: Sequence[int], dtype: str, *, reference: bool, learned: float = 1.0
+) -> dict[str, float]:
+    """Seconds of the parts of a GRPO step: sampling, the reference's pass, learning from a share of the completions."""
+    packed = prompt_tokens(shape) + sum(lengths) - len(lengths)
     learning = learning_floor(shape, packed, sum(lengths), dtype)
-    return sampling_floor(shape, lengths, dtype) + learning * (learned + (1 / 3 if reference else 0))
+    return {
+        "generation": sampling_floor(shape, lengths, dtype),
+        "reference": learning / 3 if reference else 0.0,
+        "learn": learning * learned,
+    }
 
 
 def measured(smoke: bool) -> Iterator[Row]:

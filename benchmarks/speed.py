@@ -1,10 +1,12 @@
 """Every speed of GroupRL in one table, each beside a peer and the floor measured in the same run: `make bench`.
 
-    python benchmarks/speed.py [--smoke] [--threads 1] [--only floor sampling ...] [--json PATH]
+    python benchmarks/speed.py [--smoke] [--threads 1] [--only floor sampling ...] [--json PATH] [-- OPTIONS]
 
-A quarter of an hour on a quiet machine, whose instruction set decides what is wanted (`speed_targets.py`). A section is
-a script of its own (`speed_NAME.py`, `floor.py`), which can be run alone and says what it measures and how; what is
-compared runs in turns, so that noise meets all alike.
+Half an hour on a quiet machine, without `real`, which takes as long and is measured when it is named. Options after
+`--` go to the one section that is named, whose rows are then added to those that the file at PATH has. The machine, by
+its instruction set, decides what is wanted (`speed_targets.py`). A section is a script of its own (`speed_NAME.py`,
+`floor.py`), which can be run alone and says what it measures and how; what is compared runs in turns, so that noise
+meets all alike.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,10 +41,12 @@ SECTIONS = {
     "curves": ("speed_curves.py", "How cost grows"),
     "cores": ("speed_cores.py", "Whole GRPO step by threads"),
     "trl": ("speed_trl.py", "Whole GRPO step"),
+    "real": ("speed_real.py", "Models as large as people train"),
 }
+USUAL = tuple(name for name in SECTIONS if name != "real")
 SMOKED = ("floor", "trl")
 PICTURE = HERE.parent / "docs/images/cost_curves.png"
-WIDTH = 132  # characters
+WIDTH = 148  # characters
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -60,10 +65,10 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-def measured(name: str, smoke: bool) -> dict[str, Any]:
+def measured(name: str, smoke: bool, options: Sequence[str] = ()) -> dict[str, Any]:
     """What a section found, and the seconds that it took; of one that failed, a note."""
     script, title = SECTIONS[name]
-    words = ["--smoke"] if smoke else []
+    words = [*options, *["--smoke"] * smoke]
     if name == "curves" and not smoke:
         words += ["--picture", str(PICTURE)]
     say(f"--- {title}")
@@ -82,6 +87,14 @@ def cpu_of_children() -> float:
     """Seconds: about what the sections would take on a machine of their own."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def added(before: dict[str, Any], name: str, part: dict[str, Any]) -> dict[str, Any]:
+    """A file's results with those of a part of a section in the place of its rows of the same names."""
+    section = before["sections"].get(name, part)
+    rows = {row["name"]: row for row in [*section["rows"], *part["rows"]]}
+    whole = section | part | {"rows": list(rows.values()), "measured": section["measured"] | part["measured"]}
+    return before | {"sections": before["sections"] | {name: whole}}
 
 
 def cell(value: float | None) -> str:
@@ -120,6 +133,7 @@ def table(sections: dict[str, dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("options", nargs="*", help="after --: options of the only section")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, two sections: whether it runs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
@@ -129,13 +143,15 @@ def main() -> None:
         "--json", type=Path, help="where to write everything; of a whole run benchmarks/results/avx2/cpu.json or so"
     )
     given = parser.parse_args()
+    if given.options and (given.only is None or len(given.only) > 1):
+        parser.error("expected options of a section after --only and its name")
     # Each section is a benchmark with a smoke of its own.
-    chosen = given.only or (SMOKED if given.smoke else tuple(SECTIONS))
-    whole = not given.smoke and set(chosen) == set(SECTIONS)
+    chosen = given.only or (SMOKED if given.smoke else USUAL)
+    whole = not given.smoke and set(chosen) >= set(USUAL)
     target = given.json or (HERE / "results" / instruction_set() / "cpu.json" if whole else None)
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
     began, facts = time.perf_counter(), machine(given.threads)
-    sections = {name: measured(name, given.smoke) for name in SECTIONS if name in chosen}
+    sections = {name: measured(name, given.smoke, given.options) for name in SECTIONS if name in chosen}
     facts |= {"load_at_the_end": os.getloadavg()[0], "wall_seconds": round(time.perf_counter() - began, 1)}
     facts["cpu_seconds"] = round(sum(section["cpu_seconds"] for section in sections.values()), 1)
     # Whoever reads a log, or has a narrow terminal, gets whole lines as well.
@@ -145,7 +161,11 @@ def main() -> None:
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps({"machine": facts, "smoke": given.smoke, "sections": sections}, indent=1) + "\n")
+        found = {"machine": facts, "smoke": given.smoke, "sections": sections}
+        if given.options and target.exists():
+            ((name, part),) = sections.items()
+            found = added(json.loads(target.read_text()), name, part | {"machine": facts})
+        target.write_text(json.dumps(found, indent=1) + "\n")
         console.print(f"written to {target}")
     if any(section.get("failed") for section in sections.values()):
         raise SystemExit("some sections failed, see above")

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import END, SHAPES, Shape, build, prompts, text, tokenizer
+from shapes import END, SHAPES, Shape, build, tokenizer
 from speed_pictures import draw
 from speed_rows import Curve, Row, finish, median_seconds, say, section_parser, smaller
-from speed_work import learner, made_up
+from speed_work import learner, made_up, requests
 from transformers import LlamaForCausalLM
 
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import NativeEngine
 from grouprl.step import token_loss
-from grouprl.types import Problem, Sampling
+from grouprl.types import Sampling
 
 BASE = replace(SHAPES["small"], problems=4, group_size=8, prompt_tokens=64, max_tokens=64)
 KINDS = ("sampling", "learning")
@@ -42,11 +42,8 @@ def endless() -> LlamaForCausalLM:
 
 def sampling(shape: Shape) -> Callable[[], object]:
     engine = NativeEngine(endless(), tokenizer(), seed=0, max_rows=256)
-    requests = [
-        Request(Problem(str(number), text(prompt)), prompt, shape.group_size)
-        for number, prompt in enumerate(prompts(shape))
-    ]
-    return lambda: engine.generate(requests, Sampling(max_tokens=shape.max_tokens))
+    asked = requests(shape)
+    return lambda: engine.generate(asked, Sampling(max_tokens=shape.max_tokens))
 
 
 def learning(shape: Shape, *, kl_coef: float = 0.04, silent: float = 0.0) -> Callable[[], object]:

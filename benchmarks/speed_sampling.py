@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 from floor import DTYPES, sampling_floor
-from shapes import END, PAD, SHAPES, Shape, build, prompts, text, tokenizer
+from shapes import END, PAD, SHAPES, Shape, architecture, build, prompts, tokenizer
 from speed_rows import Row, Worker, answer_lines, faster, finish, in_turns, say, section_parser, timed
+from speed_work import CPU, requests
 from transformers import LlamaForCausalLM
 
 from grouprl.models.precision import autocast
-from grouprl.rollout import NativeEngine, Request
-from grouprl.types import Problem, Sampling
+from grouprl.rollout import NativeEngine
+from grouprl.types import Sampling
 
-CPU = torch.device("cpu")
 SECONDS_PER_CASE = 20.0  # two rounds in any case
 
 
@@ -68,19 +68,16 @@ def peer_policy(shape: Shape, weights: str) -> LlamaForCausalLM:
 
 def grouprl(shape: Shape, dtype: str, number: int) -> Sampled:
     """Another number, other completions."""
-    engine = NativeEngine(policy(shape), tokenizer(), seed=0, max_rows=256, dtype=dtype)
-    requests = [
-        Request(Problem(str(at), text(prompt)), prompt, shape.group_size, f"round {number}")
-        for at, prompt in enumerate(prompts(shape))
-    ]
-    seconds, groups = timed(lambda: engine.generate(requests, Sampling(max_tokens=shape.max_tokens)))
+    engine = NativeEngine(policy(architecture(shape)), tokenizer(shape.vocabulary), seed=0, max_rows=256, dtype=dtype)
+    asked = requests(shape, f"round {number}")
+    seconds, groups = timed(lambda: engine.generate(asked, Sampling(max_tokens=shape.max_tokens)))
     return Sampled(seconds, [len(completion) for group in groups for completion in group.completions])
 
 
 @torch.no_grad()
 def generate(shape: Shape, weights: str, computed_in: str, number: int) -> Sampled:
     """transformers' own; `computed_in` another dtype than the weights' is autocast."""
-    model = peer_policy(shape, weights)
+    model = peer_policy(architecture(shape), weights)
     input_ids = torch.tensor([prompt for prompt in prompts(shape) for _ in range(shape.group_size)])
     torch.manual_seed(number)
     with autocast(CPU, computed_in if computed_in != weights else "float32"), warnings.catch_warnings(action="ignore"):
@@ -100,12 +97,12 @@ def generate(shape: Shape, weights: str, computed_in: str, number: int) -> Sampl
     return Sampled(seconds, [int(row.argmax()) + 1 if row.any() else whole for row in ended_NT.int()])
 
 
-def fastest_generate(shape: Shape, dtype: str) -> tuple[str, Callable[[int], Sampled]]:
-    """The form of `generate` that a short race finds to be the faster one, warmed up by it."""
+def fastest_generate(shape: Shape, dtype: str, short: Shape) -> tuple[str, Callable[[int], Sampled]]:
+    """The form of `generate` that a race with the short shape finds to be the faster one, warmed up by it."""
     forms = {"generate": lambda number: generate(shape, dtype, dtype, number)}
     if dtype == "bfloat16":
         forms["generate, autocast"] = lambda number: generate(shape, "float32", dtype, number)
-    short, rates = short_of(shape), {}
+    rates = {}
     for name in forms:
         weights = "float32" if "autocast" in name else dtype
         generate(short, weights, dtype, 0)
@@ -117,7 +114,7 @@ def fastest_generate(shape: Shape, dtype: str) -> tuple[str, Callable[[int], Sam
 def compare(name: str, dtype: str, plain: Worker, *, smoke: bool) -> tuple[list[Row], dict[str, Any]]:
     """GroupRL with kernels, GroupRL without, `generate`, in turns."""
     shape = shape_of(name, smoke)
-    peer_name, peer = fastest_generate(shape, dtype)
+    peer_name, peer = fastest_generate(shape, dtype, short_of(shape))
 
     def without_kernels(number: int) -> Sampled:
         return Sampled(**plain.ask({"name": name, "dtype": dtype, "number": number, "smoke": smoke}))

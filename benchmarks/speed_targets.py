@@ -12,7 +12,19 @@ import torch
 SHAPES = ("small", "grouped", "wide")
 DTYPES = ("float32", "bfloat16")
 CASES = ("KL", "no KL, half silent")
+REAL = "smollm2-135m"
 _ALL = {
+    **{f"{REAL}, prompts of 60, {dtype}, step beside TRL": 3.0 for dtype in DTYPES},
+    **{f"{REAL}, {shots} examples, {dtype}, step beside TRL": 5.0 for shots, dtype in product((2, 8), DTYPES)},
+    **{
+        f"{REAL}, {case}, {dtype}, {row}": wanted
+        for case, dtype in product(("prompts of 60", "2 examples", "8 examples"), DTYPES)
+        for row, wanted in {
+            "peak memory": 3.0,  # at most 0.33 x
+            "2 threads, step": 1.8,
+            "step": 0.75 if dtype == "float32" else 0.6,  # of the floor
+        }.items()
+    },
     **{f"{shape}, {dtype}, kernels off": 2.8 for shape, dtype in product(SHAPES, DTYPES)},
     **{f"prompt as long as completions, {dtype}": 2.0 for dtype in DTYPES},
     **{f"prompt 1024, completions 64, {dtype}": 5.0 for dtype in DTYPES},

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 import torch
-from shapes import END, VOCABULARY, Shape, prompts, text
+from shapes import END, Shape, prompts, text
 from transformers import LlamaForCausalLM
 
 from grouprl.algorithms.credit import Credit
@@ -14,10 +14,22 @@ from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
+from grouprl.models.prefix import shared_tokens
+from grouprl.rollout import Request
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 
 CPU = torch.device("cpu")
 MICRO_BATCH_TOKENS = 2048
+
+
+def requests(shape: Shape, stream: str = "", *, share: bool = True) -> list[Request]:
+    """A group for each of the prompts; another stream, other completions. `share`: read what all begin with once."""
+    asked = prompts(shape)
+    before = shared_tokens(asked) if share else 0
+    return [
+        Request(Problem(str(number), text(prompt)), prompt, shape.group_size, stream, before)
+        for number, prompt in enumerate(asked)
+    ]
 
 
 class Kept(Optimizer):
@@ -48,13 +60,13 @@ def made_up(shape: Shape, *, mean_tokens: int, spread: int = 0, kl_coef: float =
         silent: share of the groups whose rewards are all equal.
     """
     draws, noise = random.Random(0), torch.Generator().manual_seed(0)
-    plain = -float(torch.tensor(float(VOCABULARY)).log())
+    plain = -float(torch.tensor(float(shape.vocabulary)).log())
     groups = []
     for number, prompt in enumerate(prompts(shape)):
         completions = []
         for index in range(shape.group_size):
             length = mean_tokens + draws.randint(-spread, spread)
-            ids = tuple(draws.randrange(END + 1, VOCABULARY) for _ in range(length))
+            ids = tuple(draws.randrange(END + 1, shape.vocabulary) for _ in range(length))
             logprobs = tuple((plain + 0.1 * torch.randn(length, generator=noise)).tolist())
             completions.append(Completion(index, ids, logprobs, logprobs, "", StopReason.LENGTH, 0))
         groups.append(Group(Problem(str(number), text(prompt)), prompt, tuple(completions)))

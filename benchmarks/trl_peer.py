@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from shapes import add_options, brief, prompts, save, shape_of, text
+
 VERSION = "1.16.0"
 COMPLETIONS = 128  # of a step
 PARTS = ("generation", "reference", "learn", "optimizer")
@@ -48,6 +50,7 @@ VARIANTS = {
     "float32": {
         "default": Settings(),
         "tuned": Settings(micro_batch=16, checkpointing=False),
+        "micro_4": Settings(micro_batch=4, checkpointing=False),
         "micro_8": Settings(micro_batch=8, checkpointing=False),
         "micro_32": Settings(micro_batch=32, checkpointing=False),
         "micro_64": Settings(micro_batch=64, checkpointing=False),
@@ -60,6 +63,8 @@ VARIANTS = {
     "bfloat16": {
         "default": Settings(autocast=True),
         "tuned": Settings(micro_batch=16, checkpointing=False, autocast=True),
+        "micro_4": Settings(micro_batch=4, checkpointing=False, autocast=True),
+        "micro_8": Settings(micro_batch=8, checkpointing=False, autocast=True),
         "micro_32": Settings(micro_batch=32, checkpointing=False, autocast=True),
         "micro_64": Settings(micro_batch=64, checkpointing=False, autocast=True),
         # The fastest, and no training: an update of 1e-6 rounds away in 98 % of weights in bfloat16.
@@ -183,8 +188,8 @@ def grpo_config(settings: Settings, *, completions: int = COMPLETIONS, **others:
     )
 
 
-def watch(trainer: Any, meter: Meter) -> None:
-    """Has the meter measure the trainer's steps.
+def watch(trainer: Any, meter: Meter, *, first: int) -> None:
+    """Has the meter measure the trainer's steps, and the first one generate at most `first` tokens.
 
     generation: tokenizing the prompts, `generate`, decoding. reference: its log-probs. learn: forward and backward
     passes with the loss and its figures. optimizer: its step alone. What a step takes beyond them is rewards,
@@ -217,7 +222,9 @@ def watch(trainer: Any, meter: Meter) -> None:
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             meter.stop()
+            trainer.generation_config.max_new_tokens = trainer.max_completion_length
 
+    trainer.generation_config.max_new_tokens = first
     trainer._generate = meter.timed("generation", counted)
     trainer._get_per_token_logps_and_entropies = told_apart
     trainer.compute_loss = meter.timed("learn", trainer.compute_loss)
@@ -227,13 +234,12 @@ def watch(trainer: Any, meter: Meter) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=("small", "wide"), default="small")
     parser.add_argument("--dtype", choices=tuple(VARIANTS), default="float32")
     parser.add_argument("--variant", default="tuned")
     parser.add_argument("--beta", type=float, default=0.04, help="weight of the KL; 0 = no reference")
     parser.add_argument("--silent-half", action="store_true", help="half of the groups carry no signal")
     parser.add_argument("--steps", type=int, default=3, help="after one to warm up")
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape: whether it runs, not how fast")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.smoke and (missing := missing_trl()):
         print(f"skipped, nothing here runs without it: {missing}")
@@ -242,13 +248,13 @@ def main() -> None:
 
     import torch
     from datasets import Dataset
-    from shapes import SHAPES, TINY, prompts, save, text
     from transformers import LlamaForCausalLM  # noqa: F401  counted as an import, because it is only found here
     from trl import GRPOTrainer
 
     imports_mib = memory_mib("VmRSS")
     torch.set_num_threads(1)
-    shape = TINY if arguments.smoke else SHAPES[arguments.shape]
+    shape = shape_of(arguments)
+    first = brief(shape) if arguments.brief_warm_up else shape
     settings = VARIANTS[arguments.dtype][arguments.variant]
     if arguments.smoke:
         settings = replace(settings, micro_batch=shape.problems * shape.group_size)
@@ -268,11 +274,15 @@ def main() -> None:
                 beta=arguments.beta,
             ),
             train_dataset=Dataset.from_list(
-                [{"prompt": text(prompt), "number": number} for number, prompt in enumerate(prompts(shape))]
+                [
+                    {"prompt": text(prompt), "number": number}
+                    for of_step in (first, *[shape] * arguments.steps)
+                    for number, prompt in enumerate(prompts(of_step))
+                ]
             ),
         )
         meter = Meter()
-        watch(trainer, meter)
+        watch(trainer, meter, first=first.max_tokens)
         trainer.train()
     print(json.dumps(summary(meter, imports_mib)))
 

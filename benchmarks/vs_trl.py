@@ -17,15 +17,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from floor import step_floor
-from shapes import SHAPES, TINY, Shape, prompts, save, text
+from floor import optimizer_floor, step_floors
+from shapes import Shape, add_options, brief, save, shape_of
+from speed_work import CPU, requests
 from torch import Tensor
 from transformers import LlamaForCausalLM as LlamaForCausalLM  # counted as an import, because it is found here
 from transformers import PreTrainedModel
@@ -49,24 +52,19 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import NativeEngine
 from grouprl.step import token_loss
-from grouprl.types import Group, Problem, RewardOutcome, Sampling
+from grouprl.types import Group, RewardOutcome, Sampling
 
 HERE = Path(__file__).parent
-CPU = torch.device("cpu")
 EXACT = 1e-5
 # Name, weight of the KL, whether half of the groups carry no signal.
 CASES = (("with KL", 0.04, False), ("without KL", 0.0, False), ("without KL, half of the groups silent", 0.0, True))
 
 
-def sampled(engine: NativeEngine, shape: Shape, *, step: int) -> list[Group]:
+def sampled(engine: NativeEngine, shape: Shape, *, step: int, share: bool = True) -> list[Group]:
     """A group for each of the prompts; another step, other completions."""
-    requests = [
-        Request(Problem(f"{number}", text(prompt)), prompt, shape.group_size, f"step {step}")
-        for number, prompt in enumerate(prompts(shape))
-    ]
-    return engine.generate(requests, Sampling(shape.max_tokens))
+    return engine.generate(requests(shape, f"step {step}", share=share), Sampling(shape.max_tokens))
 
 
 def judged(group: Group, *, silent_half: bool) -> list[RewardOutcome]:
@@ -122,10 +120,6 @@ class TimedOptimizer(Optimizer):
         return float(self._meter.timed("optimizer", super().step)())
 
 
-def shape_of(arguments: argparse.Namespace) -> Shape:
-    return TINY if arguments.smoke else SHAPES[arguments.shape]
-
-
 def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds and memory of GroupRL's steps. learn includes its optimizer: clipping, AdamW, clearing the gradient."""
     imports_mib = memory_mib("VmRSS")
@@ -138,20 +132,21 @@ def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
     meter = Meter()
     reference = frozen_copy(policy) if arguments.beta else None
     learner = learner_of(policy, reference, TimedOptimizer(policy, meter), arguments)
-    for step in range(1 + arguments.steps):
-        groups = meter.timed("generation", sampled)(engine, shape, step=step)
-        meter.count(sum(len(completion) for group in groups for completion in group.completions))
-        learn(learner, groups, meter, max_tokens=shape.max_tokens, silent_half=arguments.silent_half)
-        engine.load_weights(step + 1)
-        meter.stop()
+    share = not arguments.unshared
+    with nullcontext() if share else patch("grouprl.learner.learner.shared_tokens", lambda prompts: 0):
+        for step in range(1 + arguments.steps):
+            of_step = brief(shape) if arguments.brief_warm_up and step == 0 else shape
+            groups = meter.timed("generation", sampled)(engine, of_step, step=step, share=share)
+            meter.count(sum(len(completion) for group in groups for completion in group.completions))
+            learn(learner, groups, meter, max_tokens=of_step.max_tokens, silent_half=arguments.silent_half)
+            engine.load_weights(step + 1)
+            meter.stop()
     lengths = [len(completion) for group in groups for completion in group.completions]
-    return {**summary(meter, imports_mib), "floor": floor(arguments, lengths)}
-
-
-def floor(arguments: argparse.Namespace, lengths: Sequence[int]) -> float:
-    """Seconds that the products of such a step take on this machine, see `floor.py`."""
-    learned = 0.5 if arguments.silent_half else 1.0
-    return step_floor(shape_of(arguments), lengths, arguments.dtype, reference=bool(arguments.beta), learned=learned)
+    floors = step_floors(
+        shape, lengths, arguments.dtype, reference=bool(arguments.beta), learned=0.5 if arguments.silent_half else 1.0
+    )
+    floors_of = {"floor": sum(floors.values()), "floors": floors | {"optimizer": optimizer_floor(shape)}}
+    return summary(meter, imports_mib) | floors_of
 
 
 class KeptGradient(Optimizer):
@@ -171,7 +166,8 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     """The same completions through both: how far apart loss and gradient are.
 
     TRL is given token ids and the sampler's log-probs; rewards, advantages, padding, reference and loss are its own.
-    Policy and reference are moved away from the sampler, so that ratio, clipping and KL have something to do.
+    Policy and reference are moved away from the sampler, so that the KL has something to do; with one update on a batch
+    both libraries take the policy itself for the old one.
     """
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -209,8 +205,6 @@ def exactness(arguments: argparse.Namespace) -> dict[str, float]:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     made = trainer._generate_and_score_completions(data)
-    # With one pass TRL takes the policy itself for the old one; it gets the sampler's log-probs, as after a pass.
-    made["old_per_token_logps"] = made["sampling_per_token_logps"]
     theirs_loss = 0.0
     for first in range(0, len(rows), settings.micro_batch):
         rows_of = slice(first, first + settings.micro_batch)
@@ -322,7 +316,6 @@ def smoke(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="small")
     parser.add_argument("--dtype", choices=tuple(VARIANTS), default="float32")
     parser.add_argument("--steps", type=int, default=3, help="after one to warm up")
     parser.add_argument("--only", choices=("speed", "exactness", "tune", "grouprl"))
@@ -331,7 +324,8 @@ def main() -> None:
     parser.add_argument("--silent-half", action="store_true", help="of --only grouprl")
     parser.add_argument("--threads", type=int, default=1, help="of --only grouprl")
     parser.add_argument("--micro-batch-tokens", type=int, default=LearnerConfig().micro_batch_tokens)
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape: whether it runs, not how fast")
+    parser.add_argument("--unshared", action="store_true", help="of --only grouprl: read shared tokens for each group")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.only == "grouprl":
         print(json.dumps(measure_grouprl(arguments)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grouprl.models.kernels import calibration
 from grouprl.models.kernels.build import library
-from grouprl.models.kernels.functions import add_norm, fits, linear_logprobs, swiglu
+from grouprl.models.kernels.functions import add_norm, fits, kernels, linear_logprobs, pointers, swiglu
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.llama_form import Unrotated
 from grouprl.rollout.rows import draw_compiled
@@ -238,3 +238,20 @@ def test_the_compiled_draw_is_the_plain_one(vocabulary: int, temperature: float)
     assert got[0].tolist() == expected[0].tolist()
     for one, other in zip(got[1:], expected[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33, 70])
+@pytest.mark.parametrize(("inner", "outer"), [(16, 1), (48, 5), (576, 6), (112, 101), (1536, 64)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@torch.no_grad()
+def test_product(rows: int, inner: int, outer: int, with_bias: bool):
+    x, weight = random(rows, inner), random(outer, inner, seed=1)
+    bias = random(outer, seed=2) if with_bias else None
+    got = torch.full((rows + 1, outer), 7.0)
+    kernels().product(*pointers(x, weight, bias, got), rows, inner, outer)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(got[:rows].double(), expected, rtol=0, atol=2e-7 * inner)
+    assert (got[rows] == 7).all()
+    last, alone = x[rows - 1 :].clone(), torch.empty(1, outer)
+    kernels().product(*pointers(last, weight, bias, alone), 1, inner, outer)
+    assert torch.equal(alone[0], got[rows - 1])

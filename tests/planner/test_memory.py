@@ -260,6 +260,9 @@ def peak_of_an_update(step: StepShape, networks: Networks = GRPO, shape: ModelSh
     whole = [
         group(str(place), step.prompt_tokens, step.group_size, step.completion_tokens) for place in range(step.problems)
     ]
+    if step.shared_tokens:  # the prompts differ after these
+        own = step.prompt_tokens - step.shared_tokens
+        whole = [replace(one, prompt_ids=one.prompt_ids[:-own] + (place,) * own) for place, one in enumerate(whole)]
     for groups in ([group("first", 2, 2, 2)], whole):  # the first makes the moments
         batch = make_batch(groups, Sampling(step.completion_tokens))
         credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
@@ -340,6 +343,25 @@ def test_the_peak_of_an_update(
     plan = plan_memory(SMALL, GRPO, step)
     ratio = (plan.learning - plan.held) / peak_of_an_update(step)[0]
     assert low <= ratio <= high
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_peak_of_an_update_with_shared_tokens(dtype: str) -> None:
+    step = StepShape(2, 8, 432, 96, dtype=dtype, device="cpu", shared_tokens=384)  # type: ignore[arg-type]
+    plan = plan_memory(SMALL, GRPO, step)
+    found = peak_of_an_update(step)[0]
+    assert 0.95 <= (plan.learning - plan.held) / found <= 1.05
+
+
+def test_the_cache_with_shared_tokens() -> None:
+    shape = ModelShape("", 2, 128, 4, 2, 32, 304, 512, tied=True)
+    step = StepShape(4, 8, 96, 32, device="cpu", shared_tokens=64)
+    held = GroupCache(CacheShape(2, 2, 32, 4, 32, 96 - 64, 32, before=64), CPU, torch.float32)
+    tensors = [getattr(held, f"{part}_{kind}") for part in ("prompt", "own", "prefix") for kind in ("keys", "values")]
+    # Beside the cache, the keys and values that prompts are read with.
+    expected = sum(tensor.nbytes for tensor in tensors) + held.prefix_keys.nbytes + held.prefix_values.nbytes
+    assert plan_memory(shape, GRPO, step).rollout.cache == expected
 
 
 @pytest.fixture
@@ -479,6 +501,7 @@ def test_it_brings_in_neither_torch_nor_transformers() -> None:
         ({"micro_batch_tokens": -1}, r"micro_batch_tokens: expected 0 \(automatic\) or more tokens, got -1"),
         ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16"),
         ({"device": "tpu"}, "device: expected one of cpu, cuda"),
+        ({"shared_tokens": 256}, "shared_tokens: expected 0 to prompt_tokens - 1, got 256"),
     ],
 )
 def test_what_is_out_of_range_is_refused(wrong: dict[str, object], said: str) -> None:

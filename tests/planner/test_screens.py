@@ -196,7 +196,8 @@ def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hidden size 256 1.20*/3.40, 1024 1.20*/3.40, 4096 1.20*/3.40, float32" in text
     assert "hidden size 256 1.20*/3.40, 1024 1.20*/3.40, 4096 1.20/0.90*, bfloat16" in text
     found = [one for one in doctor.findings() if one.topic == "kernels"]
-    assert [one.name for one in found[1:]] == ["add_norm", "swiglu", "attention", "log-probs", "draw", "decode step"]
+    names = ["add_norm", "swiglu", "attention", "log-probs", "draw", "product", "decode step"]
+    assert [one.name for one in found[1:]] == names
     assert all(one.found.count("*") == 6 for one in found[1:])
     monkeypatch.setenv("GROUPRL_KERNELS", "on")
     (found_on,) = (one for one in doctor.findings() if one.topic == "kernels")

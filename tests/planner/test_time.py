@@ -34,6 +34,17 @@ def test_products_by_hand() -> None:
     assert ppo.total == ppo.prompts + ppo.decoding + ppo.reference + ppo.critic + ppo.reward_model + ppo.learning
 
 
+def test_tokens_that_all_prompts_share_are_read_once() -> None:
+    # Of 5 prompt tokens 3 are shared: 2 x 2 + 3 to read before decoding, and a group is 2 + 3 x 3 = 11 tokens.
+    step = replace(STEP, shared_tokens=3)
+    found = floor_of_step(TINY, GRPO, step, SECOND)
+    assert found.prompts == 2 * 160 * 7
+    assert found.learning == 3 * 2 * (160 * (2 * 11 + 3) + 40 * 24)
+    assert floor_of_step(TINY, GRPO, replace(step, minibatches=2), SECOND).learning == 3 * 2 * (160 * 28 + 40 * 24)
+    expected = sum(800 + 32 * (2 * 2 + 3 + 6 * position) for position in (1, 2, 3))
+    assert floor_of_step(TINY, GRPO, step, READS).decoding == pytest.approx(expected)
+
+
 def test_reads_by_hand() -> None:
     # Weights of 200 x 4 bytes, and 2 x 4 x 4 bytes of cache for each of 2 prompts' tokens and the rows' own.
     expected = sum(800 + 32 * (2 * 5 + 6 * position) for position in (1, 2, 3))

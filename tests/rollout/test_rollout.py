@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,13 +14,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from engine_setting import DRAWN, ENDS, PROMPTS, Setting, all_of, assert_same, setting_of
+from grouprl.models.adapters import add_adapter
+from grouprl.models.kernels import calibration
 from grouprl.models.kernels.build import library
 from grouprl.models.llama_form import has_llama_form
+from grouprl.models.load import load_model
 from grouprl.rollout import Request, compiled_weights
 from grouprl.rollout.compiled_weights import Torch, torch_functions
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
+from lora_models import LORA
 from oracles import own_logits, slow_policy
 from tiny import tiny_model_folder
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 
 @pytest.fixture(scope="module")
@@ -307,8 +314,9 @@ def test_stop_strings_end_a_completion_at_once_and_stay(setting: Setting, drawn:
     assert reasons[all_of(drawn).index(ended)] is StopReason.END
 
 
-@pytest.mark.skipif(library() is None, reason="no C compiler")
-def test_a_product_that_torch_refuses_is_an_error(setting: Setting, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's products fail in decode steps."""
     refuse = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(lambda out, left, right: 1)
     plain = torch_functions(torch.float32)
     assert plain is not None
@@ -321,5 +329,45 @@ def test_a_product_that_torch_refuses_is_an_error(setting: Setting, monkeypatch:
         plain.device_type,
     )
     monkeypatch.setattr(compiled_weights, "torch_functions", lambda dtype: refusing)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of any size is large enough for the products of the kernels."""
+    monkeypatch.setattr(compiled_weights, "_DIRECT_FROM", 0)
+    monkeypatch.setattr(calibration, "_kernel_wins", lambda *_: True)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("refused")
+def test_a_product_that_torch_refuses_is_an_error(setting: Setting):
     with pytest.raises(RuntimeError, match="got error 1"):
         setting.engine(4).generate(setting.requests(), Sampling(max_tokens=4))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("refused", "direct")
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+@torch.no_grad()
+def test_a_large_model_decodes_without_products_of_torch(tmp_path: Path, kind: str):
+    setting = setting_of(tiny_model_folder(tmp_path, kind=kind, kv_heads=2))
+    groups = setting.engine(max_rows=40).generate(setting.requests(), DRAWN)
+    assert_same(setting.engine(max_rows=8).generate(setting.requests(), DRAWN), groups)
+    for group in groups:
+        for completion in group.completions:
+            plain = own_logits(setting.own, group.prompt_ids, completion.token_ids).log_softmax(-1)
+            expected = plain.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            assert completion.plain_logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@needs_compiler
+def test_a_large_model_decodes_with_an_adapter(setting: Setting, tiny: Path, request: pytest.FixtureRequest):
+    model = add_adapter(load_model(str(tiny), device=torch.device("cpu")), LORA, seed=0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    adapted = replace(setting, model=model)
+    plain = adapted.engine(max_rows=12).generate(setting.requests(), DRAWN)
+    assert plain != setting.engine(max_rows=12).generate(setting.requests(), DRAWN)
+    request.getfixturevalue("direct")
+    assert_same(adapted.engine(max_rows=12).generate(setting.requests(), DRAWN), plain)

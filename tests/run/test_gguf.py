@@ -44,6 +44,13 @@ def test_the_weights_and_the_tokens_are_those_of_the_original(llama, tmp_path: P
     assert tokenizer.chat_template == original.chat_template
 
 
+def test_no_bar_of_transformers_is_printed(llama, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    ended = grouprl("import-model", str(write_gguf(tmp_path / "tiny.gguf", llama)), str(tmp_path / "out"))
+    assert ended.code == 0
+    assert not [line for line in (ended.out + ended.err).splitlines() if "%|" in line or "it/s" in line]
+    assert capfd.readouterr().err == ""
+
+
 def test_quantized_weights_are_the_packages_own(llama, tmp_path: Path):
     kind = gguf.GGMLQuantizationType.Q8_0
     folder = import_gguf(write_gguf(tmp_path / "small.gguf", llama, kind=kind))

@@ -20,6 +20,7 @@ void grouprl_tree_attention(const void *, const void *, const void *, const floa
 void grouprl_tree_attention_backward(const void *, const void *, const void *, const float *, const float *, const void *, void *,
                                      void *, void *, const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t,
                                      int64_t, float, int, int64_t, const float *, const float *, int64_t, float *, float *);
+void grouprl_product(const float *, const float *, const float *, float *, int64_t, int64_t, int64_t);
 void grouprl_keep_prompts(const void *, const void *, const float *, const float *, void *, int64_t, const int64_t *,
                           const int64_t *, const int64_t *, int64_t, int64_t, int64_t, int64_t, int, int);
 void grouprl_logprobs(const void *, const int64_t *, float *, float *, float *, int64_t, int64_t, float, int);
@@ -72,6 +73,12 @@ static void pointwise(int half) {
   write_out("swiglu", normed, ROWS * H, half);
   grouprl_swiglu_backward(delta, grad, normed, other, normed, ROWS * H, half);
   write_out("swiglu d_gate", other, ROWS * H, half), write_out("swiglu d_up", normed, ROWS * H, half);
+}
+
+static void product(void) {
+  float *x = values(19 * H, 0, 16), *weight = values(13 * H, 0, 17), *bias = values(13, 0, 18), *y = values(19 * 13, 0, 5);
+  grouprl_product(x, weight, bias, y, 19, H, 13);
+  write_out("product", y, 19 * 13, 0);
 }
 
 static void rotations(int64_t positions, float *cosine, float *sine) {
@@ -143,6 +150,7 @@ static void tokens(int half) {
 }
 
 int main(void) {
+  product();
   for (int half = 0; half < 2; half++) {
     pointwise(half), tokens(half);
     tree(half, 1 << 20, 0), tree(half, 5, 0), tree(half, 1 << 20, PREFIX), tree(half, 30, PREFIX);

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import RunConfig
 from grouprl.models.precision import with_dtype
+from grouprl.report.prompts import Shared
 from grouprl.report.terminal import Terminal, visible
 from grouprl.report.verdict import counted
 from grouprl.report.worked import Spread, deviation_kind
@@ -19,6 +20,8 @@ from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import Task, load_task
 from grouprl.types import Problem, RewardOutcome, UserError
+
+_OTHERS = 20  # problems whose prompts are compared
 
 
 def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
@@ -63,11 +66,22 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     config, task = with_dtype(config), load_task(**config.task.model_dump())
     asked = _problem(config, task, problem) if prompt is None else prompt
     found = sample_group(config, task, asked, configured_rewards(config, task) if prompt is None else ())
-    terminal = Terminal()
-    terminal.say(f"\n{visible(found.group.problem.prompt_text)}\n")
+    terminal, others = Terminal(), task.problems(config.evaluation.split)[:_OTHERS] if prompt is None else ()
+    terminal.say(f"\n{_prompt(found.group.problem, others)}\n")
     terminal.console.print(_completion_grid(found), soft_wrap=False)
     if found.outcomes:
         terminal.say(_spread(config, found.outcomes))
+
+
+def _prompt(problem: Problem, others: Sequence[Problem]) -> str:
+    """The turns of a prompt under their roles, without those that all problems share."""
+    chats = [() if isinstance(one.prompt, str) else one.prompt for one in (problem, *others)]
+    shared, lines = Shared.of([one.prompt_text for one in (problem, *others)], chats), []
+    found = shared.marked(problem.prompt_text, chats[0] or None) or [{"content": problem.prompt_text}]
+    for folded, turns in groupby(found, key=lambda turn: turn.get("shared", False)):
+        own = [visible(": ".join(filter(None, (turn.get("role"), turn["content"])))) for turn in turns]
+        lines += [f"({counted(len(own), 'turn')}, the same in every prompt)"] if folded else own
+    return "\n".join(lines)
 
 
 def _completion_grid(found: SampledGroup) -> Table:

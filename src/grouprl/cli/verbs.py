@@ -327,16 +327,18 @@ def plan(
     settings: Settings = None,
     model: ModelOption = None,
     memory: Annotated[str | None, typer.Option(help="Such as 24GiB; default: this machine's GPU or RAM.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the longest prompt.")] = 256,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of the longest prompt; default: of the task's, or 256.")
+    ] = None,
     flops: Annotated[float | None, typer.Option(help="FLOPs per second, such as 4e14.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="PPO and GRPO for models of 1.5B to 70B.")] = False,
     gpus: Annotated[str | None, typer.Option(help="Layouts of several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Estimate, before a run, its memory by part, the largest group that fits, and the least time of a step.
+    """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes.
 
-    This loads no model: its name or its config.json is enough.
+    This loads no model: its name or its config.json is enough. A folder's tokenizer counts the prompts of the task.
 
     Example: grouprl plan demo
 
@@ -348,6 +350,7 @@ def plan(
     """
     from grouprl.config.checks import check_sections
     from grouprl.config.run import RunConfig
+    from grouprl.planner.pace import USUAL_PROMPT, prompt_sizes
     from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
     from grouprl.planner.time import Rates
 
@@ -358,14 +361,16 @@ def plan(
     if gpus is not None:
         from grouprl.planner.layouts_screen import show_layouts
 
-        show_layouts(config, gpus, prompt_tokens, as_json=as_json)
+        show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return
     if compare:
-        show_comparison(config, prompt_tokens, as_json=as_json)
+        show_comparison(config, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return
     rates = None if flops is None or bandwidth is None else Rates(flops, bandwidth, "as given")
     available = None if memory is None else parse_memory(memory)
-    found = plan_run(config, prompt_tokens=prompt_tokens, available=available, rates=rates)
+    sizes = prompt_sizes(config, say=partial(typer.echo, err=True)) if prompt_tokens is None else None
+    longest = prompt_tokens or (sizes.longest if sizes else USUAL_PROMPT)
+    found = plan_run(config, prompt_tokens=longest, available=available, rates=rates, sizes=sizes)
     show_plan(found, config.algorithm.name, as_json=as_json)
     if not as_json:
         suggest(again("train", settings, {"--model": model}))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from grouprl.cli import completion
-from grouprl.cli.words import app
+from grouprl.cli.words import ModelOption, app
 
 
 @app.command()
@@ -43,12 +43,17 @@ def settings(
 
 @app.command()
 def doctor(
+    model: ModelOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
     """Show what this machine can run: devices and their speed, kernels, sandbox, extras, versions, memory and disk.
 
+    With a model, how many tokens a second it samples and learns from here; `grouprl plan RECIPE` gives minutes.
+
     Example: grouprl doctor
+
+    Example: grouprl doctor --model smollm2
     """
     from grouprl.planner.doctor import show_doctor
 
-    show_doctor(as_json=as_json)
+    show_doctor(model, as_json=as_json)

@@ -22,6 +22,7 @@ from grouprl.lab.explain_record import (
     read_recorded,
 )
 from grouprl.lab.runs import Runs
+from grouprl.report.prompts import asked_by
 from grouprl.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.types import RewardOutcome
 
@@ -57,7 +58,7 @@ def recorded_walk(runs: Runs, run: str, step: int, place: int) -> dict[str, Any]
     prompt = {
         "problem_id": problem.id,
         "text": problem.prompt_text,
-        "messages": None if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt],
+        "messages": asked_by(runs.folder(run), problem.id)["messages"],
         "columns": dict(problem.columns),
         "tokens": len(recorded.group.group.prompt_ids),
     }

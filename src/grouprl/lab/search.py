@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.report.groups import cut
+from grouprl.report.prompts import shared_beginning
 from grouprl.report.recorded import recorded
 
 Key = tuple[int, int, int]
@@ -24,7 +25,7 @@ _TEXT, _LEAD = 300, 80  # characters shown of a completion, and of those before 
 _NEWEST: Key = (1 << 62, 0, 0)  # after every completion
 _BACKWARDS = "ORDER BY step DESC, group_index DESC, completion_index DESC"
 _PLACE = "(step, group_index, completion_index)"
-_PROMPT = "(SELECT prompt FROM problems WHERE problems.problem_id = completions.problem_id)"
+_PROMPT = "(SELECT own(prompt) FROM problems WHERE problems.problem_id = completions.problem_id)"
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Wanted:
     """What a completion has to be; None and the empty text ask for nothing."""
 
     text: str = ""  # somewhere in it, in capital or small letters
-    prompt: str = ""  # somewhere in what it answers
+    prompt: str = ""  # somewhere in what it answers, behind what all prompts begin with
     min_reward: float | None = None
     max_reward: float | None = None
     stop: str | None = None  # why it ended
@@ -81,6 +82,7 @@ def search(
     rows, looked, steps, more = list[sqlite3.Row](), 0, set[int](), True
     ends = time.monotonic() + seconds
     with recorded(folder) as database:
+        database.create_function("own", 1, shared_beginning(database).own, deterministic=True)
         database.create_function("holds", 1, lambda text: folded in text.casefold(), deterministic=True)
         # A damaged run may have lost a problem: its completions are found by what they say, not by its prompt.
         database.create_function("asks", 1, lambda p: p is not None and asked in p.casefold(), deterministic=True)

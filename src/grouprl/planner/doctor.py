@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from grouprl.config.run import PolicyConfig, RunConfig
 from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.kernels.calibration import Timing, timings
 from grouprl.models.kernels.functions import ADD_NORM, SWIGLU
@@ -24,12 +26,15 @@ from grouprl.models.layouts import TREE_ATTENTION
 from grouprl.models.logprobs import LOGPROBS
 from grouprl.models.precision import is_emulated
 from grouprl.planner.machine import DTYPES, free_memory, product_rate, total_memory
+from grouprl.planner.pace import USUAL_PROMPT
+from grouprl.planner.screen import plan_run
 from grouprl.rollout.compiled_forward import DECODE_STEP
+from grouprl.rollout.compiled_weights import PRODUCT
 from grouprl.rollout.rows import DRAW
 from grouprl.sandbox import BACKENDS, why_unavailable
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, DECODE_STEP)
+CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, PRODUCT, DECODE_STEP)
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
@@ -44,10 +49,11 @@ class Finding:
     remedy: str = ""  # how to get it
 
 
-def findings() -> list[Finding]:
+def findings(model: str | None = None) -> list[Finding]:
     """Collects all findings in the order of the screen; measuring speeds takes a few seconds."""
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (
         _devices,
+        *([] if model is None else [partial(_model, model)]),
         _kernels,
         _sandbox,
         _extras,
@@ -58,9 +64,9 @@ def findings() -> list[Finding]:
     return [finding for part in parts for finding in part()]
 
 
-def show_doctor(*, as_json: bool, console: Console | None = None) -> None:
+def show_doctor(model: str | None = None, *, as_json: bool, console: Console | None = None) -> None:
     """Prints the findings."""
-    found = findings()
+    found = findings(model)
     if as_json:
         print(json.dumps([asdict(finding) for finding in found]))
         return
@@ -107,6 +113,18 @@ def _speeds(device: str) -> Iterator[Finding]:
             not slow,
             "keep model.dtype=float32" if slow else "",
         )
+
+
+def _model(path: str) -> Iterator[Finding]:
+    config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
+    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
+    step, pace = plan.step, plan.pace
+    assert pace is not None
+    said = (
+        f"{plan.shape.parameters:,} parameters, {step.dtype} on cpu: samples about {pace.sampling:,.0f} tokens a "
+        f"second, {step.rows} completions at once, and learns from {pace.learning:,.0f}"
+    )
+    yield Finding("model", plan.shape.name, said)
 
 
 def _kernels() -> Iterator[Finding]:

@@ -50,12 +50,22 @@ def measured_rates(device_type: str, dtype: str, size: float) -> Rates:
     )
 
 
-def product_rate(device_type: str, dtype: str) -> float:
-    """Measures the FLOPs per second of a large matrix product."""
-    rows, inner, outer = _ROWS[device_type]
+def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | None = None) -> float:
+    """Measures the FLOPs per second of a large matrix product.
+
+    With `sizes`, its rows, inputs and outputs, of one after another with weights that exceed the caches together.
+    """
+    rows, inner, outer = sizes or _ROWS[device_type]
     x = torch.ones(rows, inner, dtype=DTYPES[dtype], device=device_type)
-    weight = torch.ones(outer, inner, dtype=DTYPES[dtype], device=device_type)
-    return 2 * rows * inner * outer / _best(lambda: F.linear(x, weight), device_type)
+    one = inner * outer * x.element_size()
+    count = -(-_BLOCKS[device_type][1] // 2 // one) if sizes else 1
+    weights = torch.ones(count, outer, inner, dtype=DTYPES[dtype], device=device_type)
+
+    def products() -> None:
+        for weight in weights:
+            F.linear(x, weight)
+
+    return count * 2 * rows * inner * outer / _best(products, device_type)
 
 
 def _read_rate(device_type: str, size: float) -> float:

@@ -99,11 +99,14 @@ class StepShape:
     device: Device = "cuda"
     recompute: bool = False  # whether layers run again in the backward pass
     threads: int = 1  # on a CPU, where each works on a pack of its own
+    shared_tokens: int = 0  # that begin every prompt and are read once for the whole batch
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}: expected 1 or more, got {getattr(self, name)}: raise it")
+        if not 0 <= self.shared_tokens < self.prompt_tokens:
+            raise UserError(f"shared_tokens: expected 0 to prompt_tokens - 1, got {self.shared_tokens}: lower it")
         if self.micro_batch_tokens < 0:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
@@ -132,7 +135,7 @@ class StepShape:
     def packs(self) -> list[Pack]:
         """The packs that the learner makes from a minibatch."""
         own = self.completion_tokens - 1  # the model does not read a completion's last token
-        group = GroupSize(self.prompt_tokens, (own,) * self.group_size)
+        group = GroupSize(self.prompt_tokens - self.shared_tokens, (own,) * self.group_size)
         packs = pack_groups([group] * self.minibatch_problems, self.micro_batch_tokens, self.device)
         return [Pack(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs]
 
@@ -250,7 +253,7 @@ def plan_memory(
     """Computes the bytes of a run by part.
 
     It counts what the code keeps: weights, gradients and moments in their dtypes; activations of autograd for the
-    backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values of a prompt once for its group.
+    backward pass, layer by layer; log-probs in chunks of 2^25 logits; keys and values once for all that share them.
     Of a `sharded` model only the activations differ: on a CPU its hooks keep the compiled kernels out.
 
     Raises:
@@ -271,16 +274,16 @@ def plan_memory(
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + _WEIGHT * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
-    own = step.rows * step.completion_tokens
-    activations, layer = _activations(shape, step, pack, sharded)
+    own, behind = step.rows * step.completion_tokens, step.prompt_tokens - step.shared_tokens
+    activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     away = networks.reference_on_cpu and on_gpu
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
     gradients = 1 if at_once == 1 else 1 + at_once
+    shared = _NUMBERS * shape.cached_numbers * step.shared_tokens  # float32 keys and values, or their gradients
     rounds = half and networks.weights == "float32"
-    copies = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
-    rounded = copies
+    copies = rounded = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
     # Autocast keeps no frozen weights: those of one layer live at once.
     if rounds and rank is not None and step.recompute:
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
@@ -298,12 +301,12 @@ def plan_memory(
         update=UpdateMemory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
-            activations=at_once * activations,
+            activations=at_once * activations + before + (gradients + half) * shared,
             layer=at_once * (layer + widened),
             logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
         ),
         rollout=RolloutMemory(
-            cache=token * (step.cached_prompts * step.prompt_tokens + own),
+            cache=token * (step.cached_prompts * behind + step.shared_tokens + own) + shared,
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else _NUMBERS) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,
@@ -324,8 +327,11 @@ def _moments(networks: Networks, numbers: int, embedded: int, on_gpu: bool) -> i
     return 2 * SIZES[networks.moments] * numbers
 
 
-def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) -> tuple[int, int]:
-    """Bytes that a forward pass keeps for the backward pass, and further bytes of one layer's backward pass."""
+def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) -> tuple[int, int, int]:
+    """Bytes that a forward pass keeps for the backward pass, of a pack and of the shared tokens, which stay for all.
+
+    Then further bytes of one layer's backward pass.
+    """
     dtype, half = SIZES[step.dtype], step.dtype == "bfloat16"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     if step.device == "cpu" and not sharded:
@@ -349,7 +355,9 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) 
         layer += dtype * 2 * shape.heads * seen * own // pack.tokens
     kept, beside = (between, layer + backward) if step.recompute else (layer, backward)
     predicting = pack.completions * step.completion_tokens * hidden * (_NUMBERS + (dtype if half else 0))
-    return pack.tokens * (shape.layers * kept + around) + predicting, pack.tokens * beside
+    last = _NUMBERS * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used
+    shared = step.shared_tokens * ((shape.layers - 1) * kept + last + around)
+    return pack.tokens * (shape.layers * kept + around) + predicting, shared, pack.tokens * beside
 
 
 def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:

@@ -30,6 +30,7 @@ from grouprl.planner.memory import (
     longest_completion,
     plan_memory,
 )
+from grouprl.planner.pace import Pace, PromptSizes, measured_pace
 from grouprl.planner.shapes import SHAPES, ModelShape, shape_of
 from grouprl.planner.time import Rates, StepTime, floor_of_step
 from grouprl.types import UserError
@@ -51,6 +52,7 @@ class RunPlan:
     longest_completion: int  # tokens that fit; 0 = none
     time: StepTime | None  # lower bound; None = no rates
     rates: Rates | None
+    pace: Pace | None  # an estimate; None = not of this machine's CPU
 
     @property
     def fits(self) -> bool:
@@ -58,7 +60,14 @@ class RunPlan:
         return self.memory.peak <= self.available
 
 
-def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, rates: Rates | None) -> RunPlan:
+def plan_run(
+    config: RunConfig,
+    *,
+    prompt_tokens: int,
+    available: int | None,
+    rates: Rates | None,
+    sizes: PromptSizes | None = None,
+) -> RunPlan:
     """Makes the plan of a configuration.
 
     Args:
@@ -66,11 +75,14 @@ def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, ra
         prompt_tokens: length of the longest prompt, which the configuration does not contain.
         available: bytes; None = the memory of this machine's GPU, or of this machine.
         rates: rates of the machine; None = measured here, if it has the device of the configuration.
+        sizes: what is known of the prompts; None = all are as long, and share nothing.
 
     Raises:
         UserError: the model's shape is unknown, or a number is out of range.
     """
-    shape, networks, step = shape_of(config.model.path), networks_of(config), step_of(config, prompt_tokens)
+    sizes = sizes or PromptSizes(prompt_tokens, prompt_tokens)
+    shape, networks = shape_of(config.model.path), networks_of(config)
+    step = step_of(config, prompt_tokens, sizes.shared)
     memory = plan_memory(shape, networks, step)
 
     def peak(tried: StepShape) -> int:
@@ -78,8 +90,11 @@ def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, ra
 
     if available is None:
         available = total_memory(step.device)
+    pace = None
     if rates is None and (step.device == "cpu" or torch.cuda.is_available()):
         rates = measured_rates(step.device, step.dtype, memory.networks.policy + memory.rollout.cache)
+        if step.device == "cpu":
+            pace = measured_pace(config, shape, networks, step, rates.bandwidth, sizes)
     return RunPlan(
         shape=shape,
         networks=networks,
@@ -92,6 +107,7 @@ def plan_run(config: RunConfig, *, prompt_tokens: int, available: int | None, ra
         if rates is None
         else floor_of_step(shape, networks, step, rates, passes=config.algorithm.updates.passes),
         rates=rates,
+        pace=pace,
     )
 
 
@@ -110,8 +126,8 @@ def networks_of(config: RunConfig) -> Networks:
     )
 
 
-def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
-    """Returns the step of a configuration.
+def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0) -> StepShape:
+    """Returns the step of a configuration, whose prompts begin with the same `shared_tokens`.
 
     Raises:
         UserError: the moments are paged, and the step is on a CPU.
@@ -132,6 +148,7 @@ def step_of(config: RunConfig, prompt_tokens: int) -> StepShape:
         device="cuda" if on_gpu else "cpu",
         recompute=recomputes(config.learner.recompute, "cuda" if on_gpu else "cpu"),
         threads=config.model.threads or torch.get_num_threads(),
+        shared_tokens=shared_tokens,
     )
 
 
@@ -160,7 +177,8 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
     console.print(f"[bold]{shape.name}[/], {shape.parameters:,} parameters, {algorithm}")
     console.print(
         f"{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + {step.completion_tokens} "
-        f"tokens, {step.dtype} on {step.device}\n"
+        f"tokens, {step.dtype} on {step.device}"
+        + (f"; the first {step.shared_tokens} of every prompt are read once\n" if step.shared_tokens else "\n")
     )
     console.print(_memory_table(plan.memory))
     verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
@@ -176,6 +194,15 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
         f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory counts "
         "tensors; a process needs about 0.4 GiB more.[/]"
     )
+    if (pace := plan.pace) is not None:
+        few, many = (f"{seconds / 60:,.1f}" for seconds in pace.seconds)
+        each, test = (" to ".join(f"{seconds:,.3g}" for seconds in pair) for pair in (pace.step, pace.evaluation))
+        console.print(
+            f"\nThis machine samples about {pace.sampling:,.0f} tokens a second and learns from {pace.learning:,.0f}. "
+            f"[bold]{few} to {many} minutes[/]: steps of {each} s, {pace.evaluations} evaluations of {test} s.\n[dim]"
+            "Estimated from products of this model's sizes, timed now, for completions half as long as allowed and as "
+            "long; groups without signal take less. Loading, saving and rewards come on top.[/]"
+        )
 
 
 def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:

@@ -26,7 +26,7 @@ class Rates:
 class StepTime:
     """Lower bound in seconds of each phase of a step; 0 = there is no such phase."""
 
-    prompts: float  # each prompt is read once
+    prompts: float  # each prompt is read once, the tokens that all share once for all
     decoding: float
     reference: float
     critic: float  # values and updates
@@ -51,13 +51,14 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     """
     body, head = shape.linear_parameters, shape.embedding_parameters
     predicted = step.problems * step.group_size * step.completion_tokens
-    read = sum(pack.tokens for pack in step.packs) * step.problems / step.minibatch_problems
+    parts, shared = step.problems / step.minibatch_problems, step.shared_tokens
+    read = (sum(pack.tokens for pack in step.packs) + shared) * parts
     forward = 2 * (body * read + head * predicted) / rates.flops
     trunk = 2 * body * read / rates.flops
     # Forward, gradient of the inputs, gradient of the weights (none for the base of an adapter).
     products = (3 if networks.lora_rank is None else 2) + (1 if step.recompute else 0)
     return StepTime(
-        prompts=2 * body * step.problems * step.prompt_tokens / rates.flops,
+        prompts=2 * body * (step.problems * (step.prompt_tokens - shared) + shared) / rates.flops,
         decoding=_decoding(shape, step, rates),
         reference=forward if networks.reference else 0.0,
         critic=trunk * (1 + products * passes) if networks.critic else 0.0,
@@ -73,7 +74,8 @@ def _decoding(shape: ModelShape, step: StepShape, rates: Rates) -> float:
     full, rest = divmod(step.problems * step.group_size, step.rows)
     seconds = 0.0
     for rows, times in ((step.rows, full), (rest, 1 if rest else 0)):
-        prompts = -(-rows // step.group_size) * step.prompt_tokens  # one prompt per group
+        own = step.prompt_tokens - step.shared_tokens
+        prompts = -(-rows // step.group_size) * own + step.shared_tokens  # one prompt per group, and what all share
         for position in range(1, step.completion_tokens if times else 1):
             read = weights * size + token * (prompts + rows * position)
             seconds += times * max(2 * weights * rows / rates.flops, read / rates.bandwidth)

@@ -10,6 +10,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_examples, read_summary
 from grouprl.record.rows import truth
 from grouprl.report.groups import cut
+from grouprl.report.prompts import Shared, shared_beginning
 from grouprl.report.recorded import recorded
 
 STEPS = (1, 5, 10, 60)  # that are shown if there are that many; and the last one
@@ -68,14 +69,14 @@ def _held_out(folder: Path) -> list[dict[str, Any]]:
         for start, end in zip(first, final, strict=False)
     ]
     shown = max(range(len(turns)), key=lambda place: (turns[place], -place))
-    problem = first[shown].problem_id
+    problem, shared = first[shown].problem_id, Shared.of([row.prompt for row in first])
     rows = ((step, row) for step, examples in found.items() for row in examples if row.problem_id == problem)
     return [
         {
             "step": step,
             "group_index": None,
             "index": None,
-            "prompt": cut(row.prompt, _PROMPT),
+            "prompt": cut(shared.own(row.prompt), _PROMPT),
             "answer": cut(row.answer, _PROMPT),
             "text": cut(row.completion, _TEXT),
             "reward": row.reward,
@@ -119,7 +120,7 @@ def _typical(database: sqlite3.Connection, step: int, problem: str | None) -> di
         "step": step,
         "group_index": group,
         "index": index,
-        "prompt": cut(row["prompt"] or "", _PROMPT),
+        "prompt": cut(shared_beginning(database).own(row["prompt"] or ""), _PROMPT),
         "text": cut(row["text"], _TEXT),
         "reward": row["reward"],
         "correct": truth(row["correct"]),

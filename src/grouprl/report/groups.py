@@ -14,6 +14,7 @@ from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
+from grouprl.report.prompts import Shared, asked_by, shared_beginning
 from grouprl.report.recorded import missing_problem, read_config, recorded, reward_weights, run_algorithm
 from grouprl.report.worked import Scored, Spread, against_record, deviation_kind, of_step
 from grouprl.types import UserError
@@ -61,7 +62,10 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
             (step, limit, offset),
         ).fetchall()
         prompts = _prompts(database, {row["problem_id"] for row in rows})
-    groups = [_listed(list(members), prompts, std) for _, members in groupby(rows, key=itemgetter("group_index"))]
+        shared = shared_beginning(database)
+    groups = [
+        _listed(list(members), prompts, shared, std) for _, members in groupby(rows, key=itemgetter("group_index"))
+    ]
     return {"step": step, "steps": None if first is None else [first, last], "total": total, "groups": groups}
 
 
@@ -88,7 +92,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
                 "choose one of the list (a resumed run repeats its last steps)"
             )
         problem = database.execute(
-            "SELECT prompt, messages, columns FROM problems WHERE problem_id = ?", (rows[0]["problem_id"],)
+            "SELECT columns FROM problems WHERE problem_id = ?", (rows[0]["problem_id"],)
         ).fetchone()
         if problem is None:
             raise missing_problem(database_path, step, group)
@@ -98,8 +102,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "step": step,
         "group_index": group,
         "problem_id": rows[0]["problem_id"],
-        "prompt": problem["prompt"],
-        "messages": parsed(database_path, problem, "messages"),
+        **asked_by(folder, rows[0]["problem_id"]),
         "columns": parsed(database_path, problem, "columns"),
         "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
@@ -117,9 +120,9 @@ def history(folder: Path, problem: str, *, before: Place | None, limit: int) -> 
         limit: visits, at most MOST_VISITS.
 
     Returns:
-        `prompt` (None when the problem is not recorded), `total` visits of the run, `visits` with the mean of the valid
-        rewards, the share of the judged completions that are correct (None where there are none) and the completions,
-        long texts cut; `next`, what `before` has to be for those that follow, None at the end.
+        `prompt` and `messages` (None when the problem is not recorded), `total` visits of the run, `visits` with the
+        mean of the valid rewards, the share of the judged completions that are correct (None where there are none) and
+        the completions, long texts cut; `next`, what `before` has to be for those that follow, None at the end.
 
     Raises:
         UserError: the database cannot be read or is an older version's.
@@ -136,12 +139,11 @@ def history(folder: Path, problem: str, *, before: Place | None, limit: int) -> 
             "ORDER BY step DESC, group_index DESC, completion_index",
             (problem, *(before or (_NEWEST, 0)), limit + 1),
         ).fetchall()
-        prompt = _prompts(database, {problem}).get(problem)
     visits = [_visit(list(members)) for _, members in groupby(rows, key=itemgetter("step", "group_index"))]
     last = visits[limit - 1] if len(visits) > limit else None
     return {
         "problem_id": problem,
-        "prompt": prompt,
+        **asked_by(folder, problem),
         "total": total,
         "visits": visits[:limit],
         "next": None if last is None else f"{last['step']}-{last['group_index']}",
@@ -161,12 +163,12 @@ def _prompts(database: sqlite3.Connection, problems: set[str]) -> dict[str, str]
     return {row["problem_id"]: row["prompt"] for row in found}
 
 
-def _listed(rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], std: Std) -> dict[str, Any]:
+def _listed(rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], shared: Shared, std: Std) -> dict[str, Any]:
     head, spread = rows[0], Spread.of([row["reward"] for row in rows], std)
     return {
         "group_index": head["group_index"],
         "problem_id": head["problem_id"],
-        "prompt": cut(prompts.get(head["problem_id"], ""), _PROMPT),
+        "prompt": cut(shared.own(prompts.get(head["problem_id"], "")), _PROMPT),
         "mean": spread.mean,
         "deviation": spread.deviation,
         "signal": spread.signal,

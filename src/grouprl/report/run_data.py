@@ -14,6 +14,7 @@ from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import RecordedRun, measure_of, read_examples, read_json_lines, read_summary
 from grouprl.record.rollouts import invalid_reasons
 from grouprl.report.notes import read_notes
+from grouprl.report.prompts import Shared
 from grouprl.report.recorded import read_config
 from grouprl.report.verdict import verdict
 
@@ -95,6 +96,7 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
     recorded = RecordedRun(folder, "", tuple(files.metrics), tuple(files.evaluations), (), {}, files.summary)
     run = RunDirectory(folder)
     examples = read_examples(run.examples)
+    shared = Shared.of([row.prompt for rows in examples.values() for row in rows])
     names = dict.fromkeys(name for row in files.metrics for name in row)
     return {
         **run_line(identifier, folder, files),
@@ -103,7 +105,9 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
         "config_yaml": (read_file(run.config) or b"").decode("utf-8", "replace"),
         "summary": files.summary,
         "evaluations": files.evaluations,
-        "examples": {when: [asdict(row) for row in rows] for when, rows in examples.items()},
+        "examples": {
+            when: [asdict(row) | {"prompt": shared.own(row.prompt)} for row in rows] for when, rows in examples.items()
+        },
         "checkpoints": [checkpoint.step for checkpoint in run.checkpoints()],
         "files": _files(folder),
         "metrics": [name for name in names if name not in _AXES],

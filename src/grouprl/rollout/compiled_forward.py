@@ -1,4 +1,4 @@
-"""Decoding of models in Llama's form on the CPU: torch's matrix products, and compiled kernels for all else.
+"""Decoding of models in Llama's form on the CPU with compiled kernels; products of small models are torch's.
 
 The weights are the model's own, read again in every call of the engine; for bfloat16 each call rounds them once.
 """
@@ -132,7 +132,7 @@ class _Step(ctypes.Structure):
         ("newest", ctypes.c_void_p),
         ("norm", Norm),
         ("head", Product),
-        *((name, ctypes.c_int64) for name in ("rows", "padded")),
+        *((name, ctypes.c_int64) for name in ("rows", "padded", "direct")),
         *((name, ctypes.c_void_p) for name in (*_FLOATS, *_VALUES, "head_rows", "adapted", "logits")),
     )
 
@@ -195,6 +195,7 @@ class CompiledForward:
             embeddings_half=weights.embeddings.dtype == torch.bfloat16,
             norm=weights.norm,
             head=weights.head,
+            direct=weights.direct,
             **{name: tensor.data_ptr() for name, tensor in room.items()},
         )
         return step, room

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grouprl.models.head import output_head
+from grouprl.models.kernels.calibration import Contest, Form, uses_kernel
+from grouprl.models.kernels.functions import kernels, pointers
 from grouprl.models.llama_form import window_of
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
@@ -51,6 +53,9 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("eps", ctypes.c_float))
 
 
+# Weights of a model that no cache holds, whose products of few rows `kernels().product` computes: 1.2 to 1.6 times as
+# fast as MKL for 64 rows of 135 million weights, 1.4 to 1.9 times for 32.
+_DIRECT_FROM = 1 << 24
 _ALL = 1 << 62  # longer than any sequence
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 
@@ -116,6 +121,8 @@ class CompiledWeights:
         self._kept: list[Tensor] = []  # whose addresses are below
         self.layers = (_Layer * len(decoder.layers))(*map(self._layer, decoder.layers))
         self.norm, self.head = _norm(decoder.norm), self._product(self.output)
+        self.direct = dtype == torch.float32 and sum(map(Tensor.numel, model.parameters())) >= _DIRECT_FROM
+        self.direct = self.direct and uses_kernel(PRODUCT, len(decoder.norm.weight), dtype)
         self.rank = max(product.rank for layer in self.layers for product in _products(layer))
 
     def _layer(self, layer: Any) -> _Layer:
@@ -147,6 +154,19 @@ class CompiledWeights:
             return None
         self._kept.append(weight.detach().to(self.dtype).contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _product_forms(width: int, _: torch.dtype) -> tuple[Form, Form]:
+    """Always in float32, because the kernel has no other numbers."""
+    x, weight = torch.ones(32, width), torch.ones(1024, width)
+    y = torch.empty(32, 1024)
+    return (
+        lambda: kernels().product(*pointers(x, weight, None, y), 32, width, 1024),
+        lambda: torch.mm(x, weight.T, out=y),
+    )
+
+
+PRODUCT = Contest("product", "hidden size", (512, 1024, 2048), _product_forms)
 
 
 def _adapters(module: Any) -> list[str]:

@@ -22,7 +22,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    modeling_gguf_pytorch_utils,
 )
+from transformers.utils import logging
 
 from grouprl.config.strict import read_json
 from grouprl.models.load import hide_progress_bars, hide_warnings, refuse_other_weights
@@ -34,6 +36,9 @@ from grouprl.types import UserError, import_extra
 
 SOURCE = "gguf.json"  # in the folder: name and SHA-256 of the file that it was made of
 _BLOCK = 1 << 24  # bytes
+
+# The reader's bar is tqdm's own, which no setting of transformers hides.
+modeling_gguf_pytorch_utils.tqdm = logging.tqdm
 
 
 def loadable(path: str) -> str:

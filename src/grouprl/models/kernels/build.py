@@ -21,7 +21,7 @@ from typing import Any
 from grouprl.types import UserError
 
 _HERE = Path(__file__).parent
-_SOURCES = ("attention.c", "decode.c", "pointwise.c", "step.c", "tokens.c")
+_SOURCES = ("attention.c", "decode.c", "pointwise.c", "product.c", "step.c", "tokens.c")
 _HEADERS = ("decode.h", "scores.h", "vector.h")
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-Wno-psabi")
 # Flags that some compilers lack; the first variant that compiles is used.
@@ -39,6 +39,7 @@ _SIGNATURES = {
     "swiglu_backward": ("ppppp" + "nb", "-"),
     "tree_attention": ("pppppppp" + "nnnnn" + "fbn" + "ppn", "-"),
     "tree_attention_backward": ("ppppppppppp" + "nnnnn" + "fbn" + "ppn" + "pp", "-"),
+    "product": ("pppp" + "nnn", "-"),
     "decode_step": ("pn", "n"),
     "keep_prompts": ("ppppp" + "n" + "ppp" + "nnnn" + "bb", "-"),
     "logprobs": ("ppppp" + "nn" + "fb", "-"),

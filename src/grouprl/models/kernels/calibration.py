@@ -28,7 +28,7 @@ from grouprl.models.precision import autocast, is_emulated, shortest_times
 from grouprl.models.workers import one_thread
 
 _LOCK_SECONDS = 60.0  # then another process is stuck: measure beside it
-_SECONDS = 0.25  # for one contest: all six take less than two seconds
+_SECONDS = 0.25  # for one contest: all seven take less than two seconds
 _MARGIN = 1.1  # torch must be this many times as fast, so that noise does not change the choice
 
 

@@ -1,8 +1,8 @@
 /* A decode step of a whole model in one call, without Python between the layers: a step of a small model makes a hundred
  * calls, and threads that decode side by side would wait for Python's lock at each of them.
  *
- * Products are torch's own, through its C interface (torch/csrc/inductor/aoti_torch/c/shim.h), whose functions the caller
- * passes. Every function here returns 0, or the error code of torch's function that failed. */
+ * Products are those of product.c, or torch's own, through its C interface (torch/csrc/inductor/aoti_torch/c/shim.h), whose
+ * functions the caller passes. Every function here returns 0, or the error code of torch's function that failed. */
 #include <string.h>
 
 #include "decode.h"
@@ -52,6 +52,7 @@ typedef struct {
   Norm norm;
   Product head;
   int64_t rows, padded; /* live rows; rows of the products, the others being padding */
+  int64_t direct;       /* whether product.c computes the products */
   float *x, *inverse;   /* [padded, hidden] sums of the layers; numbers that only a gradient would need */
   void *normed, *query, *key, *value, *attended, *delta, *gate, *up; /* [padded, ...] */
   float *head_rows;     /* [padded, heads * d] */
@@ -61,6 +62,7 @@ typedef struct {
 
 void grouprl_add_norm(const float *, const void *, const float *, float *, void *, float *, int64_t, int64_t, float, int,
                       int);
+void grouprl_product(const float *, const float *, const float *, float *, int64_t, int64_t, int64_t);
 void grouprl_swiglu(const void *, const void *, void *, int64_t, int);
 
 static int32_t tensor(const Torch *t, void *data, int64_t rows, int64_t columns, int transposed, Tensor *made) {
@@ -85,8 +87,9 @@ static int32_t product(const Step *s, const Product *p, void *x, void *y) {
   Tensor out = 0, bias = 0, adapted = 0;
   int64_t one = 1;
   int32_t failed = tensor(t, y, s->padded, p->outer, 0, &out);
-  if (!failed && p->bias) failed = t->create(p->bias, 1, &p->outer, &one, 0, t->dtype, t->device_type, 0, &bias);
-  if (!failed) failed = linear(t, x, p->weight, bias, out, s->padded, p->inner, p->outer, 1.0);
+  if (s->direct) grouprl_product(x, p->weight, p->bias, y, s->padded, p->inner, p->outer);
+  if (!failed && p->bias && !s->direct) failed = t->create(p->bias, 1, &p->outer, &one, 0, t->dtype, t->device_type, 0, &bias);
+  if (!failed && !s->direct) failed = linear(t, x, p->weight, bias, out, s->padded, p->inner, p->outer, 1.0);
   if (!failed && p->down) {
     failed = tensor(t, s->adapted, s->padded, p->rank, 0, &adapted);
     if (!failed) failed = linear(t, x, p->down, 0, adapted, s->padded, p->inner, p->rank, 1.0);

@@ -15,6 +15,12 @@ export function written(text, attributes = {}) {
   return h("span", { ...attributes, class: `text ${attributes.class ?? ""}`.trim() }, visible(text));
 }
 
+/** The same of any value; nothing is said so. */
+export function said(value) {
+  const text = typeof value === "string" ? value : JSON.stringify(value, null, 1);
+  return text === "" ? h("span", { class: "note" }, "(empty)") : written(text);
+}
+
 /** What a run is called: its path below the folder of runs. */
 export function named(run) {
   return visible(run.replaceAll("~", "/"));

@@ -190,9 +190,7 @@ export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient, k
 const PIECE = /^(?:(?<drawn>frac|root)(?=\{)|(?<moved>[_^])|(?<letter>(?!a\b)\p{L}\p{M}?)(?!\p{L})|\p{L}{2,}|[^\p{L}_^]+|.)/u;
 
 /** A line of mathematics, and how it is read aloud. */
-function equation(spoken, text) {
-  return h("div", { class: "equation", role: "math", "aria-label": spoken }, math(text));
-}
+const equation = (spoken, text) => h("div", { class: "equation", role: "math", "aria-label": spoken }, math(text));
 
 /** The same within a sentence. */
 export function term(spoken, text) {
@@ -200,9 +198,7 @@ export function term(spoken, text) {
 }
 
 /** What the letters of an equation are in this run, or another word about it. */
-function remark(text) {
-  return h("p", { class: "note remark" }, math(text));
-}
+const remark = (text) => h("p", { class: "note remark" }, math(text));
 
 export function math(text) {
   const nodes = [];

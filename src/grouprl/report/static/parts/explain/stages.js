@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain, withSign } from "../numbers.js";
 import { byCompletion, figures } from "../table.js";
 import { lossOfNothing, written } from "../text.js";
+import { turnsOf } from "../turns.js";
 import { advantageBars, signedBars } from "./bars.js";
 import { clipStage, klStage } from "./curves.js";
 import { advantageEquations, comparison, deviationOf, isAnchored, lossEquations, math, meanOf, rewardEquations, statisticsEquations,
@@ -27,19 +28,17 @@ const isTyped = ({ rewards }) => rewards !== undefined;
 // The prompt, its completions, and what the reward functions said of them
 
 function promptStage({ stages: { prompt, completions } }, { typed }) {
-  const body = () => (prompt.text === null ? h("p", { class: "note" }, filled(typed, { count: completions.length })) : h("div", {}, quoted(prompt.text),
+  const body = () => (prompt.text === null ? h("p", { class: "note" }, filled(typed, { count: completions.length })) : h("div", {}, quoted(turnsOf(prompt.messages, prompt.text)),
     h("p", { class: "note" }, `${prompt.tokens} tokens, problem `, written(prompt.problem_id)), answer(prompt.columns)));
   return { body };
 }
 
-function quoted(text) {
-  return h("blockquote", { class: "quoted" }, written(text));
-}
+const quoted = (parts) => h("blockquote", { class: "quoted" }, parts);
 
 function answer({ answer: found }) {
   if (found === undefined || found === null) return null;
   const text = typeof found === "string" ? found : JSON.stringify(found);
-  return h("details", {}, h("summary", {}, "The correct answer, for the verifier"), quoted(text));
+  return h("details", {}, h("summary", {}, "The correct answer, for the verifier"), quoted(written(text)));
 }
 
 function completionsStage({ stages: { prompt, completions } }, words) {

@@ -3,7 +3,8 @@ import { get, live, ofRun, queryOf } from "../api.js";
 import { address, choices, note } from "../address.js";
 import { h, put } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
-import { named, number, signed, trouble, visible, written } from "../text.js";
+import { named, number, said, signed, trouble, written } from "../text.js";
+import { turnsOf } from "../turns.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
 import { tokenView } from "./tokens.js";
 import { tryBox } from "./try.js";
@@ -37,16 +38,11 @@ function neighbors(run, { step, group }, total) {
     group + 1 < total ? h("a", { href: address(run, { step, group: group + 1 }) }, "next group \u2192") : null);
 }
 
-// The problem of a group: its messages by role, and its columns.
-
 function problemCard(group, links) {
   return h("section", { class: "card problem", "aria-labelledby": "problem-title" },
     h("h2", { id: "problem-title" }, "Problem"),
     h("p", { class: "note" }, written(group.problem_id)),
-    (group.messages ?? [{ role: "prompt", content: group.prompt }]).map(({ role, content }) => h("div", { class: "message" },
-      h("span", { class: "role" }, visible(role) || "(no role)"),
-      h("div", { class: "said", tabindex: "0", role: "region", "aria-label": `Message of ${visible(role)}` }, shown(content)))),
-    columns(group.columns), links);
+    turnsOf(group.messages, group.prompt), columns(group.columns), links);
 }
 
 function columns(given) {
@@ -56,13 +52,8 @@ function columns(given) {
   entries.sort(([left], [right]) => (right === "answer") - (left === "answer"));
   return h("dl", { class: "columns" }, entries.map(([name, value]) => [
     h("dt", {}, name === "" ? h("span", { class: "note" }, "(no name)") : written(name)),
-    h("dd", { tabindex: "0" }, shown(value)),
+    h("dd", { tabindex: "0" }, said(value)),
   ]));
-}
-
-function shown(value) {
-  const text = typeof value === "string" ? value : JSON.stringify(value, null, 1);
-  return text === "" ? h("span", { class: "note" }, "(empty)") : written(text);
 }
 
 // From a group's rewards to its advantages, in the numbers that the lab computed. Nothing is computed here.
@@ -79,9 +70,7 @@ function statisticsCard(group) {
     agreement(given));
 }
 
-function line(word, ...terms) {
-  return [h("dt", {}, word), h("dd", {}, terms)];
-}
+const line = (word, ...terms) => [h("dt", {}, word), h("dd", {}, terms)];
 
 function deviationLine(given) {
   const squares = given.deviations.filter((deviation) => deviation !== null).map((deviation) => `${bracketed(deviation)}\u00b2`);
@@ -142,9 +131,7 @@ function advantages(group) {
 }
 
 /** Advantages as colored numbers of one column. */
-function marks(advantages) {
-  return column(advantages, { sign: true }).map((text, place) => chip(text, advantages[place]));
-}
+const marks = (advantages) => column(advantages, { sign: true }).map((text, place) => chip(text, advantages[place]));
 
 function jump(index) {
   const card = document.getElementById(`completion-${index}`);

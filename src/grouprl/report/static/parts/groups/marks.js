@@ -19,10 +19,7 @@ export function tinted(element, { tone, size }) {
 }
 
 const STOPS = { end: "ended", stop_string: "stop string", length: "truncated" };
-
-function stopWords(reason) {
-  return STOPS[reason] ?? visible(reason);
-}
+const stopWords = (reason) => STOPS[reason] ?? visible(reason);
 
 const SIGNALS = {
   signal: ["signal", "good", "The rewards differ: the group has a signal."],

@@ -5,6 +5,7 @@ import { field, h, put, select } from "../dom.js";
 import { look } from "../legend.js";
 import { number, percent, trouble, visible, written } from "../text.js";
 import { titled } from "../titled.js";
+import { turnsOf } from "../turns.js";
 import { advantageMark, correctMark, lengthMark } from "./marks.js";
 
 const LIMIT = 50; // completions or visits asked for at once
@@ -183,7 +184,7 @@ export async function historyView(run, problem) {
     title,
     children: [
       h("section", { class: "card" }, named,
-        answer.prompt === null ? null : h("p", { class: "said" }, written(answer.prompt))),
+        answer.prompt === null ? null : turnsOf(answer.messages, answer.prompt)),
       h("p", {}, `Sampled ${answer.total === 1 ? "once" : `${number(answer.total)} times`} in this run.`),
       visits.length > 1 ? [charts, ends] : h("p", { class: "note" }, "If the run samples the problem again, this page shows how its completions change."),
       h("h2", {}, "Every visit, newest first"), list, further,

@@ -116,6 +116,4 @@ export function pairs(label, rows) {
   return table(label, ["", ""], rows.map((row) => row.map(visible)), { kind: "words", look: "card pairs" });
 }
 
-function mebibytes(size) {
-  return size === undefined ? number(null) : `${fixed(size, 1)} MiB`;
-}
+const mebibytes = (size) => (size === undefined ? number(null) : `${fixed(size, 1)} MiB`);
