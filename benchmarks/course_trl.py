@@ -56,7 +56,7 @@ def run(model: str, settings: Settings, *, steps: int, tokens: int) -> dict[str,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     meter = Meter()
-    watch(trainer, meter)
+    watch(trainer, meter, first=tokens)
     trainer.train()
     return summary(meter, imports_mib) | {"rewards": rewards}
 
