@@ -23,7 +23,7 @@ RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "performance.md"
 # In their order on the page; what the machine can do has no table there, and whole steps are those of `vs_trl.py`.
 INSTRUCTION_SETS = ("avx2", "avx512")
-SECTIONS = ("cores", "sampling", "learning", "kernels", "logprobs", "overhead", "curves")
+SECTIONS = ("cores", "sampling", "learning", "kernels", "logprobs", "overhead", "curves", "real")
 GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
 
