@@ -1,7 +1,7 @@
 # A CPU image:   docker build -t grouprl .
 # A CUDA image:  docker build -t grouprl --build-arg BASE=nvidia/cuda:13.0.1-runtime-ubuntu24.04 \
 #                  --build-arg TORCH_INDEX=https://pypi.org/simple .
-# The demo:      docker run --rm -v "$PWD/runs:/work/runs" grouprl train demo
+# The demo:      docker run --rm -v "$PWD/runs:/train/runs" grouprl train demo
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -17,7 +17,7 @@ RUN python3 -m venv /opt/grouprl \
     && PIP_EXTRA_INDEX_URL=${TORCH_INDEX} /opt/grouprl/bin/pip install --no-cache-dir -c /src/constraints.txt '/src[data,lora,math]'
 
 ENV PATH=/opt/grouprl/bin:$PATH
-WORKDIR /work
-RUN useradd --create-home grouprl && mkdir -p /work/runs && chown -R grouprl /work
+WORKDIR /train
+RUN useradd --create-home grouprl && mkdir -p /train/runs && chown -R grouprl /train
 USER grouprl
 ENTRYPOINT ["grouprl"]

@@ -130,7 +130,9 @@ def test_the_train_problems_of_a_task_and_their_solutions_are_pairs(tmp_path: Pa
 def test_a_task_without_solutions_is_refused(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"Write {n}."} for n in range(20)])
     task = {"name": "jsonl", "path": str(data), "arguments": {"verifier": None}}
-    with pytest.raises(UserError, match=r"task jsonl: expected a solution to imitate, got none for .*give a file"):
+    with pytest.raises(
+        UserError, match=r"task jsonl: expected a solution, got none for .*name a file .*\(pairs\.path=FILE"
+    ):
         load_pairs(config(tmp_path, task=task))
 
 

@@ -150,7 +150,7 @@ class NoSolutions(WordProblems):
     ("task", "examples", "message"),
     [
         (SUMS, 20, "expected fewer than the [0-9]+ train problems of list, got 20"),
-        (NoSolutions(), 1, "expected a solution of each example, got none for problem 'word_problems/train/0'"),
+        (NoSolutions(), 1, "expected a solution, got none for problem 'word_problems/train/0'"),
         (SUMS, "nowhere.jsonl", "^task.examples: expected a data file at nowhere.jsonl, found none"),
         (SUMS, "two", "^task.examples: expected a data file at two, found none"),
     ],

@@ -33,9 +33,7 @@ def worker_count(model: nn.Module, parts: int, *, sampling: bool = False) -> int
         for sharded weights, which all ranks gather in one order.
     """
     weights = list(model.parameters())
-    if any(isinstance(weight, DTensor) for weight in weights):
-        return 0
-    if weights[0].device.type != "cpu":
+    if weights[0].device.type != "cpu" or any(isinstance(weight, DTensor) for weight in weights):
         return 0
     size = sum(weight.numel() for weight in weights)
     return workers_on_cpu(size, parts, torch.get_num_threads(), sampling=sampling)

@@ -136,10 +136,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             f"model {str(file)!r}: expected a GGUF file of an architecture that transformers reads, with its "
             f"tokenizer, could not load it ({reason}): get the model in Hugging Face layout"
         ) from error
-    lacking = {
-        *info["missing_keys"],
-        *(name for name, *_ in info["mismatched_keys"]),
-    }  # by shape, too
+    lacking = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     refuse_other_weights(str(file), read, lacking, set(info["unexpected_keys"]))
     # transformers saves no model that came from GGUF: its weights go into one that did not.
     with torch.device("meta"):

@@ -22,10 +22,11 @@ from grouprl.report.terminal import Terminal
 from grouprl.rewards import completion_text
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
-from grouprl.tasks import Task, WordProblems, load_task
+from grouprl.tasks import WordProblems, load_task
+from grouprl.tasks.base import solution
 from grouprl.tasks.files import read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
-from grouprl.types import Batch, Group, Problem, UserError
+from grouprl.types import Batch, Group, Problem
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
 
@@ -81,16 +82,9 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
     if isinstance(task, WordProblems):
         return list(cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed))
     config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
-    return [(problem, _solution(task, problem)) for problem in task.problems("train")[: config.pairs.count]]
-
-
-def _solution(task: Task, problem: Problem) -> str:
-    if (solution := task.gold(problem)) is None:
-        raise UserError(
-            f"task {task.name}: expected a solution to imitate, got none for {problem.where}: give a file with "
-            "pairs.path=FILE.jsonl, or the column of a data file that holds solutions (task.arguments.gold_column)"
-        )
-    return solution
+    return [
+        (problem, solution(task, problem, "pairs.path")) for problem in task.problems("train")[: config.pairs.count]
+    ]
 
 
 def _model(

@@ -46,6 +46,17 @@ class Task(Protocol):
         """Yes/no properties of a completion for the metrics, never for the reward, such as {"worked": True}."""
 
 
+def solution(task: Task, problem: Problem, setting: str) -> str:
+    """The task's solution of a problem; raises UserError, which names the setting that takes a file, if it has none."""
+    if (found := task.gold(problem)) is None:
+        raise UserError(
+            f"task {task.name}: expected a solution, got none for {problem.where}: name a file with the columns prompt "
+            f"and completion ({setting}=FILE.jsonl), or the column of a data file that holds its solutions "
+            "(task.arguments.gold_column)"
+        )
+    return found
+
+
 def check_setting(name: str, value: object, ok: bool, expected: str) -> None:
     """Raises UserError for a setting that is not ok."""
     if not ok:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grouprl.tasks.base import Split, Task
+from grouprl.tasks.base import Split, Task, solution
 from grouprl.tasks.derived import derived, each
 from grouprl.tasks.files import Row, column, read_rows, text_or_messages
 from grouprl.types import Message, Problem, UserError
@@ -56,16 +56,7 @@ def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
             f"task.examples: expected fewer than the {len(problems)} train problems of {task.name}, got {count}: "
             "lower it, or name a file with examples"
         )
-    shown = []
-    for problem in problems[:count]:
-        if (solution := task.gold(problem)) is None:
-            raise UserError(
-                f"task.examples: expected a solution of each example, got none for {problem.where} of the task "
-                f"{task.name}: name a file with the columns prompt and completion (task.examples=FILE.jsonl), or the "
-                "column of a data file that holds its solutions (task.arguments.gold_column)"
-            )
-        shown.append((problem, solution))
-    return shown
+    return [(problem, solution(task, problem, "task.examples")) for problem in problems[:count]]
 
 
 def _of_file(path: str) -> list[tuple[Problem, str]]:

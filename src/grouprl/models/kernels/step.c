@@ -87,9 +87,12 @@ static int32_t product(const Step *s, const Product *p, void *x, void *y) {
   Tensor out = 0, bias = 0, adapted = 0;
   int64_t one = 1;
   int32_t failed = tensor(t, y, s->padded, p->outer, 0, &out);
-  if (s->direct) grouprl_product(x, p->weight, p->bias, y, s->padded, p->inner, p->outer);
-  if (!failed && p->bias && !s->direct) failed = t->create(p->bias, 1, &p->outer, &one, 0, t->dtype, t->device_type, 0, &bias);
-  if (!failed && !s->direct) failed = linear(t, x, p->weight, bias, out, s->padded, p->inner, p->outer, 1.0);
+  if (s->direct) {
+    grouprl_product(x, p->weight, p->bias, y, s->padded, p->inner, p->outer);
+  } else {
+    if (!failed && p->bias) failed = t->create(p->bias, 1, &p->outer, &one, 0, t->dtype, t->device_type, 0, &bias);
+    if (!failed) failed = linear(t, x, p->weight, bias, out, s->padded, p->inner, p->outer, 1.0);
+  }
   if (!failed && p->down) {
     failed = tensor(t, s->adapted, s->padded, p->rank, 0, &adapted);
     if (!failed) failed = linear(t, x, p->down, 0, adapted, s->padded, p->inner, p->rank, 1.0);
