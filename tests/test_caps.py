@@ -17,8 +17,8 @@ SMALL_FILE, SMALL_FILE_WORDS = 60, 6
 KINDS = ("*.py", "*.md", "*.c", "*.h", "*.js", "*.yaml")
 # Lines of the whole; where the second number is lower, it is the aim, and the first falls until both are one.
 CORE = {"types", "algorithms", "models", "rollout", "learner", "step", "run"}
-CORE_LINES, CORE_AIM = 14_496, 6_500
-LIBRARY_LINES, LIBRARY_AIM = 41_600, 20_000  # without the lab
+CORE_LINES, CORE_AIM = 14_491, 6_500
+LIBRARY_LINES, LIBRARY_AIM = 41_591, 20_000  # without the lab
 LAB_LINES, LAB_AIM = 3_228, 3_000
 SCRIPT_LINES, SCRIPT_AIM = 5_990, 5_500  # JavaScript of the page, without vendor
 
