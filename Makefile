@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 WITHOUT_KERNELS := $(addprefix tests/,$(addprefix rollout/test_,rollout.py) $(addprefix learner/test_,learner.py packs.py) \
   $(addprefix models/test_,attention.py logprobs.py recompute.py))
 
-# Of tests/distributed, what test-slow runs too: two ranks, and ranks and Ray actors that are killed: the run is the same.
+# Of tests/ranks, what test-slow runs too: two ranks, and ranks and Ray actors that are killed: the run is the same.
 KILLS := after_each_kill or two_ranks_are_one_process or (actors_are_killed and not adapter)
 
 # The first one that is new enough; `make PYTHON=/path/to/python3` names another.
@@ -45,15 +45,15 @@ test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or AR
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, killed ranks, no kernels
-	$(PYTEST) -m slow --ignore=tests/distributed $(ARGS)
-	$(PYTEST) -m slow tests/distributed -k "$(KILLS)"
+	$(PYTEST) -m slow --ignore=tests/ranks $(ARGS)
+	$(PYTEST) -m slow tests/ranks -k "$(KILLS)"
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
 
 models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each family that docs/models.md names (2 minutes)
 	$(PYTEST) tests/models/test_families.py $(ARGS)
 
 test-cluster: $(DEVELOPED)  ## run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
-	$(PYTEST) -m slow tests/distributed $(ARGS)
+	$(PYTEST) -m slow tests/ranks $(ARGS)
 
 OLDEST := dev,data,docs,json,lora,math,qlora,ray,tensorboard
 test-oldest: .venv-oldest/.installed  ## run the test suite with the oldest versions that pyproject.toml allows (minutes)

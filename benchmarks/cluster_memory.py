@@ -30,9 +30,9 @@ import grouprl.rollout.native
 from grouprl import Trainer
 from grouprl.config.run import RunConfig
 from grouprl.learner import Learner
-from grouprl.planner import GRPO, StepShape, shape_of
-from grouprl.planner.layouts import GPUS, Layout, plan_layout
 from grouprl.rollout import NativeEngine, SpreadEngine
+from grouprl.tools.planner import GRPO, StepShape, shape_of
+from grouprl.tools.planner.layouts import GPUS, Layout, plan_layout
 
 MIB = 1 << 20
 BATCH = {"problems": 8, "group_size": 8, "prompt_tokens": 48, "max_tokens": 64}

@@ -17,7 +17,7 @@ from drawing import BLUE, COLORS, GRAY, RED, Plot, draw_plots, legend, over_step
 from made_up import made_up_comparison
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from grouprl.compare.read import (
+from grouprl.tools.compare.read import (
     HeldOutEvaluation,
     RecordedComparison,
     Variant,

@@ -17,7 +17,7 @@ from typing import Any
 
 from made_up import made_up_comparison
 
-from grouprl.compare.report import write_comparison
+from grouprl.tools.compare.report import write_comparison
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("variant", "greedy after", "difference over problems", "over seeds", "sampled, last tenth", "by seed")

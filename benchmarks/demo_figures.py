@@ -26,10 +26,10 @@ from typing import Any
 from speed_targets import instruction_set
 
 from grouprl.lab.explain_group import recorded_walk
+from grouprl.lab.report.groups import MOST_GROUPS, groups_of_step
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.report.groups import MOST_GROUPS, groups_of_step
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "demo.json"

@@ -1,6 +1,6 @@
 """A model of a step on samplers and scorers, event by event: what each actor does, and when, from a few rates.
 
-Jobs go to actors as in `grouprl.distributed.actors`: in the order in which they were given, each to the actor that is
+Jobs go to actors as in `grouprl.engines.ray_actors`: in the order in which they were given, each to the actor that is
 free first. Actors that are lost, and groups that replace dropped ones, are not modeled. Times are seconds.
 """
 
@@ -12,8 +12,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from grouprl.engines.ray_samplers import _parts
 from grouprl.rollout.decoding import _REFILL_SHARE
-from grouprl.rollout.remote import _parts
 
 Group = tuple[int, ...]
 """The tokens of each completion of a group."""

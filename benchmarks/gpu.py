@@ -37,8 +37,8 @@ from gpu_peers import peer_step
 from gpu_speed import WANTED, limits, measure
 from gpu_work import SIZES, TINY, Bench, DeviceFault, TimeIsUp, Work
 
-from grouprl.planner import ModelShape
 from grouprl.run.machine import machine_facts
+from grouprl.tools.planner import ModelShape
 
 COLUMNS = (
     *("seconds", "tokens_s", "floor_share", "rate_share", "step_ms", "floor_step_ms", "draw_ms"),

@@ -23,9 +23,9 @@ from grouprl.models.attention import Rule
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.precision import autocast
 from grouprl.models.verify import plain_logprobs
-from grouprl.planner import ModelShape
-from grouprl.proof.passes import gradients, packed_logprobs, relative
 from grouprl.rollout import NativeEngine, Request
+from grouprl.tools.planner import ModelShape
+from grouprl.tools.proof.passes import gradients, packed_logprobs, relative
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 # Heads of 64 numbers as in the 0.5B model, few enough words for the tokenizer of the benchmarks.

@@ -13,7 +13,7 @@ from shapes import tokenizer
 from transformers import PreTrainedModel
 
 from grouprl.models.precision import autocast
-from grouprl.planner import ModelShape
+from grouprl.tools.planner import ModelShape
 
 
 def peer_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, Any]:

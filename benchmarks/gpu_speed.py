@@ -1,8 +1,8 @@
 """Speed parts of `gpu.py`: sampling and learning at one size, against the device's own limits and the planner's memory.
 
-Planner and floors are GroupRL's own (`grouprl.planner`): a decode step reads the weights and the cache once, at the
-bandwidth measured here. The learner's rate counts the products of the model and of attention on packed tokens, three
-times (twice where an adapter alone learns), not those that are computed again.
+Planner and floors are GroupRL's own (`grouprl.tools.planner`): a decode step reads the weights and the cache once, at
+the bandwidth measured here. The learner's rate counts the products of the model and of attention on packed tokens,
+three times (twice where an adapter alone learns), not those that are computed again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from grouprl.config.run import LoraConfig
 from grouprl.learner import Learner
 from grouprl.models.adapters import add_adapter
 from grouprl.models.recompute import recompute_activations
-from grouprl.planner import MemoryPlan, ModelShape, Networks, StepShape, plan_memory
-from grouprl.planner.machine import total_memory
-from grouprl.planner.time import Rates, floor_of_step
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.sampler import draw
+from grouprl.tools.planner import MemoryPlan, ModelShape, Networks, StepShape, plan_memory
+from grouprl.tools.planner.machine import total_memory
+from grouprl.tools.planner.time import Rates, floor_of_step
 from grouprl.types import Group, Sampling
 
 WANTED = {"floor_share": 0.60, "rate_share": 0.45, "planned_over_measured": "0.9 to 1.1"}

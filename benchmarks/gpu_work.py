@@ -21,9 +21,9 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.attention import NAME
-from grouprl.planner import SHAPES, ModelShape
 from grouprl.rollout import Request
 from grouprl.step import token_loss
+from grouprl.tools.planner import SHAPES, ModelShape
 from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
 END = 1

@@ -148,12 +148,12 @@ def update_of_recipe(folder: Path, values: Mapping[str, Any], rows: Sequence[Any
     """Imports the configuration and learns from the rows with its recipe."""
     from grouprl.config.run import RunConfig, load_config
     from grouprl.evaluation.metrics import Clock
-    from grouprl.imported.read import Foreign
-    from grouprl.imported.recipe import import_foreign, write_recipe
     from grouprl.learner import Learner
     from grouprl.learner.batch import ScoredGroups
     from grouprl.models.load import frozen_copy, load_model
     from grouprl.step import token_loss, update_policy
+    from grouprl.tools.imported.read import Foreign
+    from grouprl.tools.imported.recipe import import_foreign, write_recipe
     from grouprl.types import RewardOutcome
 
     with tempfile.TemporaryDirectory() as place:

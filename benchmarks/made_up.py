@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grouprl.compare.read import COMPARISON_FILE
 from grouprl.record.write import RunRecord
+from grouprl.tools.compare.read import COMPARISON_FILE
 from grouprl.types import StepRecord
 
 VARIANTS = ("grpo", "dr_grpo")

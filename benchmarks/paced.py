@@ -21,15 +21,15 @@ import torch
 from events import Cluster, Costs, DecodeRates, Group
 from shapes import END, TINY, build, prompts, text, tokenizer
 
+import grouprl.engines.ray_samplers as remote
 import grouprl.rollout.decoding as decoding
-import grouprl.rollout.remote as remote
 import grouprl.run.train as loop
 from grouprl import Trainer
 from grouprl.config.run import RunConfig
+from grouprl.engines.ray_samplers import _parts
 from grouprl.learner import Learner
 from grouprl.record.read import read_rollouts, read_run
-from grouprl.rollout.remote import _parts
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 
 WARM = 2  # steps at the start of a run that do not count
 LOG = "GROUPRL_PACED_LOG"  # the folder of the log, for the actors

@@ -12,8 +12,8 @@ from functools import partial
 import cloudpickle
 
 from grouprl.config.run import ScoringConfig
-from grouprl.scoring.calling import call, gather, signature
-from grouprl.scoring.pool import RewardPool
+from grouprl.rewards.workers.calling import call, gather, signature
+from grouprl.rewards.workers.pool import RewardPool
 
 COMPLETIONS, ROUNDS = 1024, 15
 

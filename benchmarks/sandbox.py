@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from grouprl.sandbox import BACKENDS, ReturnValue, run_in_sandbox, why_unavailable
-from grouprl.sandbox.visible_files import EXECUTABLE
+from grouprl.checks.sandbox import BACKENDS, ReturnValue, run_in_sandbox, why_unavailable
+from grouprl.checks.sandbox.visible_files import EXECUTABLE
 
 ROUNDS, TOGETHER = 60, 200
 PROGRAM = "def add(a, b):\n    return a + b"

@@ -25,9 +25,9 @@ from paced import SCENARIOS, WARM, Scenario, fit, run
 from rich.console import Console
 from rich.table import Table
 
-from grouprl.planner import GRPO, SHAPES, ModelShape, StepShape
-from grouprl.planner.layouts import GPUS, Layout, plan_layout
 from grouprl.record.read import read_rollouts, read_run
+from grouprl.tools.planner import GRPO, SHAPES, ModelShape, StepShape
+from grouprl.tools.planner.layouts import GPUS, Layout, plan_layout
 
 CHECKED = {
     "sampling": ((1, 1, 0), (2, 1, 0), (4, 1, 0), (1, 1, 1), (2, 1, 1), (4, 1, 1)),

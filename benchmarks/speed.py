@@ -28,7 +28,7 @@ from rich.table import Table
 from speed_rows import HERE, child, say
 from speed_targets import instruction_set, targets
 
-from grouprl.models.kernels.build import library
+from grouprl.kernels.build import library
 from grouprl.run.machine import machine_facts
 
 SECTIONS = {

@@ -12,9 +12,9 @@ import os
 
 from speed_rows import Row, finish, say, section_parser, smaller
 
-from grouprl.models.kernels.build import why_no_library
-from grouprl.models.kernels.calibration import timings
-from grouprl.planner.doctor import CONTESTS
+from grouprl.kernels.build import why_no_library
+from grouprl.kernels.calibration import timings
+from grouprl.tools.planner.doctor import CONTESTS
 
 
 def main() -> None:

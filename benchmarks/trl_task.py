@@ -68,9 +68,9 @@ class Course:
 
 def train_grouprl(held: Held, course: Course) -> None:
     """Step after step until the goal."""
-    from grouprl.curriculum.pass_rates import PassRates
     from grouprl.run.assemble import assemble
     from grouprl.step import grpo_step
+    from grouprl.tasks.curriculum.pass_rates import PassRates
 
     parts = assemble(held.config, held.task, held.scorer).step_parts
     course.start()
@@ -92,10 +92,10 @@ def train_trl(held: Held, course: Course) -> None:
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
-    from grouprl.curriculum.order import UniformOrder
     from grouprl.models.load import load_model, load_tokenizer
     from grouprl.models.names import BUNDLED
     from grouprl.rewards.configured import configured_rewards
+    from grouprl.tasks.curriculum.order import UniformOrder
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner
     rewards = configured_rewards(config, held.task)

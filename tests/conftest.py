@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 from hypothesis import settings
 
-from grouprl.sandbox import BACKENDS, why_unavailable
+from grouprl.checks.sandbox import BACKENDS, why_unavailable
 from tiny import tiny_model_folder
 
 # What a test computes does not depend on which forms were the faster here; some tests set other values.
@@ -70,7 +70,7 @@ HERE = Path(__file__).parent
 LONG = (
     *("run/test_train", "learner/test_family", "lab/test_lab_browser", "lab/test_lab_pages", "lab/test_lab_formulas"),
     *("lab/test_lab_walk", "models/test_lora", "run/test_trainer", "rewards/test_hostile"),
-    *("sandbox/", "lab/", "scoring/", "benchmarks/", "compare/", "distributed/"),
+    *("checks/test_sandbox", "lab/", "rewards/test_reward_pool", "benchmarks/", "tools/test_compar", "ranks/"),
 )
 
 

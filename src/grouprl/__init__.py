@@ -21,10 +21,10 @@ from grouprl.types import Problem, StepRecord, UserError
 if TYPE_CHECKING:
     from grouprl.algorithms.spec import Algorithm
     from grouprl.config.run import RunConfig
+    from grouprl.rewards.functions import WeightedReward
+    from grouprl.rewards.invalid import Invalid
     from grouprl.run.train import Run
     from grouprl.run.trainer import Trainer
-    from grouprl.scoring.functions import WeightedReward
-    from grouprl.scoring.invalid import Invalid
 
 __version__ = "0.1.0"
 # The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
@@ -43,11 +43,11 @@ __all__ = [
 
 _LAZY = {
     "Algorithm": "grouprl.algorithms.spec",
-    "Invalid": "grouprl.scoring.invalid",
+    "Invalid": "grouprl.rewards.invalid",
     "Run": "grouprl.run.train",
     "RunConfig": "grouprl.config.run",
     "Trainer": "grouprl.run.trainer",
-    "WeightedReward": "grouprl.scoring.functions",
+    "WeightedReward": "grouprl.rewards.functions",
 }
 
 

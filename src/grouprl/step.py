@@ -13,15 +13,15 @@ from itertools import compress
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.curriculum.order import ProblemOrder, rounds
-from grouprl.curriculum.pass_rates import PassRates
 from grouprl.evaluation.ledger import token_ledger
 from grouprl.evaluation.metrics import Clock, step_metrics
 from grouprl.learner import Learner, ScoredGroups, TokenGrid, assign_credit, make_batch, token_record
 from grouprl.learner.learner import LearnResult, TokenLoss
+from grouprl.rewards.scorer import Scorer, Scoring
 from grouprl.rollout import Engine, refilling, requests
-from grouprl.scoring.scorer import Scorer, Scoring
 from grouprl.tasks import Task
+from grouprl.tasks.curriculum.order import ProblemOrder, rounds
+from grouprl.tasks.curriculum.pass_rates import PassRates
 from grouprl.types import Group, RewardOutcome, Sampling, StepRecord
 
 

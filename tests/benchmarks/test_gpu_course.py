@@ -29,7 +29,7 @@ import gpu_work  # noqa: E402
 
 from grouprl.models.attention import Rule  # noqa: E402
 from grouprl.models.layouts import TreeLayout  # noqa: E402
-from grouprl.planner import ModelShape, Networks  # noqa: E402
+from grouprl.tools.planner import ModelShape, Networks  # noqa: E402
 from grouprl.types import Completion, Group, Problem, StopReason  # noqa: E402
 
 CHECKS = [

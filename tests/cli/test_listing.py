@@ -15,9 +15,9 @@ from grouprl.cli.settings import show_settings
 from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.config.yaml_text import read_yaml
-from grouprl.imported.trl_keys import TRL
-from grouprl.imported.verl_keys import VERL
 from grouprl.tasks.named import TASKS
+from grouprl.tools.imported.trl_keys import TRL
+from grouprl.tools.imported.verl_keys import VERL
 from grouprl.types import UserError
 
 

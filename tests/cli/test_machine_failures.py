@@ -61,7 +61,7 @@ def test_a_locked_database_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
         second.execute("CREATE TABLE a (b)")
 
     (tmp_path / "config.yaml").touch()
-    monkeypatch.setattr("grouprl.report.write.write_report", locked)
+    monkeypatch.setattr("grouprl.lab.report.write.write_report", locked)
     assert "locked by another program" in one_sentence("report", str(tmp_path))
 
 

@@ -16,9 +16,9 @@ from grouprl.evaluation.metrics import step_metrics, trait_shares
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
+from grouprl.rewards.functions import WeightedReward
+from grouprl.rewards.scorer import Scorer, open_scorer
 from grouprl.rollout import NativeEngine, Request
-from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.scorer import Scorer, open_scorer
 from grouprl.tasks import task_from_list
 from grouprl.tasks.mixture import Mixture
 from grouprl.types import Completion, Group, Problem, RewardOutcome, Sampling, StopReason

@@ -8,10 +8,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from comparisons import PROBLEMS, comparison, ones, record
-from grouprl.compare.read import read_comparison
-from grouprl.compare.report import comparison_answer
 from grouprl.lab.app import create_app
 from grouprl.record.write import RunRecord
+from grouprl.tools.compare.read import read_comparison
+from grouprl.tools.compare.report import comparison_answer
 from grouprl.types import StepRecord
 from lab_browser import Lab, needs_chromium, opened
 

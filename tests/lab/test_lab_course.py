@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grouprl.report.course import course_answer
-from grouprl.report.write import write_report
+from grouprl.lab.report.course import course_answer
+from grouprl.lab.report.write import write_report
 from lab_browser import needs_chromium, opened
 from lab_runs import Made, make_run
 

@@ -15,14 +15,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from comparisons import comparison, ones, record
-from grouprl.compare.read import read_comparison
-from grouprl.config.strict import is_number, parse, read_json
+from grouprl.files import is_number, parse, read_json
 from grouprl.lab import runs as runs_module
 from grouprl.lab.app import create_app
+from grouprl.lab.report.recorded import read_config
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_run, read_summary
-from grouprl.report.recorded import read_config
+from grouprl.tools.compare.read import read_comparison
 from grouprl.types import UserError
 from lab_runs import Made, make_run
 

@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 from grouprl.algorithms.named import NAMED
 from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
+from grouprl.lab.report import recorded as recorded_module
+from grouprl.lab.report.worked import Spread, exact_sum
 from grouprl.record.read import read_rollouts
 from grouprl.record.rollouts import SCHEMA
-from grouprl.report import recorded as recorded_module
-from grouprl.report.worked import Spread, exact_sum
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run
 

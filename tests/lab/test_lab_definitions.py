@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grouprl import report
 from grouprl.algorithms.named import NAMED
+from grouprl.lab import report
 from grouprl.record import metrics
 from grouprl.record.metric_tables import plain
 

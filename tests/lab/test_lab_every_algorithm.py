@@ -18,8 +18,8 @@ from grouprl.algorithms.option import option
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, group_statistics
 from grouprl.lab.explain_typed import COMPARING, explained_advantages, pass_rate_curves, typed_walk
-from grouprl.report.groups import one_group
-from grouprl.report.worked import Scored, against_record
+from grouprl.lab.report.groups import one_group
+from grouprl.lab.report.worked import Scored, against_record
 from lab_runs import Made, make_run
 
 REWARDS = (1.0, 0.0, 0.25, math.nan)

@@ -20,8 +20,8 @@ from grouprl.algorithms.named import NAMED
 from grouprl.config.command_line import config_of
 from grouprl.config.run import RunConfig
 from grouprl.lab.explain_typed import COMPARING
-from grouprl.planner.screen import plan_run, show_plan
-from grouprl.report.worked import compared
+from grouprl.lab.report.worked import compared
+from grouprl.tools.planner.screen import plan_run, show_plan
 
 
 @pytest.fixture

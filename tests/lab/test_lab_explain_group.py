@@ -18,7 +18,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.lab import export
 from grouprl.record.write import RunRecord
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StepReward, StopReason, TokenTrace
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, metrics, rollouts, small_config

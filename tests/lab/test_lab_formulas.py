@@ -12,7 +12,7 @@ import pytest
 
 from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from lab_browser import Lab, Opened, needs_chromium, opened
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words

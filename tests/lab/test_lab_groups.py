@@ -16,14 +16,14 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
+from grouprl.lab.report.groups import groups_of_step, history, one_group
+from grouprl.lab.report.tokens import one_completion
+from grouprl.lab.report.worked import Scored, against_record, of_step
 from grouprl.lab.search import Wanted, search
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.learner.credit import token_rows
 from grouprl.record import rollouts as rollouts_module
 from grouprl.record.write import RunRecord
-from grouprl.report.groups import groups_of_step, history, one_group
-from grouprl.report.tokens import one_completion
-from grouprl.report.worked import Scored, against_record, of_step
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
 from variants import variant

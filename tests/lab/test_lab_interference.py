@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.lab.app import create_app
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.lab import trying
 from grouprl.lab.app import create_app
 from grouprl.record.layout import lock_directory

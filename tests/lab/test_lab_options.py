@@ -10,7 +10,7 @@ import pytest
 
 import grouprl.config.algorithm  # noqa: F401 (which imports all parts)
 from grouprl.algorithms.option import Part, hints
-from grouprl.report.page import STATIC
+from grouprl.lab.report.page import STATIC
 
 WORDS = json.loads((STATIC / "stages.json").read_text(encoding="utf-8"))
 # The tables that the page reads, by option.

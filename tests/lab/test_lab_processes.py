@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, load_config
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.lab.app import create_app
 from grouprl.record.read import read_run
 from lab_processes import ended, started

@@ -16,10 +16,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from grouprl.lab.app import create_app
+from grouprl.lab.report.run_data import thinned
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
-from grouprl.report.run_data import thinned
 from grouprl.types import StepRecord
 from lab_runs import FULL_CONFIG
 

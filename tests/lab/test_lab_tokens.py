@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from grouprl.algorithms import policy_loss
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
+from grouprl.lab.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
+from grouprl.lab.report.write import run_answers
 from grouprl.record.write import RunRecord
-from grouprl.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
-from grouprl.report.write import run_answers
 from grouprl.types import (
     Completion,
     Group,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.report.write import write_report
+from grouprl.lab.report.write import write_report
 from lab_browser import Opened, needs_chromium, opened
 
 pytestmark = [needs_chromium, pytest.mark.slow]

@@ -15,16 +15,16 @@ from counting import Costs, Product, count_kernels, count_products_of_decode_ste
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.learner import UpdateConfig
+from grouprl.kernels.build import library
+from grouprl.kernels.compiled_forward import CompiledForward
+from grouprl.kernels.compiled_weights import CompiledWeights
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.attention import NAME
-from grouprl.models.kernels.build import library
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.models.logprobs import token_logprobs
 from grouprl.models.precision import autocast
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.compiled_forward import CompiledForward
-from grouprl.rollout.compiled_weights import CompiledWeights
 from grouprl.rollout.decoding import Decoding, Unit, Waiting
 from grouprl.rollout.forward import ModuleForward
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
 from grouprl.algorithms.named import NAMED
+from grouprl.lab.report.write import write_report
 from grouprl.record.read import read_rollouts
-from grouprl.report.write import write_report
 from letter_rewards import letters, rarely, words
 from small_runs import ROWS, assert_same_run, assert_same_weights, metrics, rollouts, small_config
 from variants import variant

@@ -11,9 +11,9 @@ import torch
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig
+from grouprl.kernels import calibration
 from grouprl.learner import learner as learner_module
 from grouprl.models.adapters import add_adapter
-from grouprl.models.kernels import calibration
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prefix import shared_tokens
 from grouprl.models.recompute import recompute_activations

@@ -30,7 +30,7 @@ from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.learner.work import UpdateWork
 from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
-from grouprl.proof.replay import _difference
+from grouprl.tools.proof.replay import _difference
 from grouprl.types import (
     Batch,
     Completion,

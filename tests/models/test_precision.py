@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from grouprl import Trainer
-from grouprl.compare.plan import planned_runs
 from grouprl.config.command_line import config_of
 from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, load_config
 from grouprl.config.supervised import SftConfig
 from grouprl.models import precision
 from grouprl.models.precision import faster_dtype, with_dtype
-from grouprl.planner.screen import step_of
+from grouprl.tools.compare.plan import planned_runs
+from grouprl.tools.planner.screen import step_of
 from grouprl.types import UserError
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, small_config

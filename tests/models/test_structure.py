@@ -20,9 +20,9 @@ from grouprl.config.run import EngineConfig, RolloutConfig, RunConfig, load_conf
 from grouprl.learner import make_batch
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.structure import Structure, Vocabulary, structure_of, structured_sampling, token_bytes
-from grouprl.proof.replay import replay
 from grouprl.record.read import read_rollouts, read_run
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
+from grouprl.tools.proof.replay import replay
 from grouprl.types import Completion, Sampling, StopReason, UserError
 from learner_setting import learn, learner_of, loaded, sampled
 from letter_rewards import letters

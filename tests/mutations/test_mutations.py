@@ -343,7 +343,7 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (LINES,),
     ),
     (
-        "proof/replay.py",
+        "tools/proof/replay.py",
         "differing = ~((a == b) | (~np.isfinite(a) & ~np.isfinite(b)))",
         "differing = ~((np.abs(a - b) < 1e-9) | (~np.isfinite(a) & ~np.isfinite(b)))",
         (LINES,),
@@ -428,10 +428,10 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (LINES,),
     ),
     (
-        "distributed/ranks.py",
+        "ranks/ranks.py",
         "if not self.exact or self.world == 1:",
         "if self.exact or self.world == 1:",
-        ("tests/distributed/test_shares.py",),
+        ("tests/ranks/test_shares.py",),
     ),
 )
 

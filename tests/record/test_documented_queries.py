@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from grouprl.record.export import export
 from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
+from grouprl.tools.export import export
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
 from small_runs import grouprl, small_settings
 

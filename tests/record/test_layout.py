@@ -27,10 +27,10 @@ NAMES = {
 # The folder of a comparison has a summary and plots of its own; "plots" and "checkpoints" are words as well, "trainer"
 # is a section of verl's files, "trackers" one of ours.
 OTHER = {
-    "compare/report.py": {"summary.json", "plots"},
-    "imported/read.py": {"trainer"},
-    "imported/trl_keys.py": {"trackers"},
-    "imported/verl_keys.py": {"trainer", "trackers"},
+    "tools/compare/report.py": {"summary.json", "plots"},
+    "tools/imported/read.py": {"trainer"},
+    "tools/imported/trl_keys.py": {"trackers"},
+    "tools/imported/verl_keys.py": {"trainer", "trackers"},
 }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import recorded_steps
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.record.files import atomic_directory, atomic_write_text, json_text
 from grouprl.record.read import (
     Example,

@@ -23,7 +23,7 @@ def test_correct_answer(answer: str, gold: object, who: str, why: str):
 @pytest.mark.parametrize(("answer", "gold", "who", "why"), PAIRS)
 def test_math_verify(answer: str, gold: object, who: str, why: str):
     pytest.importorskip("math_verify")
-    from grouprl.rewards.symbolic import MathVerify
+    from grouprl.checks.symbolic import MathVerify
 
     assert accepted(MathVerify(), answer, gold) == float(who != NONE), why
 
@@ -32,7 +32,7 @@ def test_math_verify(answer: str, gold: object, who: str, why: str):
 def test_the_gold_answer_itself_is_right(gold: str):
     """A policy that writes what the data set has is paid; of a solution that is the answer at its end."""
     pytest.importorskip("math_verify")
-    from grouprl.rewards.symbolic import MathVerify
+    from grouprl.checks.symbolic import MathVerify
 
     written = gold.rpartition("####")[2].strip() if "####" in gold else gold
     if r"\boxed" not in written:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grouprl.checks.json_schema import JsonSchema
 from grouprl.rewards.formats import LONGEST_TEXT, Regex, ThinkFormat
-from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.types import UserError
@@ -297,5 +297,5 @@ def test_a_setting_that_makes_no_sense_is_refused(make: Callable[[], object], me
 def test_rule_rewards_load_neither_torch_nor_what_their_extras_bring() -> None:
     modules = ", ".join(f"grouprl.rewards.{name}" for name in ("formats", "json_schema", "lengths", "repetition"))
     heavy = "torch", "transformers", "sympy", "math_verify", "jsonschema"
-    program = f"import sys, {modules}, grouprl.rewards.symbolic; print([n for n in {heavy!r} if n in sys.modules])"
+    program = f"import sys, {modules}, grouprl.checks.symbolic; print([n for n in {heavy!r} if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"

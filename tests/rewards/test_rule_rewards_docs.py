@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from grouprl.checks.json_schema import JsonSchema
 from grouprl.config.run import RewardConfig
 from grouprl.rewards.formats import Regex, ThinkFormat
-from grouprl.rewards.json_schema import JsonSchema
 from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS

@@ -16,8 +16,8 @@ from grouprl.types import UserError
 
 pytest.importorskip("math_verify")
 
+from grouprl.checks.symbolic import MathVerify
 from grouprl.rewards.lengths import CosineLength
-from grouprl.rewards.symbolic import MathVerify
 
 
 def verdict(answer: str, gold: object) -> float | None:

@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from grouprl.config.run import RunConfig
-from grouprl.curriculum.edge import EdgeOrder
-from grouprl.curriculum.order import ProblemOrder, UniformOrder, rounds
-from grouprl.curriculum.pass_rates import PassRates, update
+from grouprl.engines.ray_samplers import RemoteEngine, SamplerJob
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.rewards.configured import configured_scorer
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
-from grouprl.rollout.remote import RemoteEngine, SamplerJob
 from grouprl.run.assemble import assemble
-from grouprl.scoring.functions import WeightedReward
 from grouprl.step import grpo_step
 from grouprl.tasks import task_from_list
+from grouprl.tasks.curriculum.edge import EdgeOrder
+from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder, rounds
+from grouprl.tasks.curriculum.pass_rates import PassRates, update
 from grouprl.types import Group, Problem, StepRecord
 from small_runs import ROWS, small_config
 from variants import variant

@@ -14,13 +14,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from engine_setting import DRAWN, ENDS, PROMPTS, Setting, all_of, assert_same, setting_of
+from grouprl.kernels import calibration, compiled_weights
+from grouprl.kernels.build import library
+from grouprl.kernels.compiled_weights import Torch, torch_functions
 from grouprl.models.adapters import add_adapter
-from grouprl.models.kernels import calibration
-from grouprl.models.kernels.build import library
 from grouprl.models.llama_form import has_llama_form
 from grouprl.models.load import load_model
-from grouprl.rollout import Request, compiled_weights
-from grouprl.rollout.compiled_weights import Torch, torch_functions
+from grouprl.rollout import Request
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 from lora_models import LORA
 from oracles import own_logits, slow_policy

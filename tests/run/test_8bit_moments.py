@@ -12,7 +12,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig
 from grouprl.record.layout import RunDirectory
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from letter_rewards import letters
 from small_runs import ROWS, assert_same_run, small_config
 

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from grouprl import Trainer, UserError
 from grouprl.models.load import load_model, load_tokenizer
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.needs import needs_of
-from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import letters

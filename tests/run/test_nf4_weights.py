@@ -16,11 +16,11 @@ from grouprl.config.run import ModelConfig, RunConfig
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.precision import autocast
-from grouprl.planner import Networks, plan_memory, shape_of
 from grouprl.record.layout import RunDirectory
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import sampler_gap
-from grouprl.scoring.functions import WeightedReward
+from grouprl.tools.planner import Networks, plan_memory, shape_of
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, metrics, small_config
 

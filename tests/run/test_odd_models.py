@@ -14,7 +14,7 @@ from grouprl import Trainer, UserError
 from grouprl.models.load import load_tokenizer
 from grouprl.models.save import save_model
 from grouprl.record.layout import RunDirectory
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from letter_rewards import letters
 from small_runs import ROWS, assert_same_weights, metrics, rollouts, small_config, tree
 from tiny import tiny_model_folder

@@ -24,8 +24,8 @@ from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
+from grouprl.rewards.functions import WeightedReward
 from grouprl.run.resume import check_resumable
-from grouprl.scoring.functions import WeightedReward
 from letter_rewards import InProcess
 from small_runs import ROWS, assert_same_run, assert_same_weights, checkpoint_names, metrics, small_config, tree
 

@@ -10,7 +10,7 @@ import torch
 
 from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from letter_rewards import letters
 from small_runs import ROWS, assert_same_run, small_config
 

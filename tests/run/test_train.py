@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM
 from forked import command, forked
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
-from grouprl.curriculum.order import UniformOrder
-from grouprl.curriculum.pass_rates import PassRates
 from grouprl.record.layout import lock_directory
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
-from grouprl.scoring.functions import WeightedReward
 from grouprl.tasks import task_from_list
+from grouprl.tasks.curriculum.order import UniformOrder
+from grouprl.tasks.curriculum.pass_rates import PassRates
 from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import InProcess
 from small_runs import (

@@ -17,7 +17,7 @@ import torch
 
 from grouprl import Algorithm, Problem, Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
-from grouprl.models.kernels import build
+from grouprl.kernels import build
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
 from grouprl.rewards import built_in

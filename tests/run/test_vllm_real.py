@@ -17,8 +17,8 @@ import pytest
 
 from engine_setting import setting_of
 from grouprl.config.run import EngineConfig
+from grouprl.engines.vllm import VllmEngine
 from grouprl.models.names import BUNDLED
-from grouprl.rollout.vllm import VllmEngine
 from grouprl.types import Sampling
 from real_vllm import PYTHON, TOKEN, RealVllm
 from small_runs import grouprl, metrics, rollouts

@@ -12,12 +12,12 @@ import torch
 
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
+from grouprl.engines import vllm_client
+from grouprl.engines.vllm import VllmEngine
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.record.read import read_json_lines, read_rollouts
-from grouprl.rollout import vllm_client
-from grouprl.rollout.vllm import VllmEngine
+from grouprl.rewards.functions import WeightedReward
 from grouprl.run.trust import refuse_foreign_code
-from grouprl.scoring.functions import WeightedReward
 from letter_rewards import letters
 from ranked_runs import SECTIONS, Place, torchrun_all
 from small_runs import (

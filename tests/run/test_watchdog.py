@@ -18,9 +18,9 @@ import pytest
 
 from forked import command, forked
 from grouprl.models.progress import PROGRESS
+from grouprl.rewards.workers.pool import RewardPool
 from grouprl.rollout.decoding import Decoding
 from grouprl.run.watchdog import end_when_stalled, stall_seconds
-from grouprl.scoring.pool import RewardPool
 from grouprl.types import UserError
 from small_runs import checkpoint_names, grouprl, metrics, small_settings, write_rows
 

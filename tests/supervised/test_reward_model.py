@@ -18,9 +18,9 @@ from grouprl.config.supervised import RewardModelConfig
 from grouprl.models.load import fingerprint, load_tokenizer
 from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
+from grouprl.rewards.functions import WeightedReward
+from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.learned import learned_reward
-from grouprl.scoring.functions import WeightedReward
-from grouprl.scoring.invalid import Invalid
 from grouprl.supervised.preference_learning import reward_metrics, train_reward_model
 from grouprl.supervised.preferences import load_preferences, split_preferences
 from grouprl.supervised.training import SupervisedLoss

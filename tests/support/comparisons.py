@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from grouprl.compare.read import COMPARISON_FILE
 from grouprl.record.write import RunRecord
+from grouprl.tools.compare.read import COMPARISON_FILE
 from grouprl.types import StepRecord
 
 PROBLEMS = [f"p{n}" for n in range(10)]

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouprl.models.kernels.build import library
-from grouprl.rollout import compiled_weights
-from grouprl.rollout.compiled_weights import Torch, torch_functions
+from grouprl.kernels import compiled_weights
+from grouprl.kernels.build import library
+from grouprl.kernels.compiled_weights import Torch, torch_functions
 
 _aten = torch.ops.aten
 # Which argument is the left factor. bmm, of attention in torch alone, is not counted among the products.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chat_server import Asked, ChatServer, Reply
-from grouprl.rewards.judge_model import client
-from grouprl.rewards.judge_model.grading import JudgeModel
+from grouprl.checks.judge_model import client
+from grouprl.checks.judge_model.grading import JudgeModel
 from grouprl.rewards.resolve import built_in
 
 KEY = "sk-Very+Secret/0123456789=="

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grouprl.sandbox.backends import text_of
-from grouprl.sandbox.visible_files import STDLIB
+from grouprl.checks.sandbox.backends import text_of
+from grouprl.checks.sandbox.visible_files import STDLIB
 
 ROOT = Path(__file__).parents[2]
 REACHABLE = shutil.which("python3", path="/usr/bin:/bin")
@@ -173,7 +173,7 @@ import grouprl
 rewards = types.ModuleType("grouprl.rewards")  # without what the package itself imports, which may not be installed
 rewards.__path__ = [sys.argv[1] + "/grouprl/rewards"]
 sys.modules["grouprl.rewards"] = rewards
-from grouprl.sandbox import ReturnValue, run_in_sandbox, why_unavailable
+from grouprl.checks.sandbox import ReturnValue, run_in_sandbox, why_unavailable
 backend, programs = json.load(sys.stdin)
 told = {"user": os.getuid(), "reason": why_unavailable(backend)}
 if not told["reason"]:

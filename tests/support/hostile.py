@@ -179,13 +179,13 @@ CORPUS = (*NUMBERS, *LISTS, *SHAPES, *CHARACTERS, *CODE)
 
 
 def rewards(*names: str) -> dict[str, Callable[..., Any]]:
+    from grouprl.checks.json_schema import JsonSchema
+    from grouprl.checks.symbolic import MathVerify
     from grouprl.rewards.formats import Regex, ThinkFormat
-    from grouprl.rewards.json_schema import JsonSchema
     from grouprl.rewards.lengths import CosineLength
     from grouprl.rewards.repetition import Repetition
     from grouprl.rewards.rules import boxed_format, correct_answer
     from grouprl.rewards.steps import equation_steps
-    from grouprl.rewards.symbolic import MathVerify
 
     known: dict[str, Callable[[], Callable[..., Any]]] = {
         "boxed_format": lambda: boxed_format,

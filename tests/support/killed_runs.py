@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl import Trainer
-from grouprl.scoring.functions import WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from grouprl.types import UserError
 from letter_rewards import InProcess
 from small_runs import ROWS, small_config

@@ -16,8 +16,8 @@ from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request
-from grouprl.scoring.functions import WeightedReward
 from grouprl.types import Batch, Problem, Sampling
 from letter_rewards import letters
 from oracles import own_model

@@ -36,7 +36,7 @@ class RealVllm:
         flags = (
             *("--model", self._model, "--host", "127.0.0.1", "--port", self._port, "--api-key", TOKEN),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-            *("--worker-extension-cls", "grouprl.models.vllm_worker.PublishedWeightsWorker"),
+            *("--worker-extension-cls", "grouprl.engines.vllm_worker.PublishedWeightsWorker"),
             *("--enable-lora", "--max-lora-rank", 16, "--dtype", "float32", "--enforce-eager", "--max-num-seqs", 64),
             "--no-enable-chunked-prefill",
         )

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from grouprl.engines.vllm_worker import PublishedWeightsWorker
 from grouprl.models.adapters import attach_adapter
 from grouprl.models.load import load_model
-from grouprl.models.vllm_worker import PublishedWeightsWorker
 from oracles import own_model
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # the paths that --api-key protects

@@ -65,7 +65,7 @@ def test_gold_is_the_solution_or_the_boxed_answer(tmp_path: Path) -> None:
 
 def test_answers_are_compared_by_their_meaning() -> None:
     pytest.importorskip("math_verify")
-    from grouprl.rewards.symbolic import MathVerify
+    from grouprl.checks.symbolic import MathVerify
 
     task, problem = MathProblems(), MathProblems.example()
     texts = [task.gold(problem) or "", r"\boxed{3.5}", r"\boxed{3\frac{1}{2}}", r"\boxed{2}", "3.5"]

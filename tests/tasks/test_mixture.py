@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from grouprl.curriculum.order import UniformOrder
-from grouprl.curriculum.pass_rates import PassRates
 from grouprl.rewards.resolve import resolve_rewards
-from grouprl.scoring.scorer import open_scorer
+from grouprl.rewards.scorer import open_scorer
+from grouprl.tasks.curriculum.order import UniformOrder
+from grouprl.tasks.curriculum.pass_rates import PassRates
 from grouprl.tasks.from_list import task_from_list
 from grouprl.tasks.mixture import CORRECT, PART, Mixture, Part
 from grouprl.tasks.named import load_task

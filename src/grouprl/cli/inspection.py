@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import RunConfig
+from grouprl.lab.report.prompts import Shared
+from grouprl.lab.report.worked import Spread, deviation_kind
 from grouprl.models.precision import with_dtype
-from grouprl.report.prompts import Shared
-from grouprl.report.terminal import Terminal, visible
-from grouprl.report.verdict import counted
-from grouprl.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
+from grouprl.rewards.functions import WeightedReward
+from grouprl.run.terminal import Terminal, visible
 from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
-from grouprl.scoring.functions import WeightedReward
+from grouprl.run.verdict import counted
 from grouprl.tasks import Task, load_task
 from grouprl.types import Problem, RewardOutcome, UserError
 

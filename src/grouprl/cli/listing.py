@@ -12,9 +12,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from grouprl.checks.reasoning_gym import ReasoningGym, default_arguments, gym_names
 from grouprl.tasks.base import Task
 from grouprl.tasks.named import TASKS, NamedTask, load_task
-from grouprl.tasks.reasoning_gym import ReasoningGym, default_arguments, gym_names
 from grouprl.types import Problem, UserError, unknown_name
 
 _NEEDS = {"math": "math", "reasoning_gym": "gym"}

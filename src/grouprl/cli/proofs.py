@@ -11,14 +11,14 @@ from rich.text import Text
 
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
-from grouprl.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
-from grouprl.proof.checks import Check
-from grouprl.proof.model_check import check_model
-from grouprl.proof.replay import Difference, Replay
-from grouprl.proof.selftest import selftest
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.report.terminal import Terminal
-from grouprl.report.verdict import counted
+from grouprl.run.terminal import Terminal
+from grouprl.run.verdict import counted
+from grouprl.tools.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
+from grouprl.tools.proof.checks import Check
+from grouprl.tools.proof.model_check import check_model
+from grouprl.tools.proof.replay import Difference, Replay
+from grouprl.tools.proof.selftest import selftest
 
 _ROWS = 10
 

@@ -229,8 +229,8 @@ def compare(
     """
     options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
     changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-    from grouprl.compare.variants import compare as run
     from grouprl.config.comparison import load_comparison
+    from grouprl.tools.compare.variants import compare as run
 
     config = load_comparison([*(settings or []), *changes], vary)
     compared = run(config, partial(run_config, trust=trust_code))
@@ -259,7 +259,7 @@ def check_reward(
     """
     options = {"task.name": task, "rewards": reward_settings(reward)}
     config = run_config(settings, options, trust=trust_code)
-    from grouprl.check_reward import check_reward as check
+    from grouprl.tools.check_reward import check_reward as check
 
     if not check(config, problems=problems, as_json=as_json).passed:
         raise typer.Exit(1)
@@ -276,7 +276,7 @@ def export(
 
     Example: grouprl export runs/demo
     """
-    from grouprl.record.export import export as write
+    from grouprl.tools.export import export as write
 
     rollouts = write(run, out or RunDirectory(run).parquet)
     typer.echo(f"Rollouts: {rollouts}")
@@ -289,7 +289,7 @@ def report(run: RunArgument) -> None:
 
     Example: grouprl report runs/demo
     """
-    from grouprl.report.write import write_report
+    from grouprl.lab.report.write import write_report
 
     typer.echo(f"Report: {write_report(run)}")
     suggest(f"grouprl lab {run}")
@@ -350,16 +350,16 @@ def plan(
     """
     from grouprl.config.checks import check_sections
     from grouprl.config.run import RunConfig
-    from grouprl.planner.pace import USUAL_PROMPT, prompt_sizes
-    from grouprl.planner.screen import parse_memory, plan_run, show_comparison, show_plan
-    from grouprl.planner.time import Rates
+    from grouprl.tools.planner.pace import USUAL_PROMPT, prompt_sizes
+    from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
+    from grouprl.tools.planner.time import Rates
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
     config = configured(RunConfig, settings, {"model.path": model})
     check_sections(config)
     if gpus is not None:
-        from grouprl.planner.layouts_screen import show_layouts
+        from grouprl.tools.planner.layouts_screen import show_layouts
 
         show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return

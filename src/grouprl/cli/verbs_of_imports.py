@@ -14,7 +14,7 @@ from rich.text import Text
 from grouprl.cli.words import app
 
 if TYPE_CHECKING:
-    from grouprl.imported.recipe import Imported, Line
+    from grouprl.tools.imported.recipe import Imported, Line
 
 _STYLES = {"unsupported": "red", "changed": "yellow", "equal": "green", "not needed": "cyan"}
 _LONGEST = 60  # characters of a value in the table; the recipe has all of it
@@ -39,8 +39,8 @@ def import_config(
 
     Example: grouprl import-config run_qwen.sh --output qwen.yaml data.train_batch_size=256
     """
-    from grouprl.imported.read import read_foreign
-    from grouprl.imported.recipe import import_foreign, write_recipe
+    from grouprl.tools.imported.read import read_foreign
+    from grouprl.tools.imported.recipe import import_foreign, write_recipe
 
     foreign = read_foreign(file, changes or ())
     imported = import_foreign(foreign, world=world, allow=allow or (), version=trl)

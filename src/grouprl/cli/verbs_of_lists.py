@@ -54,6 +54,6 @@ def doctor(
 
     Example: grouprl doctor --model smollm2
     """
-    from grouprl.planner.doctor import show_doctor
+    from grouprl.tools.planner.doctor import show_doctor
 
     show_doctor(model, as_json=as_json)

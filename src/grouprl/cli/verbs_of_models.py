@@ -55,7 +55,7 @@ def import_model(
 
     Example: grouprl import-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2
     """
-    from grouprl.run.gguf import import_gguf
+    from grouprl.tools.gguf import import_gguf
 
     folder = import_gguf(file, out)
     typer.echo(f"Model: {folder}")
@@ -91,6 +91,6 @@ def push(
 
     Example: grouprl push runs/demo my-name/my-model
     """
-    from grouprl.run.push import push as upload
+    from grouprl.tools.push import push as upload
 
     typer.echo(f"Model: {upload(Path(model), repository, public=public)}")

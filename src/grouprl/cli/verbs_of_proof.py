@@ -51,7 +51,7 @@ def replay(
     options = {"rewards": reward_settings(reward)}
     changed = run_config([saved, *(settings or [])], options, trust=trust_code) if given else None
     from grouprl.cli.proofs import show_replay
-    from grouprl.proof.replay import replay as recompute
+    from grouprl.tools.proof.replay import replay as recompute
 
     found = recompute(run, step, config, changed)
     show_replay(found, config.model.path, " ".join(given), as_json)

@@ -139,7 +139,7 @@ def configured(
     config = config_of(kind, settings, options)
     path = model_at(config.model.path)
     if is_gguf(path):
-        from grouprl.run.gguf import import_gguf
+        from grouprl.tools.gguf import import_gguf
 
         typer.echo(f"{path}: its weights are read once, into {Path(path).with_suffix('')}.")
         path = str(import_gguf(Path(path)))
@@ -222,7 +222,7 @@ def _reports() -> bool:
     """Whether this process shows its error; see `may_report`, which loads torch."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return True
-    from grouprl.distributed import may_report
+    from grouprl.ranks import may_report
 
     return may_report()
 

@@ -22,8 +22,8 @@ from grouprl.config.command_line import refuse_options, settings_file
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.config.section import Name, Place, Section, Text
-from grouprl.config.strict import MOST_YAML, read_needed
 from grouprl.config.yaml_text import read_yaml
+from grouprl.files import MOST_YAML, read_needed
 from grouprl.types import UserError
 
 Label = Annotated[Text, Field(pattern=r"[A-Za-z0-9]")]

@@ -20,8 +20,8 @@ from grouprl.algorithms.option import hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
 from grouprl.config.other_names import name_here
-from grouprl.config.strict import MOST_YAML, read_file
 from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
+from grouprl.files import MOST_YAML, read_file
 from grouprl.types import UserError, nearest_name
 
 Kind = TypeVar("Kind", bound=BaseModel)

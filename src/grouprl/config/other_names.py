@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-_HINTS = "grouprl.imported.hints"  # its tables have every key; only an error loads them
+_HINTS = "grouprl.tools.imported.hints"  # its tables have every key; only an error loads them
 
 
 def name_here(name: str) -> str:

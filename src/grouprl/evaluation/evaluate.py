@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from grouprl.evaluation.metrics import trait_shares
 from grouprl.evaluation.paired import ProblemResults
 from grouprl.evaluation.statistics import pass_at_k, score_interval, wilson_interval
+from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, Request
-from grouprl.scoring.scorer import Scorer
 from grouprl.tasks.base import Task
 from grouprl.tasks.mixture import PART, Mixture
 from grouprl.types import Group, RewardOutcome, Sampling

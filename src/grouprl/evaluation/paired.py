@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from grouprl.config.strict import is_number
 from grouprl.evaluation.statistics import mean_interval, score_interval
+from grouprl.files import is_number
 
 
 @dataclass(frozen=True)

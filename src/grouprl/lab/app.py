@@ -12,22 +12,22 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from grouprl.compare.read import COMPARISON_FILE, Variant, read_comparison
-from grouprl.compare.report import comparison_answer
 from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
 from grouprl.lab.keeping import keeping_routes
 from grouprl.lab.processes import Processes, lists, process_routes, recipes
+from grouprl.lab.report.course import course_answer
+from grouprl.lab.report.page import STATIC
+from grouprl.lab.report.recorded import parse_config
+from grouprl.lab.report.run_data import invalid_answer, run_answer, series_answer
+from grouprl.lab.report.tokens import kl_jumps
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.report.course import course_answer
-from grouprl.report.page import STATIC
-from grouprl.report.recorded import parse_config
-from grouprl.report.run_data import invalid_answer, run_answer, series_answer
-from grouprl.report.tokens import kl_jumps
+from grouprl.tools.compare.read import COMPARISON_FILE, Variant, read_comparison
+from grouprl.tools.compare.report import comparison_answer
 from grouprl.types import UserError
 
 

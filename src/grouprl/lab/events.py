@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from grouprl.lab.answers import run_folder
+from grouprl.lab.report.run_data import warning_rows
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.report.run_data import warning_rows
 from grouprl.types import UserError
 
 _POLL_SECONDS = 1.0  # a look takes 0.2 ms, which are taken from the run

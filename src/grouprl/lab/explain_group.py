@@ -10,7 +10,7 @@ import torch
 
 from grouprl.algorithms import kl_estimate, policy_ratios, step_advantages
 from grouprl.config.algorithm import options
-from grouprl.config.strict import is_number
+from grouprl.files import is_number
 from grouprl.lab.explain_record import (
     Material,
     Peer,
@@ -21,9 +21,9 @@ from grouprl.lab.explain_record import (
     ratio_reasons,
     read_recorded,
 )
+from grouprl.lab.report.prompts import asked_by
+from grouprl.lab.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.lab.runs import Runs
-from grouprl.report.prompts import asked_by
-from grouprl.report.worked import Spread, compared, comparison_sentence, exact_sum
 from grouprl.types import RewardOutcome
 
 # Fields of an algorithm that decide which equations and numbers are shown.

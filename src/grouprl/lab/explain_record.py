@@ -19,11 +19,11 @@ from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.algorithm import options
+from grouprl.lab.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, recorded_group
 from grouprl.record.rows import is_watched, parsed, truth
-from grouprl.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.types import StopReason, UserError
 
 _COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs", "old_logprobs")

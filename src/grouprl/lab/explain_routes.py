@@ -27,9 +27,9 @@ from grouprl.lab.explain_typed import (
     typed_walk,
 )
 from grouprl.lab.runs import Runs
-from grouprl.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
-from grouprl.planner.memory import BLOCKS, COMPARED, PARTS
-from grouprl.planner.shapes import ModelShape, config_shape, known_shape
+from grouprl.tools.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
+from grouprl.tools.planner.memory import BLOCKS, COMPARED, PARTS
+from grouprl.tools.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
@@ -38,7 +38,7 @@ USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
 JUDGES = ("ppo", "both", "none")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
 _CODE = {
-    "prompt": "curriculum/order.py UniformOrder.visits",
+    "prompt": "tasks/curriculum/order.py UniformOrder.visits",
     "completions": "step.py grpo_step",
     "rewards": "types.py RewardOutcome",
     "statistics": "algorithms/statistics.py group_statistics",

@@ -20,8 +20,8 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.explain_group import walk_through
 from grouprl.lab.explain_record import Peer, Recorded, material_of
+from grouprl.lab.report.worked import compared, compared_rewards, numbers
 from grouprl.record.read import RecordedGroup
-from grouprl.report.worked import compared, compared_rewards, numbers
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, TokenTrace
 
 # Those that compare whole completions by their rewards, and need no network for it.

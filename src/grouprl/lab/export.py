@@ -15,9 +15,9 @@ from starlette.requests import Request
 from grouprl.lab.answers import Answer
 from grouprl.lab.explain_routes import JUDGES, USUAL, explanations
 from grouprl.lab.explain_typed import COMPARING
-from grouprl.planner import SHAPES
+from grouprl.lab.report.page import STATIC, standalone
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.report.page import STATIC, standalone
+from grouprl.tools.planner import SHAPES
 from grouprl.types import UserError
 
 LINKS = [["/step", "GRPO step by step"], ["/group", "One group"], ["/ppo", "PPO and GRPO"]]

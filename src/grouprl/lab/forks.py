@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import Checkpoint, RunDirectory

@@ -13,12 +13,12 @@ from typing import Any
 
 from starlette.routing import Route
 
-from grouprl.config.strict import read_needed
+from grouprl.files import read_needed
 from grouprl.lab.processes import Body, Processes, changing, field_of
+from grouprl.lab.report.notes import checked_notes
 from grouprl.lab.runs import Runs
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
-from grouprl.report.notes import checked_notes
 from grouprl.types import UserError
 
 _NAME_LINE = re.compile(r"^name: .*$", re.MULTILINE)

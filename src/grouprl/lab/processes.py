@@ -26,7 +26,7 @@ from starlette.routing import Route
 from grouprl.algorithms.named import NAMED
 from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
-from grouprl.config.strict import read_end
+from grouprl.files import read_end
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
 from grouprl.models.precision import with_dtype

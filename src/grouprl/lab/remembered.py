@@ -10,10 +10,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from grouprl.config.strict import opened
+from grouprl.files import opened
+from grouprl.lab.report.run_data import Row, totalled
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import rows_of
-from grouprl.report.run_data import Row, totalled
 from grouprl.types import UserError
 
 Found = TypeVar("Found")

@@ -12,11 +12,11 @@ from starlette.routing import Route
 
 from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.processes import Body, changing, field_of
+from grouprl.lab.report.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
+from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.runs import Runs
 from grouprl.lab.search import MOST_FOUND, Wanted, search
 from grouprl.lab.trying import try_completion
-from grouprl.report.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
-from grouprl.report.tokens import one_completion
 from grouprl.types import StopReason, UserError
 
 

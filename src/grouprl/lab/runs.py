@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.lab.remembered import GrowingRows, Remembered
+from grouprl.lab.report.recorded import read_config
+from grouprl.lab.report.run_data import Row, RunFiles, changed, named, run_line
 from grouprl.record.files import utf8_text
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_json_lines, read_summary
-from grouprl.report.recorded import read_config
-from grouprl.report.run_data import Row, RunFiles, changed, named, run_line
 from grouprl.types import UserError
 
 _DEPTH = 2  # a comparison's folder holds those of its runs

@@ -11,9 +11,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from grouprl.report.groups import cut
-from grouprl.report.prompts import shared_beginning
-from grouprl.report.recorded import recorded
+from grouprl.lab.report.groups import cut
+from grouprl.lab.report.prompts import shared_beginning
+from grouprl.lab.report.recorded import recorded
 
 Key = tuple[int, int, int]
 """The place of a completion: its step, its group there and its index in the group."""

@@ -63,9 +63,9 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     from grouprl.models.load import load_tokenizer
     from grouprl.models.precision import with_dtype
     from grouprl.rewards.configured import configured_rewards
+    from grouprl.rewards.functions import SOFT_OVERLONG
     from grouprl.run.trial import score_group, with_newest
     from grouprl.run.trust import refuse_foreign_code
-    from grouprl.scoring.functions import SOFT_OVERLONG
     from grouprl.tasks import load_task
     from grouprl.tasks.held_out import trained_on_the_rest
     from grouprl.types import Completion, Group, StopReason

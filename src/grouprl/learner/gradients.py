@@ -15,11 +15,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from grouprl.distributed import Ranks, TreeSum
 from grouprl.learner.optimizer import Optimizer
 from grouprl.models.prefix import LearnedPrefix
 from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import side_by_side
+from grouprl.ranks import Ranks, TreeSum
 
 Result = TypeVar("Result")
 Loss = Callable[[], tuple[Tensor, Result]]

@@ -17,7 +17,6 @@ from grouprl.algorithms import value_loss
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
-from grouprl.distributed import Ranks
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation
 from grouprl.learner.credit import token_rows
 from grouprl.learner.experts import ExpertShares, choices
@@ -40,6 +39,7 @@ from grouprl.models.prefix import LearnedPrefix, read_prefix, shared_tokens
 from grouprl.models.progress import PROGRESS
 from grouprl.models.shard import own_part, reshard
 from grouprl.models.workers import side_by_side, worker_count
+from grouprl.ranks import Ranks
 from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from grouprl.algorithms import clipped_tokens, policy_ratios
 from grouprl.algorithms.losses import Objective
 from grouprl.algorithms.surrogates import left_out
-from grouprl.distributed import Ranks
 from grouprl.learner.batch import PolicyEvaluation
 from grouprl.learner.credit import token_rows
 from grouprl.learner.packs import Forward, Pack
+from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grouprl.config.run import ALL_LINEAR, LoraConfig
-from grouprl.config.strict import read_needed
+from grouprl.files import read_needed
 from grouprl.types import UserError, import_extra
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

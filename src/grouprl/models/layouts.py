@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
+from grouprl.kernels.functions import tree_attention
 from grouprl.models.attention import Rule, merged_attention
-from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
-from grouprl.models.kernels.functions import tree_attention
 from grouprl.models.llama_form import Unrotated
 
 _Block = tuple[Tensor, Tensor] | None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.models.kernels.functions import add_norm, fits, swiglu
+from grouprl.kernels.functions import add_norm, fits, swiglu
 from grouprl.models.precision import as_float32, padded_rows
 
 # Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,

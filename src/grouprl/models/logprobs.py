@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
-from grouprl.models.kernels.functions import linear_logprobs
+from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
+from grouprl.kernels.functions import linear_logprobs
 from grouprl.models.precision import padded_rows
 from grouprl.types import Sampling
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.strict import read_file
+from grouprl.files import read_file
 from grouprl.types import UserError
 
 MANIFEST = "grouprl_manifest.json"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.strict import read_file, refuse_depth, refuse_file
+from grouprl.files import read_file, refuse_depth, refuse_file
 from grouprl.types import UserError
 
 TOKENIZER = "tokenizer.json"

@@ -18,7 +18,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import PLAIN, QUESTION, ModelConfig
-from grouprl.config.strict import read_needed
+from grouprl.files import read_needed
 from grouprl.types import Message, UserError
 
 _SECONDS, _BYTES = 2, 256 << 20

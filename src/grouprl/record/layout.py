@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from grouprl.config.strict import is_number, parse_object, read_end, read_json, refuse_file
+from grouprl.files import is_number, parse_object, read_end, read_json, refuse_file
 from grouprl.record.files import open_to_write, remove
 from grouprl.types import UserError
 

@@ -15,5 +15,5 @@ class Metric:
     meaning: str  # plain English, in Markdown; begins with a noun
     worry: str  # follows "worry"
     formula: str = ""  # r_i reward, T_i tokens, w weight of a token, A advantage; N completions, G in a group
-    section: str = ""  # explanation in report/static/sections.json
+    section: str = ""  # explanation in lab/report/static/sections.json
     trl: str = ""  # TRL's name, if the meaning is the same

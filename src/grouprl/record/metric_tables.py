@@ -16,7 +16,7 @@ from pathlib import Path
 from grouprl.record.metrics import HELD_OUT, METRICS, Metric
 
 PACKAGE = Path(__file__).parents[1]
-DOCS, DEFINITIONS = Path("docs") / "run_directory.md", PACKAGE / "report" / "static" / "definitions.json"
+DOCS, DEFINITIONS = Path("docs") / "run_directory.md", PACKAGE / "lab" / "report" / "static" / "definitions.json"
 _HEADS = ("key", "meaning", "formula", "unit", "TRL's name")
 
 

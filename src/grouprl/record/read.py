@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from grouprl.config.strict import is_number, opened, parse_object, read_json, read_text
+from grouprl.files import is_number, opened, parse_object, read_json, read_text
 from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.record.places import run_at
 from grouprl.record.rollouts import open_recorded

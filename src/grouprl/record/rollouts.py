@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from grouprl.config.strict import read_end
+from grouprl.files import read_end
 from grouprl.record.files import json_text, utf8_text
 from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.types import Completion, Group, RewardOutcome, StepRecord, TokenTrace, UserError

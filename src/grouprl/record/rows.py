@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from grouprl.config.strict import is_number, parse, parse_object
+from grouprl.files import is_number, parse, parse_object
 from grouprl.types import StopReason, UserError
 
 _TOKENS = ("token_ids", "logprobs", "plain_logprobs")

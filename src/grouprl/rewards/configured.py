@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from grouprl.config.run import RewardConfig, RunConfig
-from grouprl.distributed import Ranks
-from grouprl.distributed.cluster import Cluster
+from grouprl.engines.ray_cluster import Cluster
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
+from grouprl.ranks import Ranks
+from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.learned import learned_reward
+from grouprl.rewards.overlong import Overlong
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
-from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.overlong import Overlong
-from grouprl.scoring.reward_logs import TrainingState
-from grouprl.scoring.scorer import Scorer, open_scorer
+from grouprl.rewards.reward_logs import TrainingState
+from grouprl.rewards.scorer import Scorer, open_scorer
 from grouprl.tasks import Task
 from grouprl.types import UserError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from reprlib import repr as shown
 
-from grouprl.scoring.batch_calls import signature_of
-from grouprl.scoring.calling import gather
-from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.invalid import Invalid
-from grouprl.scoring.keywords import call_keywords
-from grouprl.scoring.scorer import Scorer
+from grouprl.rewards.batch_calls import signature_of
+from grouprl.rewards.functions import FromFile, WeightedReward
+from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.keywords import call_keywords
+from grouprl.rewards.scorer import Scorer
+from grouprl.rewards.workers.calling import gather
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from grouprl.checks.symbolic import MathVerify
+from grouprl.rewards.functions import RewardFunction
 from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text, correct_answer, is_finite
-from grouprl.rewards.symbolic import MathVerify
-from grouprl.scoring.functions import RewardFunction
 
 _VERIFIERS = ("correct_answer", "math_verify")
 _UNITS = ("characters", "tokens")

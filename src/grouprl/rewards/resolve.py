@@ -8,16 +8,16 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from grouprl.checks.json_schema import JsonSchema
+from grouprl.checks.judge_model.grading import JudgeModel
+from grouprl.checks.symbolic import MathVerify
+from grouprl.checks.unit_tests import UnitTests
 from grouprl.rewards.formats import Regex, ThinkFormat
-from grouprl.rewards.json_schema import JsonSchema
-from grouprl.rewards.judge_model.grading import JudgeModel
+from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.rules import boxed_format, correct_answer, last_number
 from grouprl.rewards.steps import equation_steps
-from grouprl.rewards.symbolic import MathVerify
-from grouprl.rewards.unit_tests import UnitTests
-from grouprl.scoring.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
 

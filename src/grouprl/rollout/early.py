@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from grouprl.curriculum.order import Visit
-from grouprl.rollout.engine import Engine, Request
-from grouprl.rollout.remote import RemoteEngine
+from grouprl.rollout.engine import EarlyEngine, Engine, Request
+from grouprl.tasks.curriculum.order import Visit
 from grouprl.types import Sampling
 
 _TICK = 0.02  # seconds until a dropped group is noticed
@@ -37,7 +36,7 @@ def refilling(
         further: gives the first visits of the next round for a number of dropped groups; None = there is no next one.
         requests: makes their requests.
     """
-    if not isinstance(engine, RemoteEngine) or further is None:
+    if not isinstance(engine, EarlyEngine) or further is None:
         yield
         return
     over = Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
@@ -67,4 +67,20 @@ class Engine(Protocol):
 
     def load_weights(self, version: int) -> None:
         """Makes the engine sample from the policy's weights after `version` updates."""
+        ...
+
+
+@runtime_checkable
+class EarlyEngine(Engine, Protocol):
+    """An engine that samples elsewhere, so that groups can be begun before they are asked for."""
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling, *, now: bool = False) -> None:
+        """Starts to sample groups from the weights of now, for a later `generate`; those that were begun stay.
+
+        With `now` they come before all that was begun.
+        """
+        ...
+
+    def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:
+        """Takes groups that were sampled before, for a later `generate`."""
         ...

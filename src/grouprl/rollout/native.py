@@ -13,6 +13,8 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.kernels.compiled_forward import CompiledForward, is_faster
+from grouprl.kernels.compiled_weights import CompiledWeights
 from grouprl.models.attention import attention_layers, hidden_states, is_packed
 from grouprl.models.layouts import Prefix
 from grouprl.models.llama_form import llama_hidden_states
@@ -22,8 +24,6 @@ from grouprl.models.prefix import Read, read_prefix
 from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.compiled_forward import CompiledForward, is_faster
-from grouprl.rollout.compiled_weights import CompiledWeights
 from grouprl.rollout.decoding import Decoding, Finished, Unit, Waiting
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward

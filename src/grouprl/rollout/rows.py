@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.models.kernels.build import library
-from grouprl.models.kernels.calibration import Contest, Form, grid, uses_kernel
-from grouprl.models.kernels.functions import pointers
+from grouprl.kernels.build import library
+from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel
+from grouprl.kernels.functions import pointers
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 

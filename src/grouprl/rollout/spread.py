@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from grouprl.distributed import Ranks
 from grouprl.models.shard import gathered
+from grouprl.ranks import Ranks
 from grouprl.rollout.engine import Engine, Request
 from grouprl.types import Completion, Group, Sampling, StopReason
 

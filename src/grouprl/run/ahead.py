@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grouprl.config.strict import parse, read_text
-from grouprl.curriculum.pass_rates import PassRates
+from grouprl.files import parse, read_text
 from grouprl.rollout import Request, requests
-from grouprl.rollout.remote import RemoteEngine
+from grouprl.rollout.engine import EarlyEngine
 from grouprl.rollout.spread import completion_rows, completions_of
 from grouprl.step import StepParts
+from grouprl.tasks.curriculum.pass_rates import PassRates
 from grouprl.types import Group, UserError
 
 
 class Ahead:
     """Begins the groups of steps before they are asked for."""
 
-    def __init__(self, parts: StepParts, engine: RemoteEngine, last: int) -> None:
+    def __init__(self, parts: StepParts, engine: EarlyEngine, last: int) -> None:
         """`last` is the run's last step."""
         self._parts, self._engine, self._last = parts, engine, last
 

@@ -11,10 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig
-from grouprl.curriculum.edge import EdgeOrder
-from grouprl.curriculum.order import ProblemOrder, UniformOrder
-from grouprl.curriculum.pass_rates import PassRates
-from grouprl.distributed import Ranks
+from grouprl.engines.ray_samplers import RemoteEngine, Samplers
+from grouprl.engines.vllm import VllmEngine
 from grouprl.learner import Learner, Optimizer
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
@@ -24,18 +22,20 @@ from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.models.shard import shard_model, shard_module
 from grouprl.models.structure import structured_sampling
+from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_rewards
 from grouprl.rewards.golds import check_golds, in_memory
+from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
-from grouprl.rollout.remote import RemoteEngine, Samplers
 from grouprl.rollout.verify import check_sampler
-from grouprl.rollout.vllm import VllmEngine
 from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
-from grouprl.scoring.scorer import Scorer
 from grouprl.step import StepParts
 from grouprl.tasks import Task
+from grouprl.tasks.curriculum.edge import EdgeOrder
+from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder
+from grouprl.tasks.curriculum.pass_rates import PassRates
 from grouprl.types import Problem, UserError
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.config.strict import read_json
+from grouprl.files import read_json
 from grouprl.learner import Learner
 from grouprl.models.adapters import is_adapter, merge_adapter
 from grouprl.models.load import load_model, load_tokenizer

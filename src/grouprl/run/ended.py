@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_run
-from grouprl.report.verdict import verdict
+from grouprl.run.verdict import verdict
 
 Row = Mapping[str, Any]
 _SHOWN = ("step", "reward", "reward_std", "accuracy", "frac_reward_zero_std", "completions/mean_length", "kl", "loss")

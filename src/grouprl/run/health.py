@@ -12,11 +12,11 @@ from grouprl.learner import Learner
 from grouprl.models.save import not_finite
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.write import RunRecord
-from grouprl.report.health import Finding
-from grouprl.report.terminal import Terminal
-from grouprl.report.watch import WENT_BACK, Explosion, Health
 from grouprl.run.checkpoint import TrainerState
+from grouprl.run.findings import Finding
 from grouprl.run.resume import newest_good
+from grouprl.run.terminal import Terminal
+from grouprl.run.watch import WENT_BACK, Explosion, Health
 
 
 def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
-from grouprl.planner.layouts import Layout, memory_of_rank
-from grouprl.planner.machine import total_memory
-from grouprl.planner.screen import networks_of, step_of
-from grouprl.planner.shapes import shape_of
 from grouprl.tasks import Task
+from grouprl.tools.planner.layouts import Layout, memory_of_rank
+from grouprl.tools.planner.machine import total_memory
+from grouprl.tools.planner.screen import networks_of, step_of
+from grouprl.tools.planner.shapes import shape_of
 from grouprl.types import UserError
 
 _PROMPTS = 64  # train problems whose prompts are looked at

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.distributed import note_begun
+from grouprl.lab.report.write import write_report
+from grouprl.ranks import note_begun
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_summary
 from grouprl.record.write import NoRecord, RunRecord
-from grouprl.report.terminal import Terminal
-from grouprl.report.write import write_report
+from grouprl.rewards.functions import WeightedReward
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import prune_checkpoints
 from grouprl.run.ended import Run
-from grouprl.scoring.functions import WeightedReward
+from grouprl.run.terminal import Terminal
 
 
 def reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:

@@ -13,10 +13,10 @@ from typing import Any
 from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, load_config
-from grouprl.config.strict import read_json
-from grouprl.distributed import Ranks, was_begun
+from grouprl.files import read_json
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
+from grouprl.ranks import Ranks, was_begun
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links

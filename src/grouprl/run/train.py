@@ -17,41 +17,41 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
-from grouprl.distributed import open_ranks
-from grouprl.distributed.cluster import open_cluster
+from grouprl.engines.ray_cluster import open_cluster
+from grouprl.engines.ray_samplers import open_samplers
 from grouprl.evaluation import ProblemResults, compare_results
 from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.lab.report.course import STEPS as COURSE
+from grouprl.lab.report.write import write_report
 from grouprl.models.precision import resolve_device
+from grouprl.ranks import open_ranks
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
-from grouprl.report.course import STEPS as COURSE
-from grouprl.report.health import GAPS
-from grouprl.report.terminal import Terminal, TrainingBars
-from grouprl.report.verdict import verdict
-from grouprl.report.watch import Explosion, Health
-from grouprl.report.write import write_report
 from grouprl.rewards.configured import configured_scorer, is_measured_by, state_before
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
-from grouprl.rollout.remote import open_samplers
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.ended import Run as Run
+from grouprl.run.findings import GAPS
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
 from grouprl.run.needs import needs_of
 from grouprl.run.opening import finished_run, open_record, reward_weights
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import chosen_on_all, code_of_run, locked_checkpoint, with_run_dtype
+from grouprl.run.terminal import Terminal, TrainingBars
 from grouprl.run.trust import record_code
+from grouprl.run.verdict import verdict
 from grouprl.run.warnings import warnings_of
-from grouprl.scoring.functions import WeightedReward
+from grouprl.run.watch import Explosion, Health
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
+from grouprl.tasks.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
 from grouprl.tasks.held_out import trained_on_the_rest
-from grouprl.trackers import Trackers
+from grouprl.tools.trackers import Trackers
 from grouprl.types import StepRecord, import_extra
 
 Callback = Callable[[StepRecord], None]

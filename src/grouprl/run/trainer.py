@@ -14,28 +14,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
-from grouprl.distributed import show_errors_once
 from grouprl.evaluation.evaluate import Metrics
 from grouprl.models.objects import folder_of
+from grouprl.ranks import show_errors_once
 from grouprl.record.layout import RunDirectory
 from grouprl.record.places import model_at
 from grouprl.record.write import held_files
-from grouprl.report.notebook import in_notebook
-from grouprl.report.terminal import Terminal
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
+from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
-from grouprl.run.gguf import loadable
+from grouprl.run.notebook import in_notebook
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
+from grouprl.run.terminal import Terminal
 from grouprl.run.train import Callback, Run, train
 from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_newest
-from grouprl.scoring.functions import RewardFunction, WeightedReward
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.from_list import problems_from_rows
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.tables import first_rows, is_stream
+from grouprl.tools.gguf import loadable
 from grouprl.types import Problem, UserError, unknown_name
 
 

@@ -19,8 +19,8 @@ from grouprl.models.structure import structured_sampling
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_scorer
+from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
-from grouprl.scoring.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import PLAIN, QUESTION, RunConfig, load_config
-from grouprl.config.strict import read_file, read_json
+from grouprl.files import read_file, read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
-from grouprl.scoring.functions import FromFile, WeightedReward
-from grouprl.scoring.own_modules import read_code
+from grouprl.rewards.functions import FromFile, WeightedReward
+from grouprl.rewards.own_modules import read_code
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from grouprl.distributed import Ranks
+    from grouprl.ranks import Ranks
 
 
 def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Collection[str]) -> None:

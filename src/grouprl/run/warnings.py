@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
+from grouprl.kernels.build import setting, why_no_library
 from grouprl.models.attention import is_packed
-from grouprl.models.kernels.build import setting, why_no_library
 from grouprl.models.precision import is_emulated
 from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
 from grouprl.run.assemble import RunParts

@@ -22,7 +22,7 @@ from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
-from grouprl.report.terminal import Terminal
+from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.supervised.training import PackMetrics, SupervisedLoss, fit, model_folder
 from grouprl.types import Batch, Group

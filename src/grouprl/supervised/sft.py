@@ -18,8 +18,8 @@ from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord
-from grouprl.report.terminal import Terminal
 from grouprl.rewards import completion_text
+from grouprl.run.terminal import Terminal
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import WordProblems, load_task

@@ -21,7 +21,7 @@ from grouprl.models.progress import PROGRESS
 from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, refuse_run
-from grouprl.report.terminal import Terminal
+from grouprl.run.terminal import Terminal
 from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
 
 PackMetrics = Callable[[Batch, Pack], Mapping[str, Tensor]]

@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grouprl.checks.code import Code
+from grouprl.checks.reasoning_gym import ReasoningGym
 from grouprl.tasks.base import Task
-from grouprl.tasks.code import Code
 from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.formats import Format, with_format
@@ -18,7 +19,6 @@ from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.mixture import Mixture, Part
-from grouprl.tasks.reasoning_gym import ReasoningGym
 from grouprl.tasks.sums import Sums
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name

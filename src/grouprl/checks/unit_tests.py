@@ -1,0 +1,99 @@
+"""Unit tests as a reward: the program runs in the sandbox, and this process checks its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from grouprl.checks.asserts import Check, holds, parse_asserts
+from grouprl.checks.programs import program
+from grouprl.checks.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_in_sandbox, why_unavailable
+from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text
+from grouprl.types import UserError
+
+_MARGIN_SECONDS = 1.0  # to end a program that is out of time, and to compare results
+
+
+@dataclass(frozen=True)
+class UnitTests:
+    """1.0 when the program of a completion passes every assert of the column `test_list`, else 0.0.
+
+    The program is the last closed ```python block that defines the function of the asserts; `rewards.programs` has the
+    rule for other completions. Only this program is tested. It runs after `test_setup_code` in a fresh sandbox, which
+    gets the calls of the asserts and nothing else; their results come back as data, and `tasks.asserts` compares them.
+    A result that is missing, late, or not of a plain builtin type fails its assert. With `share` the value is the share
+    of asserts that pass.
+
+    Range: 0 or 1, or 0 to 1 with `share`; None for a problem without tests. Failure modes: a program may contain the
+    answers to asserts in the prompt, so do not show all; `assert f(x)` and `== True` can be guessed: a constant passes
+    if all asserts expect the same; a program can report values that its functions did not return, but must know them;
+    slow programs fail, more often on a busy machine; a line of ``` in the program's text ends it, unless the line is
+    indented by four columns or more. Raises ValueError when `test_setup_code` fails, SandboxError when the sandbox
+    fails: the completion is then invalid, not wrong.
+
+    The programs of a group run one after another. If a call takes longer than `rollout.scoring.seconds`, each
+    completion is tested alone: the values are the same, but all programs run a second time.
+    """
+
+    share: bool = False
+    seconds: float = Limits.seconds
+    cpu_seconds: int = Limits.cpu_seconds
+    memory_mib: int = Limits.memory_mib
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        known = self.backend in ("auto", *BACKENDS)
+        check_arguments("unit_tests", self, ("backend", known, f"auto, {' or '.join(BACKENDS)}"))
+        # Checked here, where an error stops the run before it starts, not in a worker.
+        if self.backend == "auto":
+            object.__setattr__(self, "backend", choose_backend())
+        elif reason := why_unavailable(self.backend):
+            raise UserError(f"reward unit_tests: expected the backend {self.backend}, got {reason}: try backend=auto")
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of one program."""
+        return Limits(seconds=self.seconds, cpu_seconds=self.cpu_seconds, memory_mib=self.memory_mib)
+
+    @property
+    def longest_call_seconds(self) -> float:
+        """The longest time of one completion; with a shorter limit a hanging program would be invalid, not wrong."""
+        return self.seconds + _MARGIN_SECONDS
+
+    def __call__(
+        self,
+        prompts: Texts,
+        completions: Texts,
+        completion_ids: Ids,
+        *,
+        test_list: Sequence[Sequence[str] | None],
+        test_setup_code: Sequence[str | None] | None = None,
+        **columns: Any,
+    ) -> Values:
+        """Returns a value in the range, or None, for each completion."""
+        setups = [setup or "" for setup in test_setup_code or [None] * len(completions)]
+        return [
+            None if tests is None else self._value(completion_text(completion), setup, _checks(tuple(tests)))
+            for completion, tests, setup in zip(completions, test_list, setups, strict=True)
+        ]
+
+    def _value(self, text: str, setup: str, checks: Sequence[Check]) -> float:
+        source = program(text, checks[0].function)
+        if source.lstrip("\n")[:1] in (" ", "\t"):  # an indented program would continue the set-up code
+            setup, source = "", f"{setup}\n{source}"
+        calls = [call for check in checks for call in check.calls]
+        result = run_in_sandbox(source, calls, setup=setup, limits=self.limits, backend=self.backend)
+        outcomes = iter(result.outcomes)
+        passed = 0
+        for check in checks:
+            values = enumerate([next(outcomes) for _ in check.calls])
+            passed += holds(check, {n: value.value for n, value in values if isinstance(value, ReturnValue)})
+        return passed / len(checks) if self.share else float(passed == len(checks))
+
+
+@lru_cache(maxsize=1024)
+def _checks(tests: tuple[str, ...]) -> tuple[Check, ...]:
+    return parse_asserts(tests)

@@ -1,0 +1,185 @@
+"""An engine whose groups are sampled by the actors of a Ray cluster, each with a copy of the policy."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import safetensors.torch
+from transformers import PreTrainedModel
+
+from grouprl.config.run import PolicyConfig, RunConfig
+from grouprl.engines.ray_actors import ActorPool
+from grouprl.engines.ray_cluster import Cluster
+from grouprl.models.adapters import add_adapter, has_adapter
+from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device
+from grouprl.models.progress import PROGRESS
+from grouprl.models.save import plain_tensors
+from grouprl.rollout.engine import Request
+from grouprl.rollout.native import NativeEngine
+from grouprl.types import Group, Sampling, UserError
+
+
+@dataclass(frozen=True)
+class ShippedWeights:
+    """A version of the policy's weights in the store of the cluster, from which each sampler pulls it once."""
+
+    version: int  # updates made before
+    digest: str  # SHA-256 of the bytes
+    bytes: Any  # reference to the bytes of a safetensors file: of the whole policy, or of its adapter
+    start: str  # fingerprint of the weights that the run started from
+
+
+@dataclass(frozen=True)
+class SamplerJob:
+    """Groups to sample from one version of the weights."""
+
+    weights: ShippedWeights
+    requests: tuple[Request, ...]
+    sampling: Sampling
+
+
+Samplers = ActorPool[SamplerJob, list[Group]]
+_Key = tuple[str, str, int, Sampling]
+
+
+def _key(request: Request, sampling: Sampling) -> _Key:
+    """What determines a group, but for the weights."""
+    return request.problem.id, request.stream, request.completions, sampling
+
+
+@contextmanager
+def open_samplers(cluster: Cluster, config: RunConfig) -> Iterator[Samplers]:
+    """Starts the samplers of a run, which load its model while the learner does; they end with the block."""
+    model, rows = config.model, config.rollout.max_rows
+    settings = cluster.settings
+    device = "auto" if settings.gpus else "cpu"
+    build = partial(_Sampler, model, device, config.seed, rows)
+    with Samplers(
+        cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds, gpus=settings.gpus
+    ) as pool:
+        yield pool
+
+
+class RemoteEngine:
+    """An `Engine` on sampler actors. Completions do not depend on which actor samples them, nor how often."""
+
+    def __init__(self, samplers: Samplers, policy: PreTrainedModel, start: str, max_rows: int) -> None:
+        """`policy` is the learner's, `start` the fingerprint of its first weights."""
+        self._samplers, self._policy, self._start, self._max_rows = samplers, policy, start, max_rows
+        self._weights: ShippedWeights | None = None
+        self._version = 0
+        self._begun: dict[_Key, tuple[Future[list[Group]], int]] = {}  # with the group's place in the result
+
+    def load_weights(self, version: int) -> None:
+        """See `Engine.load_weights`; what was begun keeps its weights, and samplers pull new ones for the next job."""
+        self._version, self._weights = version, None
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling, *, now: bool = False) -> None:
+        """See `EarlyEngine.begin`."""
+        fresh = [request for request in requests if _key(request, sampling) not in self._begun]
+        if not fresh:
+            return
+        self._weights = self._weights or self._shipped()
+        for part in _parts([request.completions for request in fresh], self._samplers.count, self._max_rows):
+            job = SamplerJob(self._weights, tuple(fresh[place] for place in part), sampling)
+            future = self._samplers.submit(job, now=now)
+            self._begun |= {_key(one, sampling): (future, place) for place, one in enumerate(job.requests)}
+
+    def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:
+        """See `EarlyEngine.restore`."""
+        done = Future[list[Group]]()
+        done.set_result(list(groups))
+        self._begun |= {_key(one, sampling): (done, place) for place, one in enumerate(requests)}
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        on_finished: Callable[[int], None] | None = None,
+        on_group: Callable[[int, Group], None] | None = None,
+    ) -> list[Group]:
+        """See `Engine.generate`."""
+        self.begin(requests, sampling, now=True)
+        keys = [_key(request, sampling) for request in requests]
+        wanted = defaultdict[Future[list[Group]], list[tuple[int, int]]](list)
+        for place, key in enumerate(keys):
+            future, inside = self._begun[key]
+            wanted[future].append((place, inside))
+        groups: dict[int, Group] = {}
+        with PROGRESS.doing(lambda: f"waiting for samplers, {len(requests) - len(groups)} groups"):
+            for done in as_completed(wanted):
+                PROGRESS.mark()
+                for place, inside in wanted[done]:
+                    groups[place] = done.result()[inside]
+                    if on_finished is not None:
+                        on_finished(len(groups[place].completions))
+                    if on_group is not None:
+                        on_group(place, groups[place])
+        for key in keys:
+            self._begun.pop(key, None)
+        return [groups[place] for place in range(len(requests))]
+
+    def _shipped(self) -> ShippedWeights:
+        data = safetensors.torch.save(plain_tensors(self._policy, learned_only=has_adapter(self._policy)))
+        return ShippedWeights(
+            self._version, hashlib.sha256(data).hexdigest(), self._samplers.ray.put(data), self._start
+        )
+
+
+def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[list[int]]:
+    """Divides requests among jobs: one for each sampler, or more where a sampler would hold more than its rows.
+
+    >>> _parts([8, 8, 8, 8, 8], samplers=2, max_rows=16)
+    [[0, 3], [1, 4], [2]]
+    """
+    count = min(len(completions), max(samplers, math.ceil(sum(completions) / max_rows)))
+    return [list(range(first, len(completions), count)) for first in range(count)]
+
+
+class _Sampler:
+    """In an actor: the policy and an engine."""
+
+    def __init__(self, config: PolicyConfig, device: str, seed: int, max_rows: int) -> None:
+        import ray
+
+        path, lora, dtype = config.path, config.lora, config.dtype
+        self._ray, self._path = ray, path
+        model = load_model(config, device=resolve_device(device), weights=config.weights)
+        self._start = fingerprint(model)
+        self._model = model if lora is None else add_adapter(model, lora, seed=seed)
+        self._engine = NativeEngine(self._model, load_tokenizer(config), seed=seed, max_rows=max_rows, dtype=dtype)
+        self._digest = ""
+
+    def __call__(self, job: SamplerJob) -> list[Group]:
+        if job.weights.digest != self._digest:
+            self._pull(job.weights)
+        self._engine.load_weights(job.weights.version)
+        return self._engine.generate(job.requests, job.sampling)
+
+    def _pull(self, weights: ShippedWeights) -> None:
+        if self._start != weights.start:
+            raise UserError(
+                f"a sampler's {self._path}: expected the model that the run started with ({weights.start}), "
+                f"got another ({self._start}): give every machine of the cluster the same one"
+            )
+        data = self._ray.get(weights.bytes)
+        if (digest := hashlib.sha256(data).hexdigest()) != weights.digest:
+            raise UserError(
+                f"weights of version {weights.version}: expected the bytes with SHA-256 {weights.digest}, got "
+                f"{digest}: check the cluster's memory and disks"
+            )
+        lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
+        learned = {name for name, weight in self._model.named_parameters() if weight.requires_grad}
+        if unknown or learned & set(lacking):
+            raise UserError(f"weights of version {weights.version}: expected those of {self._path}, got others")
+        self._digest = weights.digest

@@ -1,0 +1,282 @@
+"""One completion, token by token: its text, and what sampler, learner, reference and update made of each token."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from grouprl.algorithms import clipped_tokens, kl_estimate
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.algorithm import all_options
+from grouprl.files import is_number, read_file
+from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
+from grouprl.models.received import refuse_tokenizer
+from grouprl.record.layout import RunDirectory
+from grouprl.record.rows import parsed, truth
+from grouprl.types import UserError
+
+_PLAIN = (
+    "step, group_index, completion_index, problem_id, text, reward, advantage, length, stop_reason, weights_version"
+)
+_BLOBS = (
+    *("logprobs", "plain_logprobs", "old_logprobs"),
+    *("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs"),
+)
+_OBJECTIVE = (
+    *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip"),
+    *("kl_in", "kl_coef", "passes", "minibatches"),
+)
+_JUMP, _AROUND, _MOST_JUMPS = 4, 10, 5  # times the median, of so many neighbors; and steps that are shown
+_NO_KL = 1e-6  # nats a token: rounding
+_OF_KL = ("learner_logprobs", "reference_logprobs")
+_ASSETS = Path(__file__).parents[2] / "models" / "assets"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a piece of SentencePiece's byte fallback
+_NO_CHARACTER = "\ufffd"  # what decoding gives for bytes that are none
+
+
+def one_completion(folder: Path, step: int, group: int, index: int, *, root: Path) -> dict[str, Any]:
+    """Everything that is recorded of the tokens of a completion, and what follows from it.
+
+    Args:
+        folder: the run directory.
+        step: of the completion.
+        group: its group's index there.
+        index: its own in the group.
+        root: the folder of runs; no tokenizer outside it is read, bundled ones apart.
+
+    Returns:
+        The completion's own columns; `tokens` (see `token_texts`; texts are None without a tokenizer) and `tokenizer`,
+        where their texts come from. Then lists with a number for each token, or None where the run did not record what
+        they need: `advantages`; log-probs under each policy, and `entropies`, in nats; `probabilities`, of the
+        distribution drawn from; `ratios` of the learner's probability to the old one, and `sequence_ratio`, their
+        geometric mean; `clipped` (see `clipped_sides`); `kl`, the run's estimate in nats; `changes`, what the update
+        added to the probability. `objective` holds the fields of the algorithm behind them.
+
+    Raises:
+        UserError: it is not recorded, or the database cannot be read or is an older version's.
+    """
+    config = read_config(folder)
+    algorithm = run_algorithm(config)
+    row = _row(folder, step, group, index)
+    ids = np.frombuffer(row["token_ids"], "<i4").tolist()
+    columns = {name: _numbers(row[name]) for name in _BLOBS}
+    advantages_T = _numbers(row["token_advantages"])
+    if advantages_T is None:
+        advantages_T = torch.full((len(ids),), row["advantage"], dtype=torch.float64)
+    found, known = find_tokenizer(folder, config, root), all_options(algorithm)
+    unread = [{"id": token, "text": None, "half": False} for token in ids]
+    return {
+        **{name: row[name] for name in _PLAIN.split(", ")},
+        "correct": truth(row["correct"]),
+        "step_rewards": parsed(RunDirectory(folder).rollouts, row, "step_rewards"),
+        "tokenizer": None if found is None else found[0],
+        "tokens": unread if found is None else token_texts(found[1], ids),
+        "advantages": advantages_T.tolist(),
+        **{name: None if numbers_T is None else numbers_T.tolist() for name, numbers_T in columns.items()},
+        **_derived(columns, advantages_T, algorithm),
+        "objective": {"kl": known["kl_estimator"], **{name: known[name] for name in _OBJECTIVE}},
+    }
+
+
+def kl_jumps(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The steps, at most 5, whose KL is at least 4 times the median of its 10 neighbors.
+
+    Returns:
+        `jumps`: `step`, `kl`, `usual`, the median, and `token`, which has the largest part of the step's KL: `group`,
+        `completion`, `token` (from 0) and `share`; None where no log-probs of the reference are recorded.
+
+    Raises:
+        UserError: the database cannot be read or is an older version's.
+    """
+    known = [(row["step"], float(row["kl"])) for row in metrics if is_number(row.get("kl"))]
+    found = []
+    for place, (step, kl) in enumerate(known):
+        first = max(0, min(place - _AROUND // 2, len(known) - _AROUND - 1))
+        others = [abs(value) for at, value in known[first : first + _AROUND + 1] if at != step]
+        if len(others) >= _AROUND // 2 and kl > _NO_KL and kl >= _JUMP * median(others):
+            found.append({"step": step, "kl": kl, "usual": median(others)})
+    found = sorted(
+        sorted(found, key=lambda jump: jump["usual"] / jump["kl"])[:_MOST_JUMPS], key=lambda jump: jump["step"]
+    )
+    algorithm = run_algorithm(read_config(folder))
+    with recorded(folder) as database:
+        return {"jumps": [{**jump, "token": _largest_token(database, jump["step"], algorithm)} for jump in found]}
+
+
+def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm) -> dict[str, Any] | None:
+    """Of the tokens that the step's KL is the mean of: all, or with a KL in the reward those with an advantage."""
+    kind = algorithm.kl.kl_estimator if algorithm.kl else "k3"
+    sums, largest = [], []
+    for row in database.execute(
+        f"SELECT group_index, completion_index, length, {', '.join(_OF_KL)} FROM completions WHERE step = ? AND "
+        f"length > 0 AND {' AND '.join(f'{name} NOT NULL' for name in _OF_KL)} AND (advantage != 0 OR ?)",
+        (step, algorithm.pulls),
+    ):
+        pair = (torch.tensor(np.frombuffer(row[name], "<f4").astype("f8")) for name in _OF_KL)
+        kl_T = kl_estimate(*pair, kind=kind).abs().nan_to_num(posinf=0.0)
+        sums.append(float(kl_T.sum()))
+        largest.append((float(kl_T.max()), row["group_index"], row["completion_index"], int(kl_T.argmax())))
+    if not sum(sums):
+        return None
+    size, group, completion, token = max(largest)
+    return {"group": group, "completion": completion, "token": token, "share": size / sum(sums)}
+
+
+def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) -> list[str | None]:
+    """Where PPO's clip cut the gradient of a token's objective (arXiv:1707.06347, equation 7).
+
+    A ratio beyond the bounds is cut on the side alone to which the advantage would move it further: "low" (below
+    1 - clip_low with a negative advantage), "high" (above 1 + clip_high with a positive one) or "dual" (above dual_clip
+    with a negative one); else None. GMPO's clip does the same; other surrogates cut no gradient.
+
+    Args:
+        ratios_T: [T] of the learner's probability to the old one.
+        advantages_T: [T].
+        algorithm: with `ratio="sequence"`, ratios_T is the completion's at every token.
+    """
+    if not algorithm.objective.cuts:
+        return [None] * len(ratios_T)
+    (low, high), bound = algorithm.objective.range, algorithm.objective.largest_ratio
+    low_1T, high_1T = clipped_tokens(ratios_T[None], advantages_T[None], clip_low=low, clip_high=high)
+    dual_T = torch.zeros_like(low_1T[0]) if bound is None else (ratios_T > bound) & (advantages_T < 0)
+    rows = zip(low_1T[0].tolist(), high_1T[0].tolist(), dual_T.tolist(), strict=True)
+    return ["low" if low else "high" if high else "dual" if dual else None for low, high, dual in rows]
+
+
+def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorithm: Algorithm) -> dict[str, Any]:
+    sampler_T, learner_T = columns["logprobs"], columns["learner_logprobs"]
+    reference_T, updated_T = columns["reference_logprobs"], columns["updated_logprobs"]
+    assert sampler_T is not None
+    derived: dict[str, Any] = {"probabilities": sampler_T.exp().tolist()}
+    derived |= dict.fromkeys(("ratios", "sequence_ratio", "clipped", "kl", "changes"))
+    if learner_T is None:
+        return derived
+    old_T = columns["old_logprobs"]
+    log_ratios_T = learner_T - (sampler_T if old_T is None else old_T)
+    sequence_ratio = log_ratios_T.mean().exp()
+    derived |= {"ratios": log_ratios_T.exp().tolist(), "sequence_ratio": sequence_ratio.item()}
+    ratios_T = sequence_ratio.expand_as(log_ratios_T) if algorithm.objective.ratio == "sequence" else log_ratios_T.exp()
+    derived["clipped"] = clipped_sides(ratios_T, advantages_T, algorithm)
+    if reference_T is not None and algorithm.kl is not None:
+        derived["kl"] = kl_estimate(learner_T, reference_T, kind=algorithm.kl.kl_estimator).tolist()
+    if updated_T is not None:
+        derived["changes"] = (updated_T.exp() - learner_T.exp()).tolist()
+    return derived
+
+
+def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:
+    with recorded(folder) as database:
+        row: sqlite3.Row | None = database.execute(
+            f"SELECT {_PLAIN}, correct, step_rewards, token_ids, token_advantages, {', '.join(_BLOBS)} "
+            "FROM completions WHERE step = ? AND group_index = ? AND completion_index = ?",
+            (step, group, index),
+        ).fetchone()
+    if row is None:
+        raise UserError(
+            f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
+            "choose one of the list (a resumed run repeats its last steps)"
+        )
+    return row
+
+
+def _numbers(blob: bytes | None) -> Tensor | None:
+    """[T] float64, so that what is worked out of the recorded float32 adds no rounding."""
+    return None if blob is None else torch.from_numpy(np.frombuffer(blob, "<f4").astype("f8"))
+
+
+# What single tokens say. A tokenizer decodes sequences; here every token is shown by itself, and no byte is lost.
+
+
+def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple[str, Tokenizer] | None:
+    """The tokenizer of a run: of its newest checkpoint, else of the model that it started from; None = neither is here.
+
+    Before it stands the name of its place, as people know it.
+
+    Args:
+        folder: the run directory.
+        config: its configuration.
+        root: the folder of runs. Nothing outside it is read, nor what a link in it leads to, bundled models apart.
+
+    Raises:
+        UserError: the file is no tokenizer.
+    """
+    for place, path, owner in _candidates(folder, config, root):
+        try:
+            # A checkpoint may hold a link, and one that is replaced vanishes.
+            if path.resolve().is_relative_to(owner.resolve()):
+                file = read_file(path)
+                if file is not None:
+                    refuse_tokenizer(file, path)
+                    return place, _loaded(file)
+        except (OSError, RuntimeError):  # RuntimeError: a link to itself
+            continue
+        except ValueError as error:
+            raise UserError(f"{path}: expected a tokenizer, got '{error}': restore the file") from None
+    return None
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Of each token its `id`, its `text` and whether it is `half`: not whole characters.
+
+    The text of a special token is its name. Bytes that are no whole character are written as Python writes them
+    (\\xe2); the text of an id that the tokenizer does not know is None.
+    """
+    shown = {token: _shown(tokenizer, token) for token in set(ids)}
+    return [{"id": token, "text": shown[token][0], "half": shown[token][1]} for token in ids]
+
+
+def _candidates(folder: Path, config: Mapping[str, Any], root: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Name, tokenizer and the folder that it must not lead out of; the best first."""
+    for saved in reversed(RunDirectory(folder).saved_models()):
+        yield f"checkpoints/{saved.path.name}", saved.path / "tokenizer.json", root
+    model = config.get("model")
+    name = model.get("path") if isinstance(model, Mapping) else None
+    if isinstance(name, str) and name:
+        if re.fullmatch(r"[A-Za-z0-9_-]+", name) and (_ASSETS / name).is_dir():
+            yield name, _ASSETS / name / "tokenizer.json", _ASSETS
+        else:
+            yield name, Path(name) / "tokenizer.json", root
+
+
+@lru_cache(maxsize=4)
+def _loaded(file: bytes) -> Tokenizer:
+    return Tokenizer.from_buffer(file)
+
+
+def _shown(tokenizer: Tokenizer, token: int) -> tuple[str | None, bool]:
+    piece = tokenizer.id_to_token(token) if token >= 0 else None
+    if piece is None:
+        return None, False
+    alone: str = tokenizer.decode([token], skip_special_tokens=False)
+    if _NO_CHARACTER in alone and (raw := _bytes(piece)) is not None:
+        text = raw.decode("utf-8", "backslashreplace")
+        return text, text.encode() != raw
+    # Some decoders take the space away from what a sequence begins with; what comes second is as it stands in a text.
+    twice: str = tokenizer.decode([token, token], skip_special_tokens=False)
+    return (twice.removeprefix(alone) if twice.startswith(alone) else alone), False
+
+
+def _bytes(piece: str) -> bytes | None:
+    """The bytes that a vocabulary's piece stands for; None when it stands for characters."""
+    if found := _BYTE.fullmatch(piece):
+        return bytes.fromhex(found[1])
+    known = _byte_of_sign()
+    return bytes(known[sign] for sign in piece) if all(sign in known for sign in piece) else None
+
+
+@cache
+def _byte_of_sign() -> dict[str, int]:
+    """GPT-2's alphabet of bytes: those that print as themselves, the others in their order from U+0100 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

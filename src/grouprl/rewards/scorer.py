@@ -1,0 +1,359 @@
+"""Scores groups of completions. Scoring of a group starts as soon as it is sampled, while others are sampled."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from grouprl.config.run import ScoringConfig
+from grouprl.engines.ray_cluster import Cluster
+from grouprl.engines.ray_scorers import RemoteRewards
+from grouprl.models.progress import PROGRESS
+from grouprl.ranks import Ranks
+from grouprl.rewards.batch_calls import batch_calls, refuse_parts, signature_of
+from grouprl.rewards.completions import (
+    Row,
+    Scored,
+    extras_of,
+    failure,
+    is_correct,
+    read,
+    rows_of,
+    written,
+)
+from grouprl.rewards.compute_score import truth_of
+from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, WeightedReward
+from grouprl.rewards.invalid import InvalidCount
+from grouprl.rewards.keywords import call_keywords
+from grouprl.rewards.overlong import Overlong
+from grouprl.rewards.reasoning_steps import step_rewards
+from grouprl.rewards.reward_logs import OUTSIDE, TrainingState
+from grouprl.rewards.workers.calling import Called, PendingValues, gather, is_known
+from grouprl.rewards.workers.parcels import ParcelError, pack
+from grouprl.rewards.workers.pool import RewardPool, cores
+from grouprl.rewards.workers.zygote import Source
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class PendingGroup:
+    """A group and its reward calls in progress."""
+
+    group: Group
+    calls: Mapping[str, PendingValues]  # by reward name
+
+
+class Scoring:
+    """The groups of one round of sampling; of several ranks, each scores those that it sampled."""
+
+    def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """The tokenizer is needed for process rewards, whose steps end at a token."""
+        self._scorer, self._tokenizer = scorer, tokenizer
+        self._pending: dict[int, PendingGroup] = {}
+        self._known: dict[int, list[float]] = {}
+
+    def begin(self, place: int, group: Group) -> None:
+        """Starts the calls for a group in the workers; `place` is the group's place in the result."""
+        self._pending[place] = self._scorer.begin(group)
+
+    def known(self) -> list[list[float]]:
+        """What the completions of each group earned, for the groups that are scored by now; waits for nothing."""
+        for place, pending in list(self._pending.items()):
+            if place not in self._known and (earned := self._scorer.earned(pending, self._tokenizer)) is not None:
+                self._known[place] = earned
+        return list(self._known.values())
+
+    def finish(self) -> list[tuple[RewardOutcome, ...]]:
+        """Waits for all started groups: see `Scorer.finish`."""
+        places = sorted(self._pending)
+        return self._scorer.finish([self._pending[place] for place in places], self._tokenizer, places=places)
+
+
+@contextmanager
+def open_scorer(
+    rewards: Sequence[WeightedReward],
+    *,
+    verifier: WeightedReward | None = None,
+    limits: ScoringConfig | None = None,
+    overlong: Overlong | None = None,
+    ranks: Ranks | None = None,
+    cluster: Cluster | None = None,
+    state: TrainingState = OUTSIDE,
+) -> Iterator[Scorer]:
+    """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
+
+    Args:
+        rewards: the rewards that score the completions.
+        verifier: a completion is correct when this reward is 1.0 or more.
+        limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
+        overlong: the length penalty of each completion; None = there is none.
+        ranks: those that score together; None = a single process. The ranks of a machine share its cores.
+        cluster: whose scorers run the workers; None = this machine does.
+        state: before the first step, for rewards that ask for `trainer_state`.
+
+    Raises:
+        UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion; or one
+            with `scope="batch"` would see only the part of a rank.
+    """
+    limits, ranks = limits or ScoringConfig(), ranks or Ranks()
+    refuse_parts([*rewards, *filter(None, [verifier])], ranks)
+    known = {reward.name: reward for reward in rewards}
+    if verifier is not None:
+        if verifier.name in known and known[verifier.name].function != verifier.function:
+            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
+        known.setdefault(verifier.name, verifier)
+    for reward in known.values():
+        needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
+        if needed > limits.seconds:
+            raise UserError(
+                f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
+                f"got {limits.seconds:g}: raise it, or lower the reward's"
+            )
+    sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
+    if cluster is not None and cluster.settings.scorers:
+        opened: RemoteRewards | RewardPool = RemoteRewards(cluster, sources, limits)
+    else:
+        workers = limits.workers or max(1, cores() // ranks.on_machine)
+        opened = RewardPool(sources, limits.model_copy(update={"workers": workers}))
+    with opened as pool:
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
+
+
+class Scorer:
+    """Turns groups into reward outcomes; made by `open_scorer`."""
+
+    def __init__(
+        self,
+        rewards: tuple[WeightedReward, ...],
+        verifier: WeightedReward | None,
+        pool: RewardPool | RemoteRewards,
+        max_invalid: float,
+        overlong: Overlong | None = None,
+        ranks: Ranks | None = None,
+        state: TrainingState = OUTSIDE,
+    ) -> None:
+        self._ranks = ranks or Ranks()
+        self._state, self._logged = state, list[tuple[str, float]]()
+        self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
+        self._max_invalid = max_invalid
+        self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
+        names = [reward.name for reward in rewards]
+        self.called = rewards if verifier is None or verifier.name in names else (*rewards, verifier)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each component of the total, by name; the length penalty comes first."""
+        penalty = {} if self.overlong is None else {SOFT_OVERLONG: 1.0}
+        return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+
+    @property
+    def judges(self) -> tuple[WeightedReward, ...]:
+        """The rewards that count their requests: each completion may cost money."""
+        return tuple(reward for reward in self.called if hasattr(reward.function, "usage"))
+
+    def begin_step(self, step: int) -> None:
+        """Sets what rewards get as `trainer_state`; forgets what they logged."""
+        self._state, self._logged = replace(self._state, global_step=step - 1), []
+
+    def logged(self) -> dict[str, float]:
+        """Returns the mean over the calls since `begin_step` of each number that rewards logged."""
+        values: dict[str, list[float]] = {}
+        for name, value in self._logged:
+            values.setdefault(f"reward_logs/{name}", []).append(value)
+        return {name: math.fsum(given) / len(given) for name, given in values.items()}
+
+    def usage(self) -> dict[str, float]:
+        """Returns the usage metrics of rewards that count their requests, on all ranks since the run began."""
+        used: Counter[str] = Counter()
+        for judge in self.judges:
+            used.update(judge.function.usage())  # type: ignore[union-attr]
+        if self.judges and self._ranks.world > 1:
+            used = sum(map(Counter, self._ranks.gather(used, "usage of rewards")), Counter[str]())
+        return dict(used)
+
+    def check_columns(self, problems: Sequence[Problem]) -> None:
+        """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one, or a ground
+        truth that some problem lacks."""
+        lacking = [problem.place or problem.id for problem in problems if truth_of(problem.columns) is None]
+        columns = dict.fromkeys(name for problem in problems for name in problem.columns)
+        for reward in self.called:
+            needed = signature_of(reward, self.pool)
+            if needed.one_of and lacking:
+                wanted = " or ".join(map(repr, needed.one_of))
+                raise UserError(
+                    f"reward {reward.name}: expected problems with the column {wanted}, got "
+                    f"{', '.join(columns) or 'none'}, and {len(lacking)} of {len(problems)} without a value, such as "
+                    f"{', '.join(lacking[:3])}: correct these rows, or give the function's parameter a default"
+                )
+            for name in needed.required:
+                if name not in columns:
+                    raise UserError(
+                        f"reward {reward.name}: expected problems with the column {name!r}, got "
+                        f"{', '.join(columns) or 'none'}: rename the column or the function's parameter"
+                    )
+
+    def begin(self, group: Group, rewards: Sequence[WeightedReward] | None = None) -> PendingGroup:
+        """Starts the calls for one group in the workers; `rewards` are those to call, None = all."""
+        keywords = call_keywords([group])
+        by_group = [reward for reward in rewards or self.called if not reward.has_one_call]
+        return PendingGroup(
+            group,
+            {
+                one.name: self.pool.submit(
+                    one.name, keywords, per_step=one.per_step, about=group.problem.id, state=self._state
+                )
+                for one in by_group
+            },
+        )
+
+    def finish(
+        self,
+        pending: Sequence[PendingGroup],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        places: Sequence[int] | None = None,
+    ) -> list[tuple[RewardOutcome, ...]]:
+        """Returns one outcome for each completion of each group, in order, of the groups of all ranks.
+
+        The total is the weighted sum of the rewards that apply, plus the length penalty. A completion is invalid (NaN
+        total, with the reason) when no reward applies or a reward failed: a broken verifier must not look like a wrong
+        answer.
+
+        Args:
+            pending: the groups of a step that this rank scores.
+            tokenizer: needed for process rewards, whose steps end at a token.
+            places: their places among the groups of all ranks; None = 0, 1, ...
+
+        Raises:
+            UserError: too many completions are invalid.
+        """
+
+        count, outcomes = self._count(self._window, pending), []
+        scored = self._scored(pending, self.called, tokenizer)
+        own = enumerate(scored) if places is None else zip(places, scored, strict=True)
+        for found, reasons, logged in self._ranks.merged(own, "rewards", write=written, read=read):
+            count.add(reasons)
+            self._logged += logged
+            outcomes.append(tuple(found))
+        count.close()
+        return outcomes
+
+    def evaluate(
+        self,
+        groups: Sequence[Group],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        without: Sequence[WeightedReward] = (),
+    ) -> list[tuple[RewardOutcome, ...]]:
+        """Scores groups that nothing is learned from; it logs nothing.
+
+        Args:
+            groups: of all ranks.
+            tokenizer: see `finish`.
+            without: rewards that are not called; then no outcome is valid, because it has no total.
+
+        Raises:
+            UserError: the verifier failed for too many completions. Other invalid ones stop nothing.
+        """
+        called = [reward for reward in self.called if reward not in without]
+        places = self._ranks.own([len(group.completions) for group in groups])
+        pending = [self.begin(groups[place], called) for place in places]
+        count, outcomes = self._count(deque(), pending), []
+        scored = zip(places, self._scored(pending, called, tokenizer, verdicts_alone=True), strict=True)
+        for found, reasons, _ in self._ranks.merged(scored, "rewards", write=written, read=read):
+            count.add(reasons)
+            outcomes.append(tuple(found))
+        count.close()
+        return outcomes
+
+    def _scored(
+        self,
+        pending: Sequence[PendingGroup],
+        called: Sequence[WeightedReward],
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        verdicts_alone: bool = False,  # whether the reasons are those of the verifier alone
+    ) -> Iterator[Scored]:
+        for group, calls in self._gathered(pending, called):
+            rows = rows_of(calls, group)
+            found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
+            found = [replace(one, extra=extra) for one, extra in zip(found, extras_of(calls, group), strict=True)]
+            reasons = [
+                ("" if verdicts_alone else one.reason) or failure(self.verifier, row)
+                for one, row in zip(found, rows, strict=True)
+            ]
+            logged = [pair for given in calls.values() for pair in given.metrics]
+            yield found if self.overlong is None else self.overlong.penalized(group, found), reasons, logged
+
+    def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
+        """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
+        calls = pending.calls.values()
+        if any(reward.has_one_call for reward in self.called) or not all(map(is_known, calls)):
+            return None
+        ((group, found),) = self._gathered([pending], self.called)
+        return [one.earned for one in map(self._outcome, rows_of(found, group), group.completions, repeat(tokenizer))]
+
+    def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
+        own = sum(len(one.group.completions) for one in pending)
+        return InvalidCount(self._max_invalid, window, sum(self._ranks.gather(own, "numbers of completions")))
+
+    def verify(self, groups: Sequence[Group]) -> list[tuple[bool | None, ...]]:
+        """Checks whether each completion is correct; None where the verifier failed, or there is none.
+
+        Raises:
+            UserError: the verifier failed for too many completions.
+        """
+        others = [reward for reward in self.called if reward != self.verifier]
+        return [tuple(one.correct for one in row) for row in self.evaluate(groups, without=others)]
+
+    def _gathered(
+        self, pending: Sequence[PendingGroup], rewards: Sequence[WeightedReward]
+    ) -> Iterator[tuple[Group, dict[str, Called]]]:
+        """Yields each group with what its calls gave, by reward name, as soon as all are there."""
+        groups = [waiting.group for waiting in pending]
+        together = batch_calls(rewards, groups, self.pool, self._state) if groups else {}
+        for place, waiting in enumerate(pending):
+            PROGRESS.mark()
+            calls = {name: gather(scored) for name, scored in waiting.calls.items()}
+            yield waiting.group, calls | {name: called[place] for name, called in together.items()}
+
+    def _outcome(self, row: Row, completion: Completion, tokenizer: PreTrainedTokenizerBase | None) -> RewardOutcome:
+        """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
+        components: dict[str, float | None] = {}
+        terms: list[float] = []
+        steps: tuple[StepReward, ...] = ()
+        for reward in self.rewards:
+            value = row.get(reward.name)
+            components[reward.name] = None
+            if isinstance(value, tuple) and value:
+                components[reward.name] = math.fsum(earned for _, earned in value) / len(value)
+                steps += step_rewards(reward, value, completion, tokenizer)
+            elif isinstance(value, float | int):
+                components[reward.name] = value
+                terms.append(reward.weight * value)
+        failures = "; ".join(filter(None, (failure(reward, row) for reward in self.rewards)))
+        uncalled = ", ".join(f"{reward.name} was not called" for reward in self.rewards if reward.name not in row)
+        reason = failures or uncalled or ("" if terms else "no reward applies")
+        correct = is_correct(row.get(self.verifier.name)) if self.verifier else None
+        return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
+
+
+def _source(reward: WeightedReward) -> Source:
+    function = reward.function
+    if isinstance(function, FromFile):
+        return function.path, function.function, dict(function.arguments), dict(function.code)
+    try:
+        return pack(function)
+    except ParcelError as error:
+        raise UserError(
+            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
+            "and the values it uses, into a file such as my_rewards.py"
+        ) from error

@@ -1,0 +1,348 @@
+"""The pool of killable processes that run reward functions; their hangs, crashes and leaks do not reach the run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+from grouprl.config.run import ScoringConfig
+from grouprl.models.progress import PROGRESS
+from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.reward_logs import OUTSIDE, TrainingState
+from grouprl.rewards.workers.calling import Called, PendingValues, Signature, decode, readable
+from grouprl.rewards.workers.frames import is_quiet, receive_frame, send_frame
+from grouprl.rewards.workers.parcels import ParcelError, pack, unpack
+from grouprl.rewards.workers.zygote import Source, request
+from grouprl.types import UserError
+
+_CHECK_SECONDS = 0.5  # between two checks of an idle worker
+_LOADING_SECONDS = 60.0  # of one function; its file may import torch and load a model
+_LONGEST_REPLY = 64 << 20
+# -P and the order of sys.path: a json.py in the working directory must not replace the standard library's.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from grouprl.rewards.workers.zygote import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+Keywords = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: str
+    per_step: bool
+    keywords: Keywords
+    completions: Sequence[Any]
+    about: str  # the problem, for messages
+    state: TrainingState
+    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+
+    @property
+    def divides(self) -> bool:
+        """Whether the function can be called for each of the completions."""
+        return not self.whole and len(self.completions) > 1
+
+    future: PendingValues = field(default_factory=Future)
+
+
+@dataclass
+class _Worker:
+    pid: int
+    channel: socket.socket
+    jobs: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class _Failure:
+    reason: str
+    hung: bool = False  # the call hung; another attempt would take as long
+    died: bool = False  # the worker died or must not be used again
+    of_call: bool = False  # of no single completion: a wrong count, which a call for each could hide
+
+
+class RewardPool:
+    """Runs reward functions in worker processes. It is a context manager, whose end kills every process.
+
+    When a call raises, hangs or dies, the pool calls the function again for each completion alone. Completions that
+    fail alone are `Invalid`; the others keep their value. After the failure of a `whole` call, or a wrong count of
+    values, all completions of the call are `Invalid`.
+
+    Args:
+        functions: the functions that the workers load, by name.
+        limits: the number of workers, and the limits of one call.
+    """
+
+    def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
+        self._functions, self._limits = functions, limits
+        self._lock = threading.Lock()
+        self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()  # in order of priority, number
+        self._numbers = itertools.count()
+        self._closed = False
+        self._live: set[int] = set()
+        self._signatures: Mapping[str, Signature] | None = None
+        self._zygote, self._control = self._started()
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
+            for place in range(limits.workers or cores())
+        ]
+
+    def signatures(self) -> Mapping[str, Signature]:
+        """Returns the signature of each function; waits until all are loaded.
+
+        Raises:
+            UserError: a function cannot be loaded.
+        """
+        if self._signatures is None:
+            self._signatures = self._loaded()
+            for thread in self._threads:
+                thread.start()
+        return self._signatures
+
+    def submit(
+        self,
+        name: str,
+        keywords: Keywords,
+        *,
+        per_step: bool = False,
+        about: str = "",
+        state: TrainingState = OUTSIDE,
+        whole: bool = False,
+    ) -> PendingValues:
+        """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
+
+        `about` names the problem, for messages; with `whole` the completions are those of several groups.
+        """
+        if self._closed:
+            raise ValueError("expected an open pool of rewards, got a closed one")
+        arguments = self.signatures()[name].arguments(keywords)
+        return self._put(_Job(name, per_step, arguments, keywords["completions"], about, state, whole), priority=1)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the workers that are alive."""
+        return list(self._live)
+
+    def close(self) -> None:
+        """Kills every process; calls in progress never return."""
+        self._closed = True
+        self._control.close()  # the zygote then ends and kills its workers
+        with suppress(subprocess.TimeoutExpired):
+            self._zygote.wait(2)
+        self._kill_zygote()
+
+    def _kill_zygote(self) -> None:
+        self._zygote.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
+            self._zygote.wait(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _put(self, job: _Job, priority: int) -> PendingValues:
+        self._jobs.put((priority, next(self._numbers), job))
+        return job.future
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        path = json.dumps(sorted(map(str, sys.path), key=lambda place: place == ""))
+        with theirs:
+            command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
+            # A session of its own, so that Ctrl-C in the terminal reaches the run alone, which stops in order.
+            zygote = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        with suppress(OSError):  # the process ended at once: `_loaded` reports it
+            send_frame(ours, pack((dict(self._functions), self._limits.memory_mib, self._limits.cpu_seconds)))
+        return zygote, ours
+
+    def _loaded(self) -> Mapping[str, Signature]:
+        loading, reply = ", ".join(self._functions), None
+        try:
+            while not isinstance(reply, str | Mapping):  # before each function comes its name
+                loading = loading if reply is None else str(reply[0])
+                reply = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
+        except (EOFError, OSError) as error:
+            source = self._functions.get(loading)
+            place = f" of {source[0]}" if isinstance(source, tuple) else ""
+            raise UserError(
+                f"reward {loading}{place}: expected to be loaded within {_LOADING_SECONDS:g} s, got "
+                f"{str(error) or 'a process that ended'}: read its output"
+            ) from error
+        if isinstance(reply, str):
+            raise UserError(f"{reply}: expected a reward function that can be loaded; fix it")
+        signatures: Mapping[str, Signature] = reply
+        return signatures
+
+    def _serve(self) -> None:
+        """Runs in a thread: takes jobs one after another, and replaces its worker process when needed."""
+        worker: _Worker | None = None
+        while not self._closed:
+            try:
+                _, _, job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
+            except queue.Empty:
+                worker = self._kept_alive(worker)
+                continue
+            try:
+                with PROGRESS.doing(partial(_described, job, worker)):
+                    worker = self._run(job, self._alive(worker))
+            except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
+                job.future.set_exception(_user_error(error))
+
+    def _kept_alive(self, worker: _Worker | None) -> _Worker | None:
+        """Returns a living idle worker; None if none can be started."""
+        try:
+            return self._alive(worker)
+        except (UserError, EOFError, OSError):
+            time.sleep(_CHECK_SECONDS)
+            return None
+
+    def _alive(self, worker: _Worker | None) -> _Worker:
+        """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
+        if worker is not None and not worker.ended and not is_quiet(worker.channel):
+            self._end(worker)
+        return self._forked() if worker is None or worker.ended else worker
+
+    def _run(self, job: _Job, worker: _Worker) -> _Worker:
+        """Runs a job; returns the worker for the next one."""
+        found = self._attempt(job, worker)
+        if isinstance(found, _Failure) and not job.divides and not found.hung and (worker.jobs or found.died):
+            # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
+            self._end(worker)
+            worker = self._forked()
+            found = self._attempt(job, worker)
+        worker.jobs += 1
+        if isinstance(found, _Failure):
+            if found.died:
+                self._end(worker)
+            job.future.set_result(self._apart(job, found))
+        else:
+            called, grown = found
+            if grown > self._limits.memory_mib // 2:
+                self._end(worker)
+            job.future.set_result(called)
+        return worker
+
+    def _apart(self, job: _Job, failure: _Failure) -> Called | list[PendingValues]:
+        """Starts a call for each completion of a failed call; if that is of no use, returns the reason."""
+        if not job.divides or failure.of_call:
+            return Called([Invalid(readable(failure.reason))] * len(job.completions), {})
+        singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
+        # Before further groups, because they may stop the run.
+        return [
+            self._put(_Job(job.name, job.per_step, keywords, [completion], job.about, job.state), priority=0)
+            for keywords, completion in zip(singles, job.completions, strict=True)
+        ]
+
+    def _attempt(self, job: _Job, worker: _Worker) -> tuple[Called, int] | _Failure:
+        """Makes a call; returns what it gave and the growth of the worker in MiB."""
+        limits = self._limits
+        message = pack((job.name, job.per_step, job.state, job.keywords, job.completions))
+        started = time.monotonic()
+        try:
+            send_frame(worker.channel, message, seconds=limits.seconds)
+            left = max(0.0, started + limits.seconds - time.monotonic())
+            reply = json.loads(receive_frame(worker.channel, seconds=left, most=_LONGEST_REPLY))
+            if reply.get("memory"):
+                return _Failure(f"needed more than {limits.memory_mib} MiB of memory", died=True)
+            if "values" not in reply:
+                return _Failure(str(reply["error"]), of_call=bool(reply.get("of_call")))
+            return decode(reply, len(job.completions)), int(reply["grown"])
+        except TimeoutError:
+            return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
+        except (EOFError, OSError):
+            return _Failure(_death(self._end(worker), limits), died=True)
+        except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
+            return _Failure("wrote into the connection of its worker", died=True)
+
+    def _forked(self) -> _Worker:
+        with self._lock:
+            try:
+                return self._asked_to_fork()
+            except (EOFError, OSError):
+                if self._closed:
+                    raise
+                # The zygote was killed or stopped, or cannot fork: start a new one, once.
+                self._kill_zygote()
+                self._control.close()
+                self._live.clear()
+                self._zygote, self._control = self._started()
+                self._loaded()
+                return self._asked_to_fork()
+
+    def _asked_to_fork(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                pid = request(self._control, fd=theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        self._live.add(pid)
+        return _Worker(pid, ours)
+
+    def _end(self, worker: _Worker) -> int:
+        """Kills a worker and all its children; returns its wait status."""
+        if worker.ended:
+            return signal.SIGKILL
+        worker.ended = True
+        worker.channel.close()
+        with self._lock:
+            self._live.discard(worker.pid)
+            try:
+                return request(self._control, worker.pid)
+            except (EOFError, OSError):
+                self._zygote.kill()  # a late answer could be taken for that of another request
+                return signal.SIGKILL
+
+
+def _described(job: _Job, worker: _Worker | None) -> str:
+    about = "the batch" if job.whole else f"problem {job.about or 'unknown'}"
+    return f"reward {job.name} of {about}, worker {worker.pid if worker else 'not started'}"
+
+
+def _user_error(error: BaseException) -> BaseException:
+    """The error that stops the run when no process can make a call."""
+    if isinstance(error, ParcelError):
+        return UserError(
+            f"rewards: expected columns that can be sent to another process, got {error}: use only text, numbers, "
+            "lists and dictionaries"
+        )
+    if isinstance(error, EOFError | OSError):
+        return UserError(
+            f"rewards: expected a process to run them in, got {type(error).__name__}: {error}: check whether the "
+            "machine is out of processes, files or memory"
+        )
+    return error
+
+
+def _death(status: int, limits: ScoringConfig) -> str:
+    if not os.WIFSIGNALED(status):
+        return f"ended its process with code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    if number == signal.SIGXCPU:
+        return f"used more than {limits.cpu_seconds} s of CPU time"
+    known = {one.value: one.name for one in signal.Signals}
+    return f"crashed its process ({known.get(number, f'signal {number}')})"
+
+
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

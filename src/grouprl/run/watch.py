@@ -1,0 +1,103 @@
+"""Watches a run while it trains: warns, and ends a run without finite updates or whose weights exploded.
+
+`report.health` decides from the metrics; this module records and shows what it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_json_lines
+from grouprl.record.write import RunRecord
+from grouprl.run.findings import (
+    GAPS,
+    Finding,
+    GapLimits,
+    explosion,
+    not_finite,
+    not_finite_in_a_row,
+    other_sampler,
+    unusable,
+    warnings,
+)
+from grouprl.run.terminal import Terminal
+from grouprl.types import UserError
+
+WENT_BACK = "went_back"  # the kind of the row that says so
+
+
+class Explosion(Exception):
+    """The weights of a run are no longer usable after `step`."""
+
+    def __init__(self, finding: Finding, step: int) -> None:
+        super().__init__(finding.sentence)
+        self.finding, self.step = finding, step
+
+
+class Health:
+    """Looks at every step of a run after it was recorded."""
+
+    def __init__(self, record: RunRecord, terminal: Terminal, limits: GapLimits = GAPS["float32"]) -> None:
+        self._record, self._terminal, self._limits = record, terminal, limits
+        run = RunDirectory(record.directory)
+        self._rows = list(read_json_lines(run.metrics))
+        self._given = list(read_json_lines(run.warnings))
+
+    def after(self, step: int, metrics: Mapping[str, float], broken: str | None) -> None:
+        """Warns about a step; `broken` is the name of a weight that is not finite.
+
+        Raises:
+            Explosion: weights, KL, gradient or gap exploded for the first time.
+            UserError: they did again, no update was finite for several steps, or another policy sampled.
+        """
+        self._rows.append({"step": step, **metrics})
+        bad = not_finite(self._rows)
+        found, first_bad = explosion(self._rows) or (None, step)
+        if broken is not None:
+            sentence = (
+                f"Step {step}: its update put NaN or infinity into {broken}. The learning rate is the likely cause."
+            )
+            found, first_bad = Finding(step, "explosion", "grad_norm", sentence, "lower learner.learning_rate"), step
+        for finding in ([bad] if bad else []) + ([found] if found else []):
+            self._give(finding)
+        if found is not None:
+            self._explode(Explosion(found, first_bad))
+        if bad is not None and not_finite_in_a_row(self._rows):
+            raise UserError(
+                f"{bad.sentence} The run stops after several such steps in a row; its completions are in "
+                f"rollouts.sqlite, its checkpoints from earlier steps: {bad.setting}, and start again"
+            )
+        self.warn()
+        if (other := other_sampler(self._rows, self._limits)) is not None:
+            raise UserError(f"{other.sentence} The run stops: {other.setting}, and start again")
+
+    def end(self) -> None:
+        """Looks at the last step of the run.
+
+        Raises:
+            UserError: the weights that the run would end with give no finite log-probs.
+        """
+        bad = not_finite(self._rows)
+        if bad is not None and unusable(self._rows):
+            raise UserError(f"{bad.sentence} The run ends with unusable weights: {bad.setting}")
+
+    def warn(self) -> None:
+        """Warns about the newest step and evaluation."""
+        evaluations = read_json_lines(RunDirectory(self._record.directory).evaluations)
+        for finding in warnings(self._rows, evaluations, self._given, self._limits):
+            self._give(finding)
+
+    def _explode(self, found: Explosion) -> None:
+        if any(row.get("kind") == WENT_BACK for row in self._given):
+            raise UserError(
+                f"{found.finding.sentence} The run already went back to a checkpoint once, so it stops: "
+                f"{found.finding.setting}, and start a new run"
+            )
+        raise found
+
+    def _give(self, finding: Finding) -> None:
+        self._given.append(asdict(finding))
+        self._record.warning(asdict(finding))
+        self._terminal.say(f"Warning: {finding.sentence} Suggestion: {finding.setting}.")

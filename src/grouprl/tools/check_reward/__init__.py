@@ -1,0 +1,98 @@
+"""Tests a run's rewards before training, on completions that should score and on cheap tricks that should not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+from rich.console import Console
+
+from grouprl.config.run import RunConfig
+from grouprl.models.load import load_tokenizer
+from grouprl.models.precision import with_dtype
+from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
+from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.run.terminal import Terminal
+from grouprl.tasks import Task, load_task
+from grouprl.tools.check_reward.findings import (
+    KindScores,
+    RewardCheck,
+    RewardFacts,
+    Totals,
+    cautions,
+    kind_scores,
+    reward_facts,
+    verdict_of,
+)
+from grouprl.tools.check_reward.screen import show
+from grouprl.tools.check_reward.trials import score_trials
+from grouprl.tools.check_reward.tricks import KINDS, trial_completions
+from grouprl.types import UserError
+
+__all__ = ["KINDS", "KindScores", "RewardCheck", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
+
+
+def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False) -> RewardCheck:
+    """Tries the rewards of a run on the first train problems of its task, and prints the findings.
+
+    Args:
+        config: the run; of its model only the tokenizer is loaded.
+        problems: number of problems, at least 1.
+        as_json: whether to print one JSON object instead of tables.
+
+    Raises:
+        UserError: the task or a reward cannot be loaded, or does not fit the run.
+    """
+    config, task = with_dtype(config), load_task(**config.task.model_dump())
+    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems)
+    if as_json:
+        kinds = [_flat(scores) for scores in checked.kinds]
+        print(json.dumps({**asdict(checked), "kinds": kinds, "beaten": checked.beaten, "passed": checked.passed}))
+    else:
+        show(Console(highlight=False), checked)
+    return checked
+
+
+def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward], *, problems: int = 32) -> RewardCheck:
+    """Scores the completions of `trial_completions` for the first train problems of a task.
+
+    Rewards run in worker processes as in training, under `rollout.scoring`, but invalid completions never stop them.
+
+    Raises:
+        UserError: a reward cannot be loaded, needs a column that no problem has, or does not fit the run.
+    """
+    if problems < 1:
+        raise UserError(f"problems: expected at least 1, got {problems}: the tricks are made from them")
+    check_rewards(config, rewards)
+    asked = task.problems("train")[:problems]
+    golds = [task.gold(problem) for problem in asked]
+    texts = trial_completions(asked, golds, config.task.format)
+    with configured_scorer(config, task, rewards, max_invalid=1.0, verified=True) as scorer:
+        tokenizer = load_tokenizer(config.model)
+        scorer.check_columns(asked)
+        with Terminal().progress("check", 2 * sum(map(len, texts))) as advance:
+            trials = score_trials(scorer, tokenizer, asked, texts, advance)
+    weights = {reward.name: reward.weight for reward in rewards} | (
+        {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
+    )
+    per_step = {reward.name for reward in rewards if reward.per_step}
+    of_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in KINDS}
+    kinds = tuple(kind_scores(kind, tried, weights) for kind, tried in of_kind.items() if tried)
+    facts = tuple(reward_facts(*weighted, trials, per_step=weighted[0] in per_step) for weighted in weights.items())
+    return RewardCheck(
+        task=task.name,
+        problems=len(asked),
+        kinds=kinds,
+        left_out={kind.name: kind.needs for kind, tried in of_kind.items() if not tried},
+        rewards=facts,
+        warnings=tuple(cautions(trials, kinds, facts, max_tokens=config.rollout.max_tokens, verifier=task.verifier)),
+        verdict=verdict_of(kinds),
+    )
+
+
+def _flat(scores: KindScores) -> dict[str, object]:
+    """Returns the scores as one JSON object; the values of the total are null if no completion is valid."""
+    total = asdict(scores.total) if scores.total else dict.fromkeys(one.name for one in fields(Totals))
+    flat = asdict(scores.kind) | asdict(scores) | total
+    return {name: value for name, value in flat.items() if name not in ("kind", "total", "needs")}

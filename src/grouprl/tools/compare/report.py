@@ -1,0 +1,189 @@
+"""Writes report.html, the page of a comparison with its data inside, and summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from grouprl.files import is_number
+from grouprl.lab.report.page import standalone
+from grouprl.lab.report.write import encoded, page_answers, rounded
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory
+from grouprl.tools.compare.read import (
+    THRESHOLD,
+    WINDOW,
+    BaselineDifference,
+    HeldOutEvaluation,
+    RecordedComparison,
+    Variant,
+    against_baseline,
+    held_out_curve,
+    metric_by_seed,
+    metric_curve,
+    read_comparison,
+    run_folder,
+    time_parts,
+    totals,
+)
+
+CURVES = (
+    *("accuracy", "reward", "kl", "completions/mean_length", "entropy"),
+    *("grad_norm", "frac_reward_zero_std", "tokens_per_second"),
+)
+
+
+def write_comparison(directory: Path) -> Path:
+    """Writes summary.json and report.html from the finished runs; returns the path of the page.
+
+    Raises:
+        UserError: `directory` has no comparison, or a file of a run is damaged.
+    """
+    comparison = read_comparison(directory)
+    atomic_write_text(RunDirectory(directory).summary, json_text(summary(comparison), indent=2) + "\n")
+    name = directory.resolve().name
+    home = f"/comparison/{encoded(name)}"
+    answers = {**page_answers(), f"comparisons/{encoded(name)}": comparison_answer(comparison)}
+    data = {"home": home, "links": [[home, "Comparison"]], "answers": answers}
+    path = RunDirectory(directory).report
+    atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("compare",)))
+    return path
+
+
+def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
+    """Makes the data of the page: `summary`, the curves of each variant, and the common settings of its runs."""
+    facts = [run.summary for variant in comparison.finished for run in variant.runs.values()]
+    machines = [run.get("machine", {}) for run in facts]
+    shared = [item for item in machines[0].items() if all(item in other.items() for other in machines)] if facts else []
+    found = summary(comparison)
+    return {
+        **found,
+        "name": comparison.directory.resolve().name,
+        "window": WINDOW,
+        "about": {name: facts[0][name] for name in ("model", "task") if facts and name in facts[0]},
+        "machine": {name: str(value) for name, value in shared},  # equal in all runs
+        "variants": [
+            {"name": variant.name, **found["variants"][variant.name], **_curves(variant)}
+            for variant in comparison.variants
+        ],
+    }
+
+
+def comparison_verdict(comparison: RecordedComparison) -> str:
+    """Summarizes the result of the comparison in one or two sentences."""
+    measure = comparison_measure(comparison)
+    means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
+    known = {name: value for name, value in means.items() if value is not None}
+    if len(comparison.finished) > 1 and not known:
+        return "No accuracy to compare: the task has no verifier. The curves show reward and length."
+    if len(known) < 2 or not comparison.baseline.runs:
+        done = ", ".join(known) or "none"
+        return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."
+    highest = max(known.values())
+    best = [name for name, value in known.items() if value == highest]
+    own = measure == "reward"
+    solved = (
+        f"with a held-out mean reward of {highest:.3f}"
+        if own
+        else f"with {highest:.1%} of the held-out problems solved"
+    )
+    if comparison.baseline.name in best:
+        return f"No variant ends above {comparison.baseline.name}, the baseline, {solved}."
+    variant = next(variant for variant in comparison.finished if variant.name == best[0])
+    gap = highest - known[comparison.baseline.name]
+    ahead = f"{gap:.3f}" if own else f"{100 * gap:.1f} points"
+    found = _certainty(against_baseline(comparison, variant, measure))
+    who = best[0] if len(best) == 1 else f"{', '.join(best[:-1])} and {best[-1]}"
+    ends = "ends" if len(best) == 1 else "end"
+    return f"{who} {ends} highest {solved}, {ahead} above {comparison.baseline.name}, {found}."
+
+
+def comparison_measure(comparison: RecordedComparison) -> str:
+    """What measures the runs: `reward` where any of them is not measured by its accuracy; one objective for all."""
+    runs = [run for variant in comparison.finished for run in variant.runs.values()]
+    own = any(run.summary.get("measure") == "reward" for run in runs)
+    return "reward" if own and all(is_number(run.results("after").get("reward")) for run in runs) else "greedy_accuracy"
+
+
+def _certainty(found: BaselineDifference) -> str:
+    """Describes a difference by its two intervals."""
+    kinds = {"problems": found.over_problems, "seeds": found.over_seeds}
+    ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
+    with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
+    if with_zero:
+        return f"which is within chance: 0 lies in its 95% interval over {' and its interval over '.join(with_zero)}"
+    if "seeds" not in ends:
+        several = found.over_seeds is not None and found.over_seeds.pairs > 1
+        return f"{'equally on each' if several else 'on one'} seed; other seeds may give another result"
+    return f"which is beyond chance: 0 lies outside its 95% interval over {' and its interval over '.join(ends)}"
+
+
+def summary(comparison: RecordedComparison) -> dict[str, Any]:
+    """Returns every number of the page, as the plain values of summary.json."""
+    return {
+        "verdict": comparison_verdict(comparison),
+        "measure": comparison_measure(comparison),
+        "baseline": comparison.baseline.name,
+        "seeds": comparison.seeds,
+        "threshold": THRESHOLD,
+        "variants": {variant.name: _variant_summary(comparison, variant) for variant in comparison.variants},
+    }
+
+
+def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[str, Any]:
+    names = dict.fromkeys(name for metrics in variant.metrics.values() for name in metrics)
+    metrics = {name: metric_by_seed(variant, name) for name in names}
+    against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1", "reward")}
+    return {
+        "settings": variant.settings,
+        "runs": {seed: run_folder(variant.name, seed) for seed in variant.runs},
+        "figures": {
+            name: {"mean": found.mean, "interval": found.interval, "by_seed": found.by_seed}
+            for name, found in metrics.items()
+            if found.by_seed
+        },
+        "against_baseline": {
+            name: asdict(found) for name, found in against.items() if variant is not comparison.baseline
+        },
+        "held_out": [asdict(point) | {"mean": fmean(point.accuracies)} for point in held_out_curve(variant)],
+        "seconds_by_part": time_parts(variant),
+    }
+
+
+def _curves(variant: Variant) -> dict[str, Any]:
+    """Makes series and evaluations of a variant in the form of a run's: means, lowest and highest over seeds."""
+    made = {step: sums for step, sums in totals(variant).items() if step > 0}
+    bands = {name: _bands(variant, name, made) for name in CURVES}
+    series: dict[str, Any] = {
+        "step": list(made),
+        "tokens": [tokens for tokens, _ in made.values()],
+        "seconds": [seconds for _, seconds in made.values()],
+    }
+    for place, kind in enumerate(("columns", "low", "high")):
+        series[kind] = {name: band[place] for name, band in bands.items() if band}
+    return {"series": rounded(series), "evaluations": [_evaluation(point) for point in held_out_curve(variant)]}
+
+
+def _bands(variant: Variant, name: str, steps: Iterable[int]) -> list[list[float | None]]:
+    """Returns mean, lowest and highest value over the seeds at each step, None where a seed has no value.
+
+    Empty when no step has the metric.
+    """
+    found, by_seed = metric_curve(variant, name)
+    values = dict(zip(found, zip(*by_seed, strict=True), strict=True))
+    return [[many(values[step]) if step in values else None for step in steps] for many in (fmean, min, max) if values]
+
+
+def _evaluation(point: HeldOutEvaluation) -> dict[str, Any]:
+    # A policy that solves all problems is drawn as if it failed half a problem: a logarithmic axis has no 0.
+    unsolved = [max(1 - share, 0.5 / point.problems) for share in point.accuracies]
+    return {
+        "step": point.step,
+        "greedy_accuracy": fmean(point.accuracies),
+        "greedy_interval": [min(point.accuracies), max(point.accuracies)],
+        "unsolved": fmean(unsolved),
+        "unsolved_interval": [min(unsolved), max(unsolved)],
+    }

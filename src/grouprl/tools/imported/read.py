@@ -1,0 +1,132 @@
+"""Reads a configuration of TRL or verl: a YAML or JSON file, or the settings in a shell script."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from grouprl.config.yaml_text import read_yaml
+from grouprl.files import opened, refuse_depth
+from grouprl.tools.imported.references import scalar
+from grouprl.tools.imported.shell import OVERRIDE, overrides
+from grouprl.tools.imported.table import Unknown
+from grouprl.types import UserError
+
+Library = Literal["trl", "verl"]
+_OF_VERL = {"actor_rollout_ref", "trainer", "data", "algorithm", "critic", "reward_model", "custom_reward_function"}
+_MOST_BYTES, _MOST_KEYS = 2**18, 2000  # the largest resolved configuration of verl has 40 KB and 450 keys
+_MAPPINGS = ("data.apply_chat_template_kwargs",)  # a key whose value is a mapping: what is below belongs to it
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A configuration as it was written: whose it is, and the values by key, of verl by dotted key."""
+
+    library: Library
+    values: Mapping[str, Any]
+
+
+def read_foreign(path: Path, changes: Sequence[str] = ()) -> Foreign:
+    """Reads a file of TRL or verl.
+
+    Args:
+        path: the file.
+        changes: KEY=VALUE, in place of what the file says.
+
+    Raises:
+        UserError: the file is missing, too large, of another program, cannot be read, or has no settings.
+    """
+    library, values = _read(path, _text(path))
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not key or not equals:
+            raise UserError(f"{change}: expected KEY=VALUE with a key of {path}: write it so")
+        values[key] = scalar(value)
+    if len(values) > _MOST_KEYS:
+        raise UserError(f"{path}: expected at most {_MOST_KEYS} keys, got {len(values)}: give one configuration")
+    return Foreign(library, _joined(values) if library == "verl" else values)
+
+
+def _text(path: Path) -> str:
+    with opened(path) as file:
+        data = b"" if file is None else file.read(_MOST_BYTES + 1)
+    why = "no such file" if file is None else f"more than {_MOST_BYTES} bytes" if len(data) > _MOST_BYTES else ""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        why = why or "not text"
+    if why:
+        raise UserError(f"{path}: expected a YAML, JSON or shell file, got {why}: check the path")
+    return text
+
+
+def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
+    first = text.partition("\n")[0]
+    if path.suffix == ".py" or (first.startswith("#!") and "python" in first):
+        raise UserError(
+            f"{path}: expected YAML, JSON or a shell script, got a Python script, which import-config does not run: "
+            "write its GRPOConfig(...) as YAML with the same keys; docs/from_trl.md has such a script beside ours"
+        )
+    if re.search(r"\bopenrlhf[./]cli\b", text):
+        raise UserError(
+            f"{path}: expected a configuration of TRL or verl, got a script of OpenRLHF, which has no importer: "
+            "docs/from_openrlhf.md has each of its options and the setting here"
+        )
+    if path.suffix in (".sh", ".bash", ".slurm", ".sbatch") or (first.startswith("#!") and "sh" in first):
+        return "verl", _of_script(path, text)
+    try:
+        tree = json.loads(text) if path.suffix == ".json" else read_yaml(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: expected YAML or JSON, got {' '.join(str(error).split())}: correct it") from error
+    refuse_depth(tree, path)
+    if isinstance(tree, list) and tree and all(isinstance(one, str) and OVERRIDE.fullmatch(one) for one in tree):
+        pairs = [one.lstrip("+").partition("=") for one in tree]  # Hydra's .hydra/overrides.yaml
+        return "verl", {key: scalar(value) for key, _, value in pairs}
+    if not isinstance(tree, dict) or not tree:
+        raise UserError(f"{path}: expected lines of KEY: VALUE, got none: give a configuration of TRL or verl")
+    if any(isinstance(tree.get(key), dict) for key in _OF_VERL):
+        return "verl", dict(_dotted(tree))
+    return "trl", tree
+
+
+def _dotted(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _dotted(value, f"{above}{name}.")
+        elif name not in ("_target_", "hydra", "defaults"):
+            yield f"{above}{name}", value
+
+
+def _joined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the keys below a mapping joined to it."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        above = next((one for one in _MAPPINGS if key.startswith(f"{one}.")), None)
+        if above is None:
+            found[key] = value
+        else:
+            inner = found.get(above)
+            found[above] = {**(inner if isinstance(inner, dict) else {}), key.removeprefix(f"{above}."): value}
+    return found
+
+
+def _of_script(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = overrides(text)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: expected a script that passes verl's settings plainly, got {error}: write them into a YAML list, "
+            "one KEY=VALUE an item"
+        ) from error
+    if not found:
+        raise UserError(
+            f"{path}: expected verl's overrides, such as data.train_batch_size=256, got none: check the script; "
+            "for TRL, give the YAML of --config, or JSON"
+        )
+    return {key: value if isinstance(value, Unknown) else scalar(value) for key, value in found.items()}

@@ -1,0 +1,236 @@
+"""Makes a recipe and the table of every key from a foreign configuration."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grouprl.algorithms.named import NAMED
+from grouprl.config.algorithm import all_options
+from grouprl.config.checks import check_sections
+from grouprl.config.files import validated
+from grouprl.config.run import RunConfig
+from grouprl.config.yaml_text import write_yaml
+from grouprl.record.files import atomic_write_text
+from grouprl.tools.imported.read import Foreign
+from grouprl.tools.imported.references import resolve, scalar
+from grouprl.tools.imported.table import Given, Outcome, Undecided, Unknown, undecided, unsupported
+from grouprl.tools.imported.trl_keys import TRL
+from grouprl.tools.imported.trl_older import RENAMED
+from grouprl.tools.imported.trl_versions import default_in, shown_version, versions_of
+from grouprl.tools.imported.verl_keys import ESTIMATOR, VERL, verl_needs_not
+from grouprl.types import UserError
+
+_TABLES = {"trl": TRL, "verl": VERL}
+_RENAMED: Mapping[str, Mapping[str, str]] = {"trl": RENAMED, "verl": {}}
+_UNKNOWN, _MOST_SHOWN = "unknown key", 20
+_SAID = ("model.path", "task.path")  # written into a recipe even where it is the default here
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: a key, its value there, whether the file names it, and what became of it."""
+
+    key: str
+    value: Any
+    is_named: bool
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A recipe in place of a foreign configuration, with the keys that matter."""
+
+    lines: tuple[Line, ...]
+    changes: Mapping[str, Any]  # what the recipe has, by dotted key
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What a run still needs and the file does not name: model, task, rewards."""
+        firsts = {key.partition(".")[0] for key in self.changes}
+        found = {
+            "model": "model.path" in self.changes,
+            "task": "task.path" in self.changes,
+            "reward": "rewards" in firsts,
+        }
+        return tuple(name for name, is_there in found.items() if not is_there)
+
+    def text(self, origin: str) -> str:
+        """The recipe as YAML, with its origin in a comment."""
+        return f"# From {' '.join(origin.split())}, by `grouprl import-config`.\n{write_yaml(_nested(self.changes))}"
+
+
+def import_foreign(
+    foreign: Foreign, *, world: int = 1, allow: Collection[str] = (), version: str | None = None
+) -> Imported:
+    """Judges every key and makes the recipe.
+
+    Args:
+        foreign: the configuration as it was written.
+        world: processes that train, where the file does not say it.
+        allow: unsupported keys to leave out.
+        version: the release of TRL that the file is for; None = the newest, with a line for each other default.
+
+    Raises:
+        UserError: keys that are unsupported and not allowed, all at once; or numbers that do not fit each other.
+    """
+    entries, renamed = _TABLES[foreign.library], _RENAMED[foreign.library]
+    written = {renamed.get(key, key): key for key in foreign.values}
+    for older, new in renamed.items():
+        if older in foreign.values and new in foreign.values:
+            raise UserError(f"{older}: expected one name of the key, got {new} too, its newer name: remove one")
+    values = {new: foreign.values[key] for new, key in written.items()}
+    defaults = {key: entry.default for key, entry in entries.items()}
+    if foreign.library == "verl":
+        given = Given(resolve(values, defaults), defaults, world)
+    else:
+        oldest, newest = versions_of(version)
+        defaults = {key: default_in(newest, key, one) for key, one in defaults.items()}
+        given = Given(values, defaults, world, (oldest, newest))
+    values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
+    skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
+    given = replace(given, named={key: one for key, one in values.items() if key not in skipped})
+    base = "ppo" if given.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
+    lines = tuple(
+        Line(written.get(key, key), value, key in written, _outcome(entries, key, value, given))
+        for key, value in {**given.defaults, **values}.items()
+    )
+    while found := _refused(lines, base):
+        lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
+    _stop_at_unsupported(lines, entries, allow)
+    return Imported(tuple(_worth_showing(lines, base)), _changes(lines, base))
+
+
+def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {"algorithm.name": base}
+    for one in lines:
+        changes |= one.outcome.ours
+    return {"algorithm.name": base, **_different(changes, base)}
+
+
+def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
+    """The keys whose settings a run would refuse, and the words of that."""
+    changes = _changes(lines, base)
+    config, mistakes = validated(RunConfig, _nested(changes), None)
+    found = [(".".join(key), text) for key, text in mistakes]
+    if config is not None:
+        try:
+            check_sections(config)
+        except UserError as error:
+            key, _, text = str(error).partition(": ")
+            found.append((key, text))
+    words = {}
+    for ours, text in found:
+        of_it = [one for one in lines if any(_touch(key, ours) for key in one.outcome.ours)]
+        if not of_it:
+            raise UserError(f"{ours}: {text}")
+        words[of_it[-1].key] = f"its counterpart takes other values: {ours}: {text}"
+    return words
+
+
+def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in changes.items():
+        inner, keys = tree, key.split(".")
+        for part in keys[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[keys[-1]] = value
+    return tree
+
+
+def _touch(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _stop_at_unsupported(lines: Collection[Line], entries: Mapping[str, Any], allow: Collection[str]) -> None:
+    refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
+    if unknown := sorted(set(allow) - {one.key for one in lines}):
+        raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
+    if not refused:
+        return
+    words = []
+    for one in refused[:_MOST_SHOWN]:
+        near = difflib.get_close_matches(one.key[:100], entries, n=1) if one.outcome.words == _UNKNOWN else ()
+        hint = f"; did you mean {near[0]}?" if near else ""
+        words.append(f"{one.key[:100]}={getattr(one.value, 'text', one.value)!s:.100}: {one.outcome.words}{hint}")
+    words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
+    advice = " ".join(f"--allow {shlex.quote(one.key[:100])}" for one in refused[:_MOST_SHOWN])
+    raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
+
+
+def _fitted(key: str, default: Any, value: Any) -> Any:
+    """The value as the kind of its default: a number may be written as text."""
+    if isinstance(default, bool | int | float) and isinstance(value, str):
+        value = scalar(value.lower()) if len(value) < 30 else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    wanted = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, int | float) else ""
+    fits = isinstance(value, bool) if isinstance(default, bool) else is_number
+    wanted, fits = ("a smaller number", False) if is_number and abs(value) > 2**63 else (wanted, fits)
+    if wanted and not fits and value is not None and not isinstance(value, Unknown):
+        raise UserError(f"{key}: expected {wanted} such as {json.dumps(default)}, got {value!r:.80}: correct it")
+    return value
+
+
+def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
+    if key not in entries:
+        return verl_needs_not(key) or unsupported(undecided(key, value) if isinstance(value, Unknown) else _UNKNOWN)
+    given.asked[:] = [key]
+    try:
+        outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
+    except Undecided as error:
+        return unsupported(str(error))
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        found = {one: (given.named[one], given.defaults[one]) for one in given.asked if one in given.named}
+        wrong = [one for one, (value, default) in found.items() if type(value) is not type(default)]
+        key = wrong[0] if wrong else key
+        wanted, got = given.defaults[key], given.named.get(key, value)
+        raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
+    if isinstance(value, Unknown) and outcome.verdict != "not needed":
+        return unsupported(undecided(key, value))
+    oldest, newest = (default_in(one, key, entries[key].default) for one in given.versions)
+    if key not in given.named and oldest != newest and outcome.verdict != "not needed":
+        since, until = map(shown_version, given.versions)
+        words = f"TRL {until}'s default; {oldest} in TRL {since}: name the file's release with --trl"
+        return Outcome("changed", outcome.ours, words)
+    return outcome
+
+
+def _worth_showing(lines: Collection[Line], base: str) -> Iterator[Line]:
+    """What the file names, and the defaults there that are not the defaults here."""
+    for one in lines:
+        if one.is_named or one.outcome.verdict == "changed" or _different(one.outcome.ours, base):
+            yield one
+
+
+def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """Those changes that differ from the preset and from the defaults of a run; pairs are joined."""
+    usual, options = RunConfig().model_dump(mode="json"), all_options(NAMED[base])
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        section, _, rest = key.partition(".")
+        default: Any = options.get(rest, ...) if section == "algorithm" else usual
+        for part in key.split(".") if section != "algorithm" else ():
+            if isinstance(default, list):
+                default = default[int(part)]
+            else:
+                default = default.get(part, ...) if isinstance(default, dict) else ...
+        if key in _SAID or default != value or isinstance(default, bool) != isinstance(value, bool):
+            found[key] = value
+    pair = [found.pop(f"learner.betas.{at}", usual["learner"]["betas"][at]) for at in (0, 1)]
+    return found if pair == usual["learner"]["betas"] else {**found, "learner.betas": pair}
+
+
+def write_recipe(imported: Imported, origin: str, path: Path, *, force: bool = False) -> None:
+    """Writes the recipe; a file that is there stays, unless it may be replaced.
+
+    Raises:
+        UserError: the file exists.
+    """
+    if path.exists() and not force:
+        raise UserError(f"{path}: expected a new file, got an existing one: give --output FILE, or --force")
+    atomic_write_text(path, imported.text(origin))

@@ -1,0 +1,213 @@
+"""`grouprl doctor` shows what this machine can run, and what to install for the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grouprl.checks.sandbox import BACKENDS, why_unavailable
+from grouprl.config.run import PolicyConfig, RunConfig
+from grouprl.kernels.build import setting, why_no_library
+from grouprl.kernels.calibration import Timing, timings
+from grouprl.kernels.compiled_forward import DECODE_STEP
+from grouprl.kernels.compiled_weights import PRODUCT
+from grouprl.kernels.functions import ADD_NORM, SWIGLU
+from grouprl.models.layouts import TREE_ATTENTION
+from grouprl.models.logprobs import LOGPROBS
+from grouprl.models.precision import is_emulated
+from grouprl.rollout.rows import DRAW
+from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
+from grouprl.tools.planner.pace import USUAL_PROMPT
+from grouprl.tools.planner.screen import plan_run
+
+_PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, PRODUCT, DECODE_STEP)
+_DEVELOPMENT = ("dev", "bench")  # extras for developing this project
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the screen."""
+
+    topic: str  # the section of the screen
+    name: str
+    found: str
+    works: bool = True  # False: something that a run could use is missing
+    remedy: str = ""  # how to get it
+
+
+def findings(model: str | None = None) -> list[Finding]:
+    """Collects all findings in the order of the screen; measuring speeds takes a few seconds."""
+    parts: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _devices,
+        *([] if model is None else [partial(_model, model)]),
+        _kernels,
+        _sandbox,
+        _extras,
+        _cluster,
+        _versions,
+        _room,
+    )
+    return [finding for part in parts for finding in part()]
+
+
+def show_doctor(model: str | None = None, *, as_json: bool, console: Console | None = None) -> None:
+    """Prints the findings."""
+    found = findings(model)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in found]))
+        return
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    for heading in ("", "", "found"):
+        table.add_column(heading, no_wrap=not heading)
+    topic = ""
+    for finding in found:
+        if topic and finding.topic != topic:
+            table.add_section()
+        mark = Text("ok", "green") if finding.works else Text("no", "yellow")
+        # Text, not markup: rich would read grouprl[data] as a style.
+        said = Text(finding.found)
+        if finding.remedy:
+            said.append(f"\n{finding.remedy}", "dim")
+        table.add_row(
+            Text(finding.topic if finding.topic != topic else "", "bold"), Text.assemble(mark, f" {finding.name}"), said
+        )
+        topic = finding.topic
+    (console or Console(highlight=False)).print(table)
+
+
+def _devices() -> Iterator[Finding]:
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    yield Finding("devices", "cpu", f"{platform.machine()}, {cores}")
+    yield from _speeds("cpu")
+    if not torch.cuda.is_available():
+        yield Finding("devices", "cuda", "no GPU that torch can use", False, "runs use the CPU")
+        return
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield Finding("devices", f"cuda:{index}", f"{about.name}, {_gib(about.total_memory)} GiB")
+    yield from _speeds("cuda")
+
+
+def _speeds(device: str) -> Iterator[Finding]:
+    for dtype in DTYPES:
+        rate = product_rate(device, dtype)
+        slow = is_emulated(torch.device(device), dtype)
+        yield Finding(
+            "devices",
+            f"{device} {dtype}",
+            f"{rate / 1e9:,.0f} GFLOP/s in matrix products" + (", emulated in software" if slow else ""),
+            not slow,
+            "keep model.dtype=float32" if slow else "",
+        )
+
+
+def _model(path: str) -> Iterator[Finding]:
+    config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
+    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
+    step, pace = plan.step, plan.pace
+    assert pace is not None
+    said = (
+        f"{plan.shape.parameters:,} parameters, {step.dtype} on cpu: samples about {pace.sampling:,.0f} tokens a "
+        f"second, {step.rows} completions at once, and learns from {pace.learning:,.0f}"
+    )
+    yield Finding("model", plan.shape.name, said)
+
+
+def _kernels() -> Iterator[Finding]:
+    why_not = why_no_library()
+    if why_not:
+        yield Finding("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
+        return
+    if setting() == "on":
+        yield Finding("kernels", "compiled", "C kernels for this processor, all used because of GROUPRL_KERNELS=on")
+        return
+    yield Finding("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
+    for contest in CONTESTS:
+        found = timings(contest)
+        lines = [
+            f"{contest.size} " + ", ".join([*(_times(timing) for timing in found if timing.dtype == dtype), dtype])
+            for dtype in dict.fromkeys(timing.dtype for timing in found)
+        ]
+        yield Finding("kernels", contest.name, "\n".join(lines))
+
+
+def _times(timing: Timing) -> str:
+    used = ("*", "") if timing.kernel_wins else ("", "*")
+    return f"{timing.width} {1000 * timing.kernel:.2f}{used[0]}/{1000 * timing.torch:.2f}{used[1]}"
+
+
+def _sandbox() -> Iterator[Finding]:
+    reasons = {name: why_unavailable(name) for name in BACKENDS}
+    usable = [name for name, why_not in reasons.items() if why_not is None]
+    for name, why_not in reasons.items():
+        if name in usable:
+            level = "used for model-written code" if name == usable[0] else "works as well"
+            yield Finding("sandbox", name, level)
+        else:
+            remedy = "apt install bubblewrap, and allow user namespaces" if name == "bubblewrap" else ""
+            yield Finding("sandbox", name, why_not or "", False, remedy)
+    if not usable:
+        yield Finding("sandbox", "none", "tasks with model-written code (unit_tests) are refused", False)
+
+
+def _extras() -> Iterator[Finding]:
+    extras: dict[str, list[Requirement]] = {}
+    for text in requires("grouprl") or ():
+        needed = Requirement(text)
+        marker = str(needed.marker) if needed.marker else ""
+        name = marker.partition('extra == "')[2].partition('"')[0]
+        if name and name not in _DEVELOPMENT:
+            extras.setdefault(name, []).append(needed)
+    for name, needs in sorted(extras.items()):
+        missing = ", ".join(need.name for need in needs if _version(need.name) is None)
+        if missing:
+            yield Finding("extras", name, f"not installed: {missing}", False, f"pip install 'grouprl[{name}]'")
+        else:
+            yield Finding("extras", name, ", ".join(f"{need.name} {_version(need.name)}" for need in needs))
+
+
+def _cluster() -> Iterator[Finding]:
+    if _version("ray") is not None:
+        from ray.util import get_node_ip_address
+
+        said = f"cluster.backend=ray listens on {get_node_ip_address()}, which other machines may reach, with a token"
+        yield Finding("cluster", "ray", said)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("versions", "python", platform.python_version())
+    for name in _PACKAGES:
+        yield Finding("versions", name, _version(name) or "not installed", _version(name) is not None)
+
+
+def _room() -> Iterator[Finding]:
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        name = "memory" if device == "cpu" else "GPU memory"
+        yield Finding("room", name, f"{_gib(free_memory(device))} of {_gib(total_memory(device))} GiB free")
+    disk = shutil.disk_usage(Path.cwd())
+    yield Finding("room", "disk", f"{_gib(disk.free)} of {_gib(disk.total)} GiB free in {Path.cwd()}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _gib(size: float) -> str:
+    return f"{size / (1 << 30):,.1f}"

@@ -1,0 +1,211 @@
+"""What each rank of several GPUs needs and how long a step takes at least: whole weights on each, or sharded ones.
+
+Data sheets give the rates; nothing here was measured on several GPUs. What a rank holds is exact (tests/tools); a
+sharded rank also keeps the embeddings whole while it learns, two layers at a time, and all weights while it samples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+
+from grouprl.tools.planner.memory import (
+    SIZES,
+    MemoryPlan,
+    Networks,
+    StepShape,
+    largest_group,
+    longest_completion,
+    plan_memory,
+)
+from grouprl.tools.planner.shapes import ModelShape
+from grouprl.tools.planner.time import Rates, StepTime, floor_of_step
+from grouprl.types import UserError, unknown_name
+
+_FLOAT32 = 4  # bytes
+_BETWEEN_MACHINES = 5e10  # bytes per second and GPU: InfiniBand NDR, 400 Gb/s
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, from its maker's data sheet."""
+
+    memory: int  # bytes
+    flops: Mapping[str, float]  # per second, dense, by dtype; float32 in TF32 where there is one
+    bandwidth: float  # bytes per second
+    link: float  # bytes per second to the others of its machine, in one direction
+    machine: int  # GPUs of a machine, usually
+
+
+def _gpu(memory_gb: float, bfloat16: float, float32: float, bandwidth: float, link: float, machine: int = 8) -> Gpu:
+    rates = MappingProxyType({"bfloat16": bfloat16 * 1e12, "float32": float32 * 1e12})
+    return Gpu(int(memory_gb * 1e9), rates, bandwidth * 1e12, link * 1e9, machine)
+
+
+GPUS: Mapping[str, Gpu] = MappingProxyType(
+    {  # NVIDIA's data sheets, dense, no sparsity; float32 outside the tensor cores, which torch uses by default
+        "RTX4090": _gpu(25.7, 165, 82.6, 1.01, 32, 2),
+        "L40S": _gpu(48, 362, 91.6, 0.864, 32),
+        "A100": _gpu(80, 312, 19.5, 2.04, 300),
+        "H100": _gpu(80, 989, 67, 3.35, 450),
+        "H200": _gpu(141, 989, 67, 4.8, 450),
+        "B200": _gpu(180, 2250, 75, 7.7, 900),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks, one for each GPU."""
+
+    ranks: int
+    shard: int  # ranks among which weights, gradients and moments are divided; 1 = each has them whole
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """A layout for a run: of the rank with the most groups."""
+
+    layout: Layout
+    memory: MemoryPlan
+    gathered_learning: int  # bytes of whole weights beside the shards, in an update and
+    gathered_sampling: int  # in sampling
+    time: StepTime
+    exchange: float  # seconds in which weights and gradients travel between ranks, at least
+    completion_tokens: int  # of a step, on all ranks, at their longest
+    largest_group: int
+    longest_completion: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a rank."""
+        return max(self.memory.learning + self.gathered_learning, self.memory.sampling + self.gathered_sampling)
+
+    @property
+    def step_seconds(self) -> float:
+        """The least time of a step."""
+        return self.time.total + self.exchange
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Completion tokens of all ranks, at most."""
+        return self.completion_tokens / self.step_seconds
+
+
+def parse_gpus(text: str) -> tuple[int, Gpu]:
+    """Parses a number of GPUs: 8xH100.
+
+    Raises:
+        UserError: it is no number of GPUs, or one of an unknown GPU.
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,4})x([A-Za-z0-9]+)", text.strip())
+    if not found:
+        raise UserError(f"--gpus: expected a number and a GPU, such as 8xH100, got {text!r}: write it so")
+    if found[2].upper() not in GPUS:
+        raise unknown_name("--gpus", found[2], GPUS)
+    return int(found[1]), GPUS[found[2].upper()]
+
+
+def plan_layouts(
+    shape: ModelShape, networks: Networks, step: StepShape, ranks: int, gpu: Gpu, *, passes: int = 1
+) -> list[LayoutPlan]:
+    """The layouts of some GPUs: whole weights on each rank, and weights sharded over the ranks of a machine.
+
+    Args:
+        shape: of the policy; reference, critic and reward model are as large.
+        networks: the networks of the run.
+        step: the batch of all ranks together.
+        ranks: the GPUs.
+        gpu: their kind.
+        passes: passes over the batch in learning.
+    """
+    found = [plan_layout(shape, networks, step, Layout(ranks, 1), gpu, passes=passes)]
+    saves = networks.paged or networks.reference_on_cpu
+    whole = saves or {networks.weights, networks.moments} != {"float32"}  # refused with shards
+    if (shard := min(ranks, gpu.machine)) > 1 and not whole:
+        found.append(plan_layout(shape, networks, step, Layout(ranks, shard), gpu, passes=passes))
+    return found
+
+
+def plan_layout(
+    shape: ModelShape, networks: Networks, step: StepShape, layout: Layout, gpu: Gpu, *, passes: int
+) -> LayoutPlan:
+    """The plan of one layout; see `plan_layouts`."""
+    own = replace(step, problems=math.ceil(step.problems / layout.ranks))
+    rates = Rates(gpu.flops[step.dtype], gpu.bandwidth, "its data sheet")
+    learning, sampling = _gathered(shape, networks, step, layout)
+
+    def peak(tried: StepShape) -> int:
+        rank = replace(tried, problems=own.problems)
+        memory = memory_of_rank(shape, networks, rank, layout)
+        return max(memory.learning + learning, memory.sampling + sampling)
+
+    return LayoutPlan(
+        layout=layout,
+        memory=memory_of_rank(shape, networks, own, layout),
+        gathered_learning=learning,
+        gathered_sampling=sampling,
+        time=floor_of_step(shape, networks, own, rates, passes=passes),
+        exchange=_exchange(shape, networks, own, layout, gpu, passes),
+        completion_tokens=step.problems * step.group_size * step.completion_tokens,
+        largest_group=largest_group(step, gpu.memory, peak),
+        longest_completion=longest_completion(step, gpu.memory, peak),
+    )
+
+
+def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout) -> MemoryPlan:
+    """Bytes of a rank, without whole weights beside its shards; `own` is its part of the batch."""
+    whole = plan_memory(shape, networks, own, sharded=layout.shard > 1)
+    if layout.shard == 1:
+        return whole
+    held = {
+        field.name: math.ceil(getattr(whole.networks, field.name) / layout.shard) for field in fields(whole.networks)
+    }
+    return replace(
+        whole,
+        networks=replace(whole.networks, **held),
+        update=replace(
+            whole.update,
+            gradients=math.ceil(whole.update.gradients / layout.shard),
+            critic_gradients=math.ceil(whole.update.critic_gradients / layout.shard),
+        ),
+        # Layers are gathered in the computation's dtype, which is their rounded copy.
+        rounded=0,
+    )
+
+
+def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: Layout) -> tuple[int, int]:
+    """Bytes of whole weights beside the shards: in an update, and in sampling."""
+    if layout.shard == 1:
+        return 0, 0
+    size, layers = SIZES[step.dtype], shape.decoder_parameters - shape.embedding_parameters
+    around = shape.parameters - layers  # embeddings
+    layer = layers // shape.layers
+    # Two layers: the one that computes, and the next; and the whole gradient of one, before it is divided.
+    learning = _FLOAT32 * around + 2 * size * layer + (_FLOAT32 * (layer + around) if networks.lora_rank is None else 0)
+    return learning, _FLOAT32 * around + size * layers
+
+
+def _exchange(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout, gpu: Gpu, passes: int) -> float:
+    """Seconds of the collective operations at the full rate of the links; a ring moves (R - 1) / R of the bytes."""
+    if layout.ranks == 1:
+        return 0.0
+    learned = _FLOAT32 * (shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank))
+    updates, machines = passes * own.minibatches, math.ceil(layout.ranks / gpu.machine)
+
+    def ring(size: float, ranks: int, link: float) -> float:
+        return size * (ranks - 1) / ranks / link
+
+    if layout.shard == 1:
+        return 2 * updates * ring(learned, layout.ranks, gpu.link if machines == 1 else _BETWEEN_MACHINES)
+    weights = SIZES[own.dtype] * shape.parameters
+    packs = len(own.packs) * updates
+    # A layer is gathered for its forward and for its backward pass, and its gradient divided; then for the reference,
+    # and once for sampling.
+    gathers = 2 * packs + (packs if networks.reference else 0) + 1
+    inside = gathers * ring(weights, layout.shard, gpu.link) + packs * ring(learned, layout.shard, gpu.link)
+    across = 2 * updates * ring(learned / layout.shard, machines, _BETWEEN_MACHINES) if machines > 1 else 0.0
+    return inside + across

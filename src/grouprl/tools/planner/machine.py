@@ -1,0 +1,94 @@
+"""Measures this machine: memory, and the rates of matrix products and reads, in about a second."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from grouprl.tools.planner.time import Rates
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SECONDS = 0.35  # for each measurement
+_ROWS = {"cpu": (1024, 1024, 1024), "cuda": (8192, 8192, 8192)}
+# Bytes. Small blocks stay in a cache, as the weights of a small model do; the others exceed every cache.
+_BLOCKS = {"cpu": (16 << 20, 256 << 20), "cuda": (16 << 20, 2 << 30)}
+
+
+def total_memory(device_type: str) -> int:
+    """Returns the memory in bytes of the first GPU, or of this machine or its container."""
+    if device_type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdecimal() else total
+
+
+def free_memory(device_type: str) -> int:
+    """Returns the free memory in bytes of the first GPU or of this machine."""
+    if device_type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(0)[0])
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.is_file() else ():
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) << 10, total_memory("cpu"))
+    return total_memory("cpu")
+
+
+def measured_rates(device_type: str, dtype: str, size: float) -> Rates:
+    """Measures the rates of this machine, the best of several repetitions; `size` = bytes that are read repeatedly."""
+    return Rates(
+        flops=product_rate(device_type, dtype),
+        bandwidth=_read_rate(device_type, size),
+        source=f"measured here, {dtype} on {device_type}",
+    )
+
+
+def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | None = None) -> float:
+    """Measures the FLOPs per second of a large matrix product.
+
+    With `sizes`, its rows, inputs and outputs, of one after another with weights that exceed the caches together.
+    """
+    rows, inner, outer = sizes or _ROWS[device_type]
+    x = torch.ones(rows, inner, dtype=DTYPES[dtype], device=device_type)
+    one = inner * outer * x.element_size()
+    count = -(-_BLOCKS[device_type][1] // 2 // one) if sizes else 1
+    weights = torch.ones(count, outer, inner, dtype=DTYPES[dtype], device=device_type)
+
+    def products() -> None:
+        for weight in weights:
+            F.linear(x, weight)
+
+    return count * 2 * rows * inner * outer / _best(products, device_type)
+
+
+def _read_rate(device_type: str, size: float) -> float:
+    """Measures the bytes per second of summing a block of about `size` bytes."""
+    block = min(_BLOCKS[device_type], key=lambda block: abs(math.log(block / size)))
+    values = torch.ones(block // 4, device=device_type)
+    return block / _best(values.sum, device_type)
+
+
+def _best(act: Callable[[], object], device_type: str) -> float:
+    """Returns the seconds of the fastest of several calls, at least two, after a warm-up call."""
+    act()
+    times: list[float] = []
+    until = time.perf_counter() + _SECONDS
+    while len(times) < 2 or time.perf_counter() < until:
+        _wait(device_type)
+        started = time.perf_counter()
+        act()
+        _wait(device_type)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _wait(device_type: str) -> None:
+    if device_type == "cuda":
+        torch.cuda.synchronize()

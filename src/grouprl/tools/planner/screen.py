@@ -1,0 +1,276 @@
+"""`grouprl plan` shows memory and time of a run on one screen, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from grouprl.algorithms.values import CopiedCritic
+from grouprl.config.run import RunConfig
+from grouprl.learner.library_adamw import refuse_paged
+from grouprl.models.precision import faster_dtype
+from grouprl.models.recompute import recomputes
+from grouprl.tools.planner.machine import measured_rates, total_memory
+from grouprl.tools.planner.memory import (
+    BLOCKS,
+    COMPARED,
+    MOST_COMPLETIONS,
+    MOST_TOKENS,
+    PARTS,
+    MemoryPlan,
+    Networks,
+    StepShape,
+    largest_group,
+    longest_completion,
+    plan_memory,
+)
+from grouprl.tools.planner.pace import Pace, PromptSizes, measured_pace
+from grouprl.tools.planner.shapes import SHAPES, ModelShape, shape_of
+from grouprl.tools.planner.time import Rates, StepTime, floor_of_step
+from grouprl.types import UserError
+
+GIB = 1 << 30
+_UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The memory and time of a run, and what fits."""
+
+    shape: ModelShape
+    networks: Networks
+    step: StepShape
+    memory: MemoryPlan
+    available: int  # bytes
+    largest_group: int  # completions that fit; 0 = none
+    longest_completion: int  # tokens that fit; 0 = none
+    time: StepTime | None  # lower bound; None = no rates
+    rates: Rates | None
+    pace: Pace | None  # an estimate; None = not of this machine's CPU
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits in the available memory."""
+        return self.memory.peak <= self.available
+
+
+def plan_run(
+    config: RunConfig,
+    *,
+    prompt_tokens: int,
+    available: int | None,
+    rates: Rates | None,
+    sizes: PromptSizes | None = None,
+) -> RunPlan:
+    """Makes the plan of a configuration.
+
+    Args:
+        config: the run; it reads only config.json of the model.
+        prompt_tokens: length of the longest prompt, which the configuration does not contain.
+        available: bytes; None = the memory of this machine's GPU, or of this machine.
+        rates: rates of the machine; None = measured here, if it has the device of the configuration.
+        sizes: what is known of the prompts; None = all are as long, and share nothing.
+
+    Raises:
+        UserError: the model's shape is unknown, or a number is out of range.
+    """
+    sizes = sizes or PromptSizes(prompt_tokens, prompt_tokens)
+    shape, networks = shape_of(config.model.path), networks_of(config)
+    step = step_of(config, prompt_tokens, sizes.shared)
+    memory = plan_memory(shape, networks, step)
+
+    def peak(tried: StepShape) -> int:
+        return plan_memory(shape, networks, tried).peak
+
+    if available is None:
+        available = total_memory(step.device)
+    pace = None
+    if rates is None and (step.device == "cpu" or torch.cuda.is_available()):
+        rates = measured_rates(step.device, step.dtype, memory.networks.policy + memory.rollout.cache)
+        if step.device == "cpu":
+            pace = measured_pace(config, shape, networks, step, rates.bandwidth, sizes)
+    return RunPlan(
+        shape=shape,
+        networks=networks,
+        step=step,
+        memory=memory,
+        available=available,
+        largest_group=largest_group(step, available, peak),
+        longest_completion=longest_completion(step, available, peak),
+        time=None
+        if rates is None
+        else floor_of_step(shape, networks, step, rates, passes=config.algorithm.updates.passes),
+        rates=rates,
+        pace=pace,
+    )
+
+
+def networks_of(config: RunConfig) -> Networks:
+    """Returns the networks of a configuration. A critic that shares the policy's trunk counts as none."""
+    lora = config.model.lora
+    return Networks(
+        reference=config.algorithm.kl is not None,
+        critic=isinstance(config.algorithm.critic, CopiedCritic),
+        reward_model=any(reward.path and not reward.path.endswith(".py") for reward in config.rewards),
+        lora_rank=None if lora is None else lora.rank,
+        weights=config.model.weights,
+        moments=config.learner.moments,
+        paged=config.learner.paged,
+        reference_on_cpu=config.model.reference == "cpu",
+    )
+
+
+def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0) -> StepShape:
+    """Returns the step of a configuration, whose prompts begin with the same `shared_tokens`.
+
+    Raises:
+        UserError: the moments are paged, and the step is on a CPU.
+    """
+    rollout, device, dtype = config.rollout, config.model.device, config.model.dtype
+    dtype = dtype if config.model.weights == "float32" else "bfloat16"
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    refuse_paged(config.learner, "cuda" if on_gpu else "cpu")
+    return StepShape(
+        problems=rollout.problems_per_step,
+        group_size=rollout.group_size,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=rollout.max_tokens,
+        max_rows=rollout.max_rows,
+        minibatches=config.algorithm.updates.minibatches,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+        dtype=faster_dtype(torch.device("cuda" if on_gpu else "cpu")) if dtype == "auto" else dtype,
+        device="cuda" if on_gpu else "cpu",
+        recompute=recomputes(config.learner.recompute, "cuda" if on_gpu else "cpu"),
+        threads=config.model.threads or torch.get_num_threads(),
+        shared_tokens=shared_tokens,
+    )
+
+
+def parse_memory(text: str) -> int:
+    """Parses an amount such as 24GiB or 80GB to bytes.
+
+    >>> parse_memory("1.5GiB"), parse_memory("80 GB")
+    (1610612736, 80000000000)
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text.strip())
+    if not found or found[2] not in _UNITS:
+        raise UserError(f"--memory: expected an amount with a unit ({', '.join(_UNITS)}), got {text!r}: write 24GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:
+    """Prints one plan: memory by part, what fits, the least time of a step."""
+    if as_json:
+        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **plan.memory.sums}
+        if plan.time is not None:
+            found["time"]["total"] = plan.time.total
+        print(json.dumps(found))
+        return
+    console = console or Console(highlight=False)
+    step, shape = plan.step, plan.shape
+    console.print(f"[bold]{shape.name}[/], {shape.parameters:,} parameters, {algorithm}")
+    console.print(
+        f"{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + {step.completion_tokens} "
+        f"tokens, {step.dtype} on {step.device}"
+        + (f"; the first {step.shared_tokens} of every prompt are read once\n" if step.shared_tokens else "\n")
+    )
+    console.print(_memory_table(plan.memory))
+    verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
+    console.print(f"\nThe peak of {_gib(plan.memory.peak)} GiB {verdict} {_gib(plan.available)} GiB.")
+    console.print(f"Largest group that fits: {most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
+    console.print(f"Longest completion that fits: {most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n")
+    if plan.time is None or plan.rates is None:
+        console.print("Time: set the rates of the target machine with --flops and --bandwidth.")
+        return
+    console.print(_time_table(plan.time))
+    console.print(
+        f"[dim]A floor: matrix products at {_si(plan.rates.flops)}FLOP/s and reads at {_si(plan.rates.bandwidth)}B/s "
+        f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory counts "
+        "tensors; a process needs about 0.4 GiB more.[/]"
+    )
+    if (pace := plan.pace) is not None:
+        few, many = (f"{seconds / 60:,.1f}" for seconds in pace.seconds)
+        each, test = (" to ".join(f"{seconds:,.3g}" for seconds in pair) for pair in (pace.step, pace.evaluation))
+        console.print(
+            f"\nThis machine samples about {pace.sampling:,.0f} tokens a second and learns from {pace.learning:,.0f}. "
+            f"[bold]{few} to {many} minutes[/]: steps of {each} s, {pace.evaluations} evaluations of {test} s.\n[dim]"
+            "Estimated from products of this model's sizes, timed now, for completions half as long as allowed and as "
+            "long; groups without signal take less. Loading, saving and rewards come on top.[/]"
+        )
+
+
+def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:
+    """Prints the memory of GRPO and PPO for models of four sizes, with the batch of a configuration."""
+    step = step_of(config, prompt_tokens)
+    both = [replace(networks_of(config), reference=True, critic=critic) for critic in (False, True)]
+    plans = {name: [plan_memory(SHAPES[name], networks, step) for networks in both] for name in COMPARED}
+    if as_json:
+        found = {name: {"grpo": grpo.sums, "ppo": ppo.sums} for name, (grpo, ppo) in plans.items()}
+        print(json.dumps({"step": asdict(step), "models": found}))
+        return
+    console = console or Console(highlight=False)
+    columns = [f"{which}\n{part}" for which in ("GRPO", "PPO") for part in ("held", "update", "rollout")]
+    table = table_of("memory in GiB", *columns, "peak\nratio")
+    for name, pair in plans.items():
+        cells = [f"{value / GIB:,.0f}" for plan in pair for value in (plan.held, plan.learning, plan.sampling)]
+        table.add_row(name, *cells, f"{pair[1].peak / pair[0].peak:.2f}")
+    console.print(table)
+    console.print(
+        f"[dim]{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + "
+        f"{step.completion_tokens} tokens, {step.dtype} on {step.device}. Both have a reference; PPO also trains a "
+        "critic as large as the policy. update and rollout are peaks, which include held.[/]"
+    )
+
+
+def _memory_table(plan: MemoryPlan) -> Table:
+    table = table_of("memory", "GiB")
+    for name, parts in plan.blocks.items():
+        shown = {PARTS[part]: _gib(size) for part, size in parts.items()}
+        _add_sum(table, BLOCKS[name], _gib(plan.sums[name]), shown)
+    return table
+
+
+def _time_table(found: StepTime) -> Table:
+    table = table_of("least time of a step", "seconds")
+    phases = {name.replace("_", " "): f"{seconds:,.3g}" for name, seconds in asdict(found).items() if seconds}
+    _add_sum(table, "step", f"{found.total:,.3g}", phases)
+    return table
+
+
+def table_of(first: str, *others: str) -> Table:
+    """A table with a first column of names, and numbers."""
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _add_sum(table: Table, name: str, total: str, parts: Mapping[str, str]) -> None:
+    for part, value in parts.items():
+        table.add_row(f"  {part}", f"[dim]{value}[/]")
+    table.add_row(f"[bold]{name}[/]", f"[bold]{total}[/]", end_section=True)
+
+
+def most(found: int, limit: int, unit: str) -> str:
+    """A number that fits; `limit` is the largest that was tried."""
+    if not found:
+        return "none"
+    return f"{found:,} {unit}".strip() + (" or more" if found == limit else "")
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.3f}" if size < GIB else f"{size / GIB:,.1f}"
+
+
+def _si(value: float) -> str:
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= factor:
+            return f"{value / factor:,.3g} {prefix}"
+    return f"{value:,.3g} "

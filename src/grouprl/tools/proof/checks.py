@@ -1,0 +1,182 @@
+"""Checks of a model under its settings: each computes the same thing in two ways that must agree."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.algorithms import group_advantages
+from grouprl.algorithms.spec import Algorithm
+from grouprl.config.run import LoraConfig, RunConfig
+from grouprl.learner import Learner, ScoredGroups, make_batch
+from grouprl.models.adapters import add_adapter, has_adapter
+from grouprl.models.load import load_model
+from grouprl.models.precision import autocast
+from grouprl.models.save import save_model
+from grouprl.models.verify import plain_logprobs
+from grouprl.tools.proof.passes import gradients, packed_logprobs, relative
+from grouprl.tools.proof.replay import make_update
+from grouprl.types import Group, RewardOutcome, Sampling, StepReward
+
+# In float32; in bfloat16 twice the rounding error of transformers' own rows where that is larger.
+_LOGPROBS, _GRADIENT, _LARGEST = 1e-4, 1e-3, 2e-3
+_WHOLE = 1 << 30  # tokens of a pack that holds everything
+_STEP = 1_000_001  # after every warm-up
+
+
+@dataclass(frozen=True)
+class Check:
+    """Two ways to one result, and how far apart they are; `difference` is a NaN where nothing could be compared."""
+
+    name: str
+    difference: float
+    tolerance: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within the tolerance."""
+        return self.difference <= self.tolerance
+
+
+def numeric_checks(
+    config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, groups: Sequence[Group], sampling: Sampling
+) -> Iterator[Check]:
+    """Yields the checks of sampled groups, on the policy that sampled them; the learner's weights stay.
+
+    Args:
+        config: the settings under test.
+        learner: the run's learner with a learning rate of 0.
+        tokenizer: the policy's tokenizer.
+        groups: groups that the policy sampled under `sampling`.
+        sampling: the sampling parameters.
+    """
+    model, device, dtype = learner.policy, learner.device, config.model.dtype
+    batch = make_batch(groups, Sampling(max_tokens=sampling.max_tokens))
+    exact = plain_logprobs(model, groups)
+    with autocast(device, dtype):
+        rounded = plain_logprobs(model, groups)
+        packed, apart = (packed_logprobs(model, batch, budget) for budget in (_WHOLE, 1))
+    slopes, usual_slopes, packed_slopes = (gradients(model, rows) for rows in (exact, rounded, packed))
+    usual, usual_slope = relative(rounded, exact), relative(usual_slopes, slopes)
+    most, most_slope = max(_LOGPROBS, 2 * usual), max(_GRADIENT, 2 * usual_slope)
+    yield Check("packed = padded rows, log-probs", relative(packed, exact), most)
+    yield Check("packed = padded rows, gradient", relative(packed_slopes, slopes), most_slope)
+    yield Check("shared prompt = own prompts, log-probs", relative(apart, packed), most)
+    yield Check("any micro-batches, gradient", _splits(learner, groups, sampling), most_slope)
+
+    largest = max(_LARGEST, 4 * _gap(rounded, exact))
+    completions = [one for group in groups for one in group.completions]
+    with torch.no_grad(), autocast(device, dtype):
+        seen = packed_logprobs(model, make_batch(groups, sampling), _WHOLE)
+    drawn = [torch.tensor(one.logprobs) for one in completions]
+    plain = [torch.tensor(one.plain_logprobs) for one in completions]
+    yield Check("sampler = learner, largest gap", _gap(drawn, seen), largest)
+    yield Check("sampler = plain forward, largest gap", _gap(plain, exact), largest)
+    yield _merged(config, model, groups, most)
+    yield _reloaded(config, model, tokenizer)
+
+
+def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    return max(float((a.detach().cpu() - b.detach().cpu()).abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+def _splits(learner: Learner, groups: Sequence[Group], sampling: Sampling) -> float:
+    """The largest relative difference of the loss's gradient between packs of one completion, the setting, and all."""
+    setting, found = learner.micro_batch_tokens, []
+    for budget in (_WHOLE, 1, setting):
+        learner.micro_batch_tokens = budget
+        gradient = make_update(learner, _scored(groups, sampling)).gradient
+        found.append([gradient[name] for name in sorted(gradient)])
+    learner.micro_batch_tokens = setting
+    return max(relative(other, found[0]) for other in found[1:])
+
+
+def _scored(groups: Sequence[Group], sampling: Sampling) -> ScoredGroups:
+    """Rewards every second completion, so that each group has a signal; the last token ends a reasoning step."""
+    outcomes = [
+        [
+            RewardOutcome(reward, {"odd": reward}, steps=(StepReward(len(one) - 1, reward),))
+            for one in group.completions
+            for reward in (float(one.index % 2),)
+        ]
+        for group in groups
+    ]
+    return ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
+
+
+def _merged(config: RunConfig, model: PreTrainedModel, groups: Sequence[Group], most: float) -> Check:
+    """Compares an adapter with its weights merged: the settings' adapter, or one of rank 4; B is drawn, not 0."""
+    name = "LoRA merged = unmerged, log-probs"
+    if find_spec("peft") is None:
+        return Check(name, 0.0, most, "skipped: pip install 'grouprl[lora]'")
+    model = copy.deepcopy(model)
+    if not has_adapter(model):
+        add_adapter(model, config.model.lora or LoraConfig(rank=4, alpha=8), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    batch = make_batch(groups, Sampling())
+    with torch.no_grad():
+        for weight in (weight for name, weight in model.named_parameters() if "lora_B" in name):
+            weight.copy_(0.02 * torch.randn(weight.shape, generator=generator))
+        before = packed_logprobs(model, batch, _WHOLE)
+        layers = [layer for layer in model.modules() if hasattr(layer, "merge") and hasattr(layer, "lora_A")]
+        for layer in layers:
+            layer.merge()
+        if not layers or not all(layer.merged for layer in layers):
+            return Check(name, math.nan, most, "PEFT merged nothing")
+        return Check(name, relative(packed_logprobs(model, batch, _WHOLE), before), most)
+
+
+def _reloaded(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Check:
+    """Counts the weights that come back from a saved checkpoint with other bits."""
+    with TemporaryDirectory() as folder:
+        save_model(model, tokenizer, Path(folder))
+        again = load_model(folder, device=model.device).state_dict()
+    own = model.state_dict()
+    wrong = [name for name in own.keys() | again.keys() if not _equal(own.get(name), again.get(name))]
+    return Check("saved = reloaded", len(wrong), 0, ", ".join(sorted(wrong)[:2]))
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+# A policy whose every completion can be written down
+
+_WORDS, _LENGTH = 3, 2
+
+
+def exact_gradient(algorithm: Algorithm) -> Check:
+    """Compares the expected gradient of the algorithm's objective with that of the expected reward.
+
+    The policy is a table of logits for 3 tokens and completions of 2, so that all 81 groups of 2 can be listed with
+    their probabilities. Rewards are compared with the others of the group (leave-one-out), which is unbiased.
+    """
+    rows = list(itertools.product(range(_WORDS), repeat=_LENGTH))
+    tokens_YT = torch.tensor(rows)
+    prefixes_YT = torch.stack([torch.zeros(len(rows), dtype=torch.long), 1 + tokens_YT[:, 0]], 1)
+    rewards_Y = torch.tensor([0.75 * ((3 * n) % 4) for n in range(len(rows))], dtype=torch.float64)
+    logits = torch.arange(4.0 * _WORDS, dtype=torch.float64).square().sin().view(4, _WORDS).requires_grad_()
+
+    logprobs_YT = logits.log_softmax(-1)[prefixes_YT, tokens_YT]
+    chances_Y = logprobs_YT.sum(1).exp()
+    (exact,) = torch.autograd.grad((chances_Y * rewards_Y).sum(), logits, retain_graph=True)
+
+    pairs_MG = torch.tensor(list(itertools.product(range(len(rows)), repeat=2)))
+    rows_N, groups_N = pairs_MG.flatten(), torch.arange(len(pairs_MG)).repeat_interleave(2)
+    advantages_N = group_advantages(rewards_Y[rows_N], groups_N, baseline="leave_one_out", scale="none").double()
+    chance_N = chances_Y.detach()[pairs_MG].prod(1).repeat_interleave(2) / 2
+    weights_NT = chance_N[:, None].expand(-1, _LENGTH)
+    loss, _ = algorithm.objective.loss(logprobs_YT[rows_N], logprobs_YT.detach()[rows_N], advantages_N, weights_NT)
+    (found,) = torch.autograd.grad(-loss, logits)
+    return Check("exact policy gradient, listed policy", relative([found], [exact]), 1e-6)

@@ -1,0 +1,142 @@
+"""Whether a checkpoint can be trained here, before a run: forward passes, lengths, template, tokens, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.config.run import ALL_LINEAR, RunConfig
+from grouprl.models.adapters import linear_layers
+from grouprl.models.attention import is_packed
+from grouprl.models.load import check_tokens, context_length, end_token_ids, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device
+from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.templates import folds_system, hidden_tags
+from grouprl.models.verify import TOLERANCE, gap_to_own
+from grouprl.rollout import NativeEngine
+from grouprl.rollout.verify import sampler_gap
+from grouprl.tools.planner.machine import total_memory
+from grouprl.tools.planner.memory import plan_memory
+from grouprl.tools.planner.screen import networks_of, step_of
+from grouprl.tools.planner.shapes import shape_of
+from grouprl.types import Message, Problem, UserError
+
+_QUESTION: Message = {"role": "user", "content": "What is 2 + 3?"}
+_SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line about a model; a problem has a remedy."""
+
+    name: str
+    found: str
+    remedy: str = ""
+    stops: bool = False  # whether a run under these settings would be refused or wrong
+
+
+def check_model(config: RunConfig) -> Iterator[Finding]:
+    """Yields what there is to know about the model of a configuration.
+
+    Raises:
+        UserError: the model or its tokenizer cannot be loaded, or its forward pass cannot be reproduced.
+    """
+    model = load_model(config.model, device=resolve_device(config.model.device))
+    tokenizer = load_tokenizer(config.model)
+    yield _sizes(model)
+    yield _form(model)
+    yield _gap("learner", gap_to_own(config.model.path, model))
+    prompt = _prompt(tokenizer)
+    yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, prompt))
+    yield _context(config, model, len(prompt))
+    yield _window(config, model, len(prompt))
+    yield _tokens(model, tokenizer)
+    yield Finding("end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer)))))
+    yield from _template(tokenizer)
+    if hidden := hidden_tags(tokenizer):
+        yield Finding("tags", f"{', '.join(hidden)}: special tokens, which the text of completions keeps")
+    yield Finding("LoRA targets", ", ".join(linear_layers(model, (ALL_LINEAR,))[0]))
+    yield _memory(config, len(prompt))
+
+
+def _sizes(model: PreTrainedModel) -> Finding:
+    learned = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    frozen = sum(weight.numel() for weight in model.parameters()) - learned
+    beside = f", {frozen:,} frozen ones beside the text tower" if frozen else ""
+    return Finding("model", f"{type(model).__name__}, {learned:,} weights{beside}")
+
+
+def _form(model: PreTrainedModel) -> Finding:
+    if is_packed(model):
+        return Finding("form", "packed: a prompt is read once for its group")
+    return Finding("form", "rows: one row per completion; slower, with more memory (docs/models.md)")
+
+
+def _gap(name: str, gap: float) -> Finding:
+    found = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
+    if gap <= TOLERANCE:
+        return Finding(f"{name} gap", found)
+    return Finding(f"{name} gap", found, f"expected at most {TOLERANCE}: choose another model", stops=True)
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    plain = tokenizer.chat_template is None
+    return prompt_token_ids(
+        Problem("check", str(_QUESTION["content"]) if plain else (_QUESTION,)), tokenizer, longest=1 << 30
+    )
+
+
+def _context(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:
+    context, needed = context_length(model), prompt + config.rollout.max_tokens
+    found = f"{context:,} tokens" if context < 1 << 30 else "not limited"
+    if needed <= context:
+        return Finding("context", f"{found}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
+    return Finding("context", found, f"expected at least {needed:,}: lower rollout.max_tokens", stops=True)
+
+
+def _window(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    if window is None:
+        return Finding("window", "none")
+    longer = prompt + config.rollout.max_tokens > window
+    return Finding("window", f"{window:,} tokens{', shorter than a sequence' * longer}")
+
+
+def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Finding:
+    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    found = f"{known:,} tokens, {rows:,} embeddings"
+    try:
+        check_tokens(model, tokenizer)
+    except UserError as error:
+        return Finding("vocabulary", found, str(error), stops=True)
+    return Finding("vocabulary", found)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+    if tokenizer.chat_template is None:
+        yield Finding("chat template", "none: prompts are plain text")
+        return
+    for name, messages in (("chat template", (_QUESTION,)), ("system role", (_SYSTEM, _QUESTION))):
+        try:
+            ids = prompt_token_ids(Problem("check", messages), tokenizer, longest=1 << 30)
+        except UserError as error:
+            yield Finding(name, "fails", str(error), stops=name == "chat template")
+            continue
+        text: Any = tokenizer.decode(ids)
+        lost = [message["content"] for message in messages if str(message["content"]) not in text]
+        own = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
+        yield Finding(name, f"{own}renders {len(ids)} tokens", f"drops {lost[0]!r}" if lost else "", stops=bool(lost))
+
+
+def _memory(config: RunConfig, prompt: int) -> Finding:
+    try:
+        shape = shape_of(config.model.path)
+    except UserError as error:
+        return Finding("memory", f"not planned ({error})")
+    step = step_of(config, prompt)
+    peak, there = plan_memory(shape, networks_of(config), step).peak, total_memory(step.device)
+    found = f"{peak / 2**30:.1f} GiB for a step of these settings, of {there / 2**30:.1f} GiB"
+    return Finding("memory", found, "" if peak <= there else "see grouprl plan", stops=peak > there)

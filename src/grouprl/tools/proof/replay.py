@@ -1,0 +1,343 @@
+"""Recomputes a recorded step without sampling: as the run made it, bit for bit, and under another algorithm or reward.
+
+The weights before the step come from the nearest earlier checkpoint, or the start model, and the recorded groups of the
+steps in between. Learning from them is deterministic, so they end in the weights that the run had.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grouprl.config.algorithm import refuse_missing_parts
+from grouprl.config.run import RunConfig
+from grouprl.evaluation.metrics import Clock
+from grouprl.files import read_json
+from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
+from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device
+from grouprl.models.structure import structured_sampling
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
+from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
+from grouprl.rewards.functions import SOFT_OVERLONG
+from grouprl.rewards.overlong import Overlong
+from grouprl.run.assemble import make_learner
+from grouprl.run.machine import machine_facts
+from grouprl.run.resume import differences, newest_good
+from grouprl.step import token_loss, update_policy
+from grouprl.tasks import load_task
+from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
+
+# Settings that may differ from the run's: with any other, the run would have sampled other completions.
+_FREE = ("algorithm", "rewards", "rollout.scoring", "learner.micro_batch_tokens")
+_TRACED = {
+    "log-probs": "logprobs",
+    "entropies": "entropies",
+    "reference log-probs": "reference",
+    "log-probs after the update": "updated",
+    "old log-probs": "old",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How recomputed values differ from the recorded ones."""
+
+    name: str
+    values: int
+    differing: int  # values that are not equal to the last bit
+    largest: float  # largest absolute difference
+
+
+@dataclass(frozen=True)
+class Update:
+    """A step's update, computed from recorded groups; token values are [P][G][tokens], also of dropped groups."""
+
+    scored: ScoredGroups
+    metrics: Mapping[str, float]  # of the learner; empty when no group was kept, or the gradient is not finite
+    advantages: Sequence[Sequence[Sequence[float]]]
+    traces: Sequence[Sequence[TokenTrace]]
+    pushes: Sequence[Sequence[Sequence[float]]]  # how far the loss moves each token's log-prob: minus its derivative
+    gradient: Mapping[str, Tensor]  # of the policy's weights before clipping, summed over the step's updates
+    error: str = ""  # why the update failed
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded step, recomputed."""
+
+    run: Path
+    step: int
+    start: int  # the step of the checkpoint that it began from; 0 = the start model
+    recorded: Sequence[RecordedGroup]
+    update: Update
+    differences: Sequence[Difference]  # from the record
+    first_difference: int | None  # the first step, among those learned again, whose metrics differ from the record
+    machines: Mapping[str, tuple[Any, Any]]  # facts of the machine that differ: in the record, here
+    other: Update | None = None  # under the changed settings
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether every recomputed value equals the record to the last bit."""
+        return bool(self.differences) and not any(one.differing for one in self.differences)
+
+
+def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = None) -> Replay:
+    """Recomputes a recorded step; writes nothing.
+
+    Args:
+        run: the run directory.
+        step: 1, 2, ...
+        config: the configuration of the run.
+        changed: the same with another algorithm or other rewards, under which the step is computed too; None = only
+            as it was.
+
+    Raises:
+        UserError: the step is not recorded, its weights cannot be computed again, or another setting was changed.
+    """
+    refuse_missing_parts(config.algorithm)
+    refused = [] if changed is None else differences(config, changed, _FREE)
+    if refused:
+        raise UserError(
+            f"replay: expected changes of {', '.join(_FREE)} alone, got {'; '.join(refused)}: the run would have "
+            "sampled other completions; start a new run for that"
+        )
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    rows = {row["step"]: row for row in read_run(run).metrics}
+    learner, start = _learner_before(run, config, step)
+    first_difference = None
+    for earlier in range(start + 1, step):
+        update = make_update(learner, _scored(run, earlier, config, learner))
+        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
+            first_difference = earlier
+    scored, recorded = _scored(run, step, config, learner), read_rollouts(run, step)
+    other = None if changed is None else _changed_learner(learner, config, changed)
+    update = make_update(learner, scored)
+    facts = read_run(run).summary.get("machine") or {}
+    here = machine_facts(learner.device)
+    return Replay(
+        run,
+        step,
+        start,
+        recorded,
+        update,
+        () if update.error else _differences(recorded, rows.get(step, {}), update),
+        first_difference,
+        {name: (value, here.get(name)) for name, value in facts.items() if value != here.get(name)},
+        None if other is None or changed is None else make_update(other, _rescored(scored, config, changed)),
+    )
+
+
+def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, int]:
+    """Returns the learner of the nearest checkpoint before a step, and the checkpoint's step; 0 = the start model."""
+    files = RunDirectory(run)
+    forked = read_json(files.forked).get("step") or 0
+    found = files.saved_models()
+    saved, newest = (newest_good(some) for some in ([one for one in found if one.step < step], found))
+    if saved is None and forked:
+        raise UserError(
+            f"{run}: expected a checkpoint before step {step}, found none, and steps up to {forked} were made by the "
+            f"run that this one was forked from: replay them there, or keep more checkpoints with checkpoint.keep"
+        )
+    start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
+    known = None if newest is None else newest[1].start
+    if known not in (None, fingerprint(start)):
+        raise UserError(
+            f"{run}: expected the model that the run started with (fingerprint {known}), found another one at "
+            f"{config.model.path} ({fingerprint(start)}): restore it"
+        )
+    return make_learner(config, start, saved), 0 if saved is None else saved[0].step
+
+
+def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
+    recorded, known = read_rollouts(run, step), read_rewards(run).weights
+    if not recorded:
+        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
+    outcomes = [group.outcomes for group in recorded]
+    kept = _kept(config, outcomes) if recorded[0].kept is None else [bool(group.kept) for group in recorded]
+    weights = _penalty_weight(config) | dict(known)
+    sampling = structured_sampling(config.rollout, learner.policy, load_tokenizer(config.model))
+    return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
+
+
+def _kept(config: RunConfig, outcomes: Sequence[Sequence[RewardOutcome]]) -> list[bool]:
+    return config.algorithm.groups.kept([[outcome.earned for outcome in group] for group in outcomes])
+
+
+def _penalty_weight(config: RunConfig) -> dict[str, float]:
+    return {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
+
+
+# One update
+
+
+class _GradientSum(Optimizer):
+    """The same optimizer, which also adds up the gradients of its updates before it clips them."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.__dict__.update(optimizer.__dict__)
+        self.gradient: dict[str, Tensor] = {}
+
+    def step(self) -> float:
+        """See `Optimizer.step`."""
+        for name, weight in self._named.items():
+            if weight.grad is not None:
+                self.gradient[name] = self.gradient.get(name, 0.0) + weight.grad.detach().cpu()
+        return super().step()
+
+
+class _Pushes:
+    """The policy loss, which also adds up minus its derivative by each token's log-prob, by row of the batch."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._loss = partial(token_loss, learner)
+        self.rows: dict[int, list[float]] = {}
+
+    def __call__(self, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_NT = tokens.logprobs_NT.detach().requires_grad_()
+        # Apart from the learner's graph, whose bits must not change.
+        loss, _ = self._loss(replace(tokens, logprobs_NT=logprobs_NT))
+        (derivative_NT,) = torch.autograd.grad(loss, logprobs_NT)
+        for row, values, mask in zip(tokens.rows, derivative_NT, tokens.mask_NT, strict=True):
+            own = [-value for value in values[mask].tolist()]
+            self.rows[row] = [a + b for a, b in zip(self.rows[row], own, strict=True)] if row in self.rows else own
+        return self._loss(tokens)
+
+
+def make_update(learner: Learner, scored: ScoredGroups) -> Update:
+    """Makes the update; the learner then has the weights after the step."""
+    optimizer, pushes = _GradientSum(learner.optimizer), _Pushes(learner)
+    learner.optimizer = optimizer
+    result = update_policy(learner, scored, Clock("reference", "learn"), pushes)
+    skipped = result.metrics.get("skipped_updates")
+    error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
+    advantages, traces = token_record(scored.groups, scored.kept, result.tokens)
+    metrics, own = result.metrics, _in_groups(scored, pushes)
+    return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
+
+
+def _in_groups(scored: ScoredGroups, pushes: _Pushes) -> list[list[list[float]]]:
+    found, row = [], 0
+    for group, kept in zip(scored.groups, scored.kept, strict=True):
+        found.append([pushes.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
+        row += len(group.completions) if kept else 0
+    return [
+        [own or [0.0] * len(one) for own, one in zip(rows, group.completions, strict=True)]
+        for rows, group in zip(found, scored.groups, strict=True)
+    ]
+
+
+# Beside the record
+
+
+def _differs(metrics: Mapping[str, float], row: Mapping[str, Any]) -> bool:
+    return any(_difference(name, [value], [row.get(name)]).differing for name, value in metrics.items())
+
+
+def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[Difference]:
+    """Compares each kind of value that was recorded or computed, tokens first."""
+    ours, theirs = update.advantages, [group.token_advantages for group in recorded]
+    found = [_difference("advantages", _flat(ours), _flat(theirs), np.float32)]
+    for name, field in _TRACED.items():
+        here, there = (
+            [getattr(trace, field) for group in traces for trace in group]
+            for traces in (update.traces, [group.traces for group in recorded])
+        )
+        if any(values is not None for values in (*here, *there)):
+            found.append(_difference(name, _tokens(here, there), _tokens(there, here), np.float32))
+    return [*found, *(_difference(name, [value], [row.get(name)]) for name, value in update.metrics.items())]
+
+
+def _tokens(rows: Sequence[Sequence[float] | None], other: Sequence[Sequence[float] | None]) -> list[float | None]:
+    """The values of all rows; None for each token of a row that the other side alone has."""
+    pairs = zip(rows, other, strict=True)
+    return [value for row, there in pairs for value in (row if row is not None else [None] * len(there or ()))]
+
+
+def _flat(values: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    return [value for group in values for row in group for value in row]
+
+
+def _difference(
+    name: str, here: Sequence[float | None], there: Sequence[float | None], kind: type[np.floating[Any]] = np.float64
+) -> Difference:
+    """Compares values to the last bit in the record's precision. None, NaN and infinity are null in the record."""
+    a, b = (np.array([math.nan if v is None else v for v in values], kind) for values in (here, there))
+    if len(a) != len(b):
+        return Difference(name, len(a), len(a), math.inf)
+    differing = ~((a == b) | (~np.isfinite(a) & ~np.isfinite(b)))
+    gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))[differing]
+    return Difference(name, len(a), int(differing.sum()), float(np.nan_to_num(gaps, nan=math.inf).max(initial=0.0)))
+
+
+# Under changed settings
+
+
+def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) -> Learner:
+    """Returns a copy of the learner, before its update, with another algorithm."""
+    old, new = config.algorithm, changed.algorithm
+    if new.critic != old.critic:
+        raise UserError(
+            "replay: expected the critic of the run, got another algorithm.critic: the values of another critic are "
+            "not in the record; start a new run for that"
+        )
+    # The ranks meet in both; they are never copied.
+    other = copy.deepcopy(learner, {id(learner.ranks): learner.ranks})
+    other.algorithm, other.micro_batch_tokens = new, changed.learner.micro_batch_tokens
+    if new.kl != old.kl:  # otherwise the coefficient may have moved since the first step
+        other.kl_coef = new.kl_coef
+    if new.entropy != old.entropy:
+        other.entropy_coefs = (new.spread.entropy_coef,) * 2
+    if new.kl is None:
+        other.reference = None
+    elif other.reference is None and config.model.lora is not None:
+        other.reference = other.policy
+    elif other.reference is None:
+        start = load_model(config.model, device=learner.device, weights=config.model.weights)
+        other.reference = start.requires_grad_(False)
+    return other
+
+
+def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> ScoredGroups:
+    """Scores the recorded completions again where the rewards changed; applies the changed filter and penalty."""
+    per_step = "step" in {config.algorithm.advantage.credit, changed.algorithm.advantage.credit}
+    if changed.rewards != config.rewards or (per_step and changed.algorithm.advantage != config.algorithm.advantage):
+        task = load_task(**changed.task.model_dump())
+        rewards, tokenizer = configured_rewards(changed, task), load_tokenizer(changed.model)
+        check_rewards(changed, rewards)
+        # max_invalid=1, because nothing is trained on these rewards.
+        with configured_scorer(changed, task, rewards, max_invalid=1.0, state=state_before(changed, task)) as scorer:
+            scorer.begin_step(scored.step)
+            outcomes = scorer.finish([scorer.begin(group) for group in scored.groups], tokenizer)
+            return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=scorer.weights)
+    groups, buffer = changed.algorithm.groups, changed.algorithm.groups.overlong_buffer
+    outcomes = [tuple(scored_group) for scored_group in scored.outcomes]
+    if buffer != config.algorithm.groups.overlong_buffer:
+        outcomes = [_penalized(*pair, changed) for pair in zip(scored.groups, outcomes, strict=True)]
+    kept = _kept(changed, outcomes) if groups != config.algorithm.groups else scored.kept
+    weights = {name: weight for name, weight in scored.weights.items() if name != SOFT_OVERLONG}
+    return replace(scored, outcomes=outcomes, kept=kept, weights=_penalty_weight(changed) | weights)
+
+
+def _penalized(group: Group, outcomes: Sequence[RewardOutcome], changed: RunConfig) -> tuple[RewardOutcome, ...]:
+    plain = [
+        replace(
+            outcome,
+            penalty=0.0,
+            components={name: value for name, value in outcome.components.items() if name != SOFT_OVERLONG},
+        )
+        for outcome in outcomes
+    ]
+    buffer = changed.algorithm.groups.overlong_buffer
+    return tuple(Overlong(buffer, changed.rollout.max_tokens).penalized(group, plain) if buffer else plain)

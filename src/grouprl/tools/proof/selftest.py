@@ -1,0 +1,171 @@
+"""Runs every check on the user's model and settings, and a short run of them that is killed and resumed."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from grouprl.config.run import RolloutConfig, RunConfig, dump_config
+from grouprl.models.load import context_length, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device, with_dtype
+from grouprl.models.structure import structured_sampling
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_rollouts
+from grouprl.rewards.configured import configured_rewards
+from grouprl.rollout import NativeEngine, requests
+from grouprl.run.assemble import make_learner
+from grouprl.run.process import start_run
+from grouprl.run.terminal import Terminal
+from grouprl.run.train import train
+from grouprl.tasks import load_task
+from grouprl.tools.proof.checks import Check, exact_gradient, numeric_checks
+from grouprl.types import UserError
+
+_PROBLEMS, _COMPLETIONS, _TOKENS = 3, 4, 32  # sampled for the checks
+_STEPS = 6  # of the run that is killed
+_RUN_SECONDS = 900.0  # longest time of one of its processes
+
+
+def selftest(config: RunConfig) -> Iterator[Check]:
+    """Yields the checks of a configuration as they are made; they use temporary folders alone.
+
+    Raises:
+        UserError: the model or the data cannot be loaded, or the weights are rounded.
+    """
+    config = with_dtype(config)
+    if config.model.weights != "float32":
+        raise UserError(
+            f"model.weights: expected float32, with which the checks compute exactly, got {config.model.weights}: "
+            "leave it out here"
+        )
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    yield exact_gradient(config.algorithm)
+    yield from _on_groups(config)
+    yield _killed_and_resumed(config)
+
+
+def _on_groups(config: RunConfig) -> Iterator[Check]:
+    still = config.learner.model_copy(update={"learning_rate": 0.0, "critic_learning_rate": None, "warmup_steps": 0})
+    start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
+    tokenizer = load_tokenizer(config.model)
+    learner = make_learner(config.model_copy(update={"learner": still}), start, None)
+    sampling = structured_sampling(_short(config), start, tokenizer)
+    problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
+    asked = requests(
+        [(problem, "selftest") for problem in problems],
+        tokenizer,
+        completions=_COMPLETIONS,
+        longest_prompt=context_length(start) - config.rollout.max_tokens,
+    )
+    engine = NativeEngine(
+        learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+    )
+    groups = engine.generate(asked, sampling)
+    yield from numeric_checks(config, learner, tokenizer, groups, sampling)
+
+
+def _short(config: RunConfig) -> RolloutConfig:
+    rollout = config.rollout
+    return rollout.model_copy(
+        update={
+            "problems_per_step": min(2, rollout.problems_per_step),
+            "group_size": min(_COMPLETIONS, rollout.group_size),
+            "max_tokens": min(_TOKENS, rollout.max_tokens),
+        }
+    )
+
+
+# A run that is killed
+
+
+def _killed_and_resumed(config: RunConfig) -> Check:
+    """Counts the steps and weights of a killed and resumed run that differ from an uninterrupted one's."""
+    name = "killed and resumed = uninterrupted"
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        settings, short = place / "short_run.yaml", _short_run(config)
+        settings.write_text(dump_config(short), encoding="utf-8")
+        whole, broken = RunDirectory(place / "whole"), RunDirectory(place / "broken")
+        killed = start_run(broken, [str(settings)], place / "log")
+        try:
+            _wait_for(broken.checkpoint(2).state, killed, place / "log")
+            os.kill(killed.pid, signal.SIGKILL)
+            killed.wait(_RUN_SECONDS)
+            at = broken.checkpoints()[-1].step
+            if at == _STEPS:
+                raise UserError(f"selftest: expected to kill the run before step {_STEPS}, got its end: try again")
+            killed = start_run(broken, [str(settings)], place / "log", resume=True)
+            _uninterrupted(short.model_copy(update={"name": "whole", "runs_dir": folder}))
+            if killed.wait(_RUN_SECONDS) != 0:
+                return Check(name, math.nan, 0, f"the run failed: {_last_line(place / 'log')}")
+        except TimeoutExpired:
+            return Check(name, math.nan, 0, f"no end within {_RUN_SECONDS:g} s: {_last_line(place / 'log')}")
+        finally:
+            killed.kill()
+            killed.wait(_RUN_SECONDS)
+        return Check(name, _different(whole, broken), 0, f"killed after step {at} of {_STEPS}")
+
+
+def _uninterrupted(config: RunConfig) -> None:
+    task = load_task(**config.task.model_dump())
+    train(config, task, configured_rewards(config, task), terminal=Terminal(Console(file=io.StringIO())))
+
+
+def _short_run(config: RunConfig) -> RunConfig:
+    return config.model_copy(
+        update={
+            "steps": _STEPS,
+            "rollout": _short(config),
+            "evaluation": config.evaluation.model_copy(update={"problems": 1, "samples": 0, "every": 0}),
+            "checkpoint": config.checkpoint.model_copy(update={"every": 1, "keep": _STEPS}),
+        }
+    )
+
+
+def _wait_for(path: Path, process: Popen[bytes], log: Path) -> None:
+    """Waits until a file is there; raises TimeoutExpired when the process ends without it or takes too long."""
+    until = time.monotonic() + _RUN_SECONDS
+    while not path.is_file():
+        if process.poll() is not None or time.monotonic() > until:
+            raise TimeoutExpired(str(log), _RUN_SECONDS)
+        time.sleep(0.002)
+
+
+def _different(one: RunDirectory, other: RunDirectory) -> int:
+    steps = [read_rollouts(one.path, n) != read_rollouts(other.path, n) for n in range(1, _STEPS + 1)]
+    ours, theirs = (
+        {
+            f"{file.stem}/{name}": value
+            for file in folder.rglob("*.safetensors")
+            for name, value in load_file(file).items()
+        }
+        for folder in (run.checkpoint(_STEPS).path for run in (one, other))
+    )
+    weights = [
+        name not in ours or name not in theirs or not torch.equal(ours[name], theirs[name])
+        for name in ours.keys() | theirs.keys()
+    ]
+    return sum(steps) + sum(weights)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    files = folder.rglob("*.safetensors")
+    return {f"{file.stem}/{name}": value for file in files for name, value in load_file(file).items()}
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

