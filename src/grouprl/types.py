@@ -126,7 +126,7 @@ class Problem:
 
 
 class Structure(Protocol):
-    """An automaton that says which tokens may follow; `grouprl.models.structure` makes one of a regular expression."""
+    """An automaton that says which tokens may follow; `grouprl.engines.structure` makes one of a regular expression."""
 
     def restrict(self, logits_NV: Tensor, states_N: Tensor) -> Tensor:
         """Sets the logits of tokens that are not allowed in [N] states to -inf; state 0 is before the first token."""

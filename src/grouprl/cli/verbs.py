@@ -80,7 +80,7 @@ def train(
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     if own:
-        from grouprl.run.own_algorithm import algorithm_in_file
+        from grouprl.cli.own_algorithm import algorithm_in_file
 
         config = config.model_copy(update={"algorithm": algorithm_in_file(str(algorithm))})
     from grouprl.rewards.configured import configured_rewards

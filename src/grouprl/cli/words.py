@@ -192,11 +192,11 @@ def again(verb: str, settings: Sequence[str] | None, options: Mapping[str, str |
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Ends a verb that makes no progress, see `grouprl.run.watchdog`."""
+    """Ends a verb that makes no progress, see `grouprl.cli.watchdog`."""
 
     @wraps(verb)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        from grouprl.run.watchdog import end_when_stalled, stall_seconds
+        from grouprl.cli.watchdog import end_when_stalled, stall_seconds
 
         with end_when_stalled(stall_seconds()):
             verb(*args, **kwargs)

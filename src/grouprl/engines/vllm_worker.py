@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grouprl.models.published import PublishedWeights, shape_of
+from grouprl.engines.published import PublishedWeights, shape_of
 from grouprl.types import UserError
 
 

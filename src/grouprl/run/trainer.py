@@ -15,6 +15,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
+from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
 from grouprl.models.objects import folder_of
@@ -26,11 +27,9 @@ from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
-from grouprl.run.notebook import in_notebook
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
-from grouprl.run.terminal import Terminal
+from grouprl.run.terminal import Terminal, in_notebook
 from grouprl.run.train import Callback, Run, train
-from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
 from grouprl.tasks.examples import with_examples

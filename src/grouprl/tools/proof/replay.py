@@ -24,12 +24,12 @@ from grouprl.files import read_json
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
-from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.rewards.functions import SOFT_OVERLONG
 from grouprl.rewards.overlong import Overlong
+from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good

@@ -20,11 +20,11 @@ from torch import Tensor
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
-from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from grouprl.models.byte_automaton import NONE, byte_automaton
+from grouprl.engines.byte_automaton import NONE, byte_automaton
 from grouprl.models.load import end_token_ids
 from grouprl.types import Sampling, UserError
 
@@ -85,15 +85,13 @@ class Structure:
 
 
 def structured_sampling(
-    sampling: Sampling, regex: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling, regex: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Sampling:
-    """The sampling parameters with the automaton of a regular expression for a model's tokens; None = without one.
+    """The sampling parameters with the automaton of a regular expression for a model's tokens.
 
     Raises:
         UserError: see `structure_of` and `token_bytes`.
     """
-    if regex is None:
-        return sampling
     tokens, strips = token_bytes(tokenizer, len(model.get_input_embeddings().weight))
     vocabulary = Vocabulary(tokens, end_token_ids(model, tokenizer), strips)
     return replace(sampling, structure=structure_of(regex, vocabulary))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from grouprl.models.byte_automaton import NONE, byte_automaton
+from grouprl.engines.byte_automaton import NONE, byte_automaton
 from grouprl.types import UserError
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from forked import command, forked
+from grouprl.cli.watchdog import end_when_stalled, stall_seconds
 from grouprl.models.progress import PROGRESS
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.rollout.decoding import Decoding
-from grouprl.run.watchdog import end_when_stalled, stall_seconds
 from grouprl.types import UserError
 from small_runs import checkpoint_names, grouprl, metrics, small_settings, write_rows
 
@@ -139,7 +139,7 @@ def test_a_suspended_process_is_not_a_stall(tmp_path: Path):
     program = (
         "import sys, time\n"
         "from grouprl.models.progress import PROGRESS\n"
-        "from grouprl.run.watchdog import end_when_stalled\n"
+        "from grouprl.cli.watchdog import end_when_stalled\n"
         "with end_when_stalled(1.0):\n"
         "    PROGRESS.mark()\n"
         "    print('going', flush=True)\n"

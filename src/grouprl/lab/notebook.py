@@ -15,11 +15,6 @@ _LINES = 500  # lines shown: each update sends them all
 _SECONDS = 0.2  # between two pictures of the bars
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    return Console().is_jupyter
-
-
 class CellOutput:
     """A file whose text is one output of the cell that began to write to it; the bars stand below the lines."""
 

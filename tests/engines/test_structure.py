@@ -17,11 +17,12 @@ from transformers import PreTrainedTokenizerFast
 from engine_setting import Setting, setting_of
 from grouprl import Trainer
 from grouprl.config.run import EngineConfig, RolloutConfig, RunConfig, load_config
+from grouprl.engines.structure import Structure, Vocabulary, structure_of, token_bytes
 from grouprl.learner import make_batch
 from grouprl.models.logprobs import Context, token_logprobs
-from grouprl.models.structure import Structure, Vocabulary, structure_of, structured_sampling, token_bytes
 from grouprl.record.read import read_rollouts, read_run
 from grouprl.rewards.functions import WeightedReward
+from grouprl.rollout.engine import structured_sampling
 from grouprl.tools.proof.replay import replay
 from grouprl.types import Completion, Sampling, StopReason, UserError
 from learner_setting import learn, learner_of, loaded, sampled

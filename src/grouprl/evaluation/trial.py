@@ -15,12 +15,12 @@ from grouprl.learner.credit import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.models.structure import structured_sampling
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout.engine import structured_sampling
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
