@@ -1,4 +1,4 @@
-"""docs/scaling.md: its Slurm script and its Ray job have options that torchrun has and settings that a run has."""
+"""docs/scale.md: its Slurm script and its Ray job have options that torchrun has and settings that a run has."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Tables of docs/comparison.md whose comparisons were made before results were kept: run them again with --keep.
+# Tables of docs/evidence.md whose comparisons were made before results were kept: run them again with --keep.
 NOT_KEPT = 6
 
 
@@ -32,9 +32,9 @@ def test_performance_shows_what_was_measured(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("script", ["demo_figures"], indirect=True)
-@pytest.mark.parametrize("place", ["README.md", "docs/demo.md", "src/grouprl/recipes/demo.yaml", "docs/lora.md"])
+@pytest.mark.parametrize("place", ["README.md", "docs/start.md", "src/grouprl/recipes/demo.yaml", "docs/models.md"])
 def test_the_demo_has_the_same_figures_everywhere(script: ModuleType, place: str) -> None:
-    assert list(script.PLACES) == ["README.md", "docs/demo.md", "src/grouprl/recipes/demo.yaml", "docs/lora.md"]
+    assert list(script.PLACES) == ["README.md", "docs/start.md", "src/grouprl/recipes/demo.yaml", "docs/models.md"]
     written = script.written(place, json.loads(script.RESULTS.read_text(encoding="utf-8")))
     shown = (ROOT / place).read_text(encoding="utf-8")
     assert shown == written, "run python benchmarks/demo_figures.py --write"

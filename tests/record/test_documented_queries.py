@@ -137,5 +137,5 @@ def test_the_pass_rates_of_the_documentation(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "demo").symlink_to(trained)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/curriculum.md", "exec"), {})
+    exec(compile(code, "docs/evidence.md", "exec"), {})
     assert len(re.findall(r"^\S+: \d+%, between \d+% and \d+% with", capsys.readouterr().out, re.M)) == 8

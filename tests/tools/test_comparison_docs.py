@@ -1,4 +1,4 @@
-"""The table of docs/comparison.md that compares algorithms is what benchmarks/results has of it."""
+"""The table of docs/evidence.md that compares algorithms is what benchmarks/results has of it."""
 
 from __future__ import annotations
 

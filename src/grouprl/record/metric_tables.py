@@ -1,14 +1,15 @@
-"""Generates the table in docs/run_directory.md and the page's definitions.json from the metrics in `metrics.py`.
+"""Generates the table of all metrics, which the site shows, and the page's definitions.json, from `metrics.py`.
 
-    python -m grouprl.record.metric_tables
+    python -m grouprl.record.metric_tables [--write]
 
-writes both in a checkout of the repository; a test compares them.
+prints the table in Markdown; `--write` writes definitions.json, which a test compares.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from grouprl.record.metrics import HELD_OUT, METRICS, Metric
 
 PACKAGE = Path(__file__).parents[1]
-DOCS, DEFINITIONS = Path("docs") / "run_directory.md", PACKAGE / "lab" / "report" / "static" / "definitions.json"
+DEFINITIONS = PACKAGE / "lab" / "report" / "static" / "definitions.json"
 _HEADS = ("key", "meaning", "formula", "unit", "TRL's name")
 
 
@@ -27,21 +28,11 @@ def definitions_json() -> str:
 
 
 def docs_table(metrics: Sequence[Metric] = METRICS) -> str:
-    """Makes the docs' table in Markdown; metrics with one meaning share a row."""
+    """Makes a table in Markdown; metrics with one meaning share a row."""
     rows = ["| " + " | ".join(_HEADS) + " |", "|" + "---|" * len(_HEADS)]
     for meaning, members in groupby(metrics, key=lambda metric: metric.meaning):
         rows.append("| " + " | ".join(_cells(meaning, list(members))) + " |")
     return "\n".join(rows)
-
-
-def with_table(page: str) -> str:
-    """Replaces the table in the section on metrics.jsonl of docs/run_directory.md.
-
-    Raises:
-        ValueError: the section has no table.
-    """
-    start = page.index(f"| {_HEADS[0]} | {_HEADS[1]} |", page.index("\n## metrics.jsonl\n"))
-    return page[:start] + docs_table() + page[page.index("\n\n", start) :]
 
 
 def plain(markdown: str) -> str:
@@ -71,9 +62,10 @@ def _json(value: object) -> str:
 
 
 def main() -> None:
-    """Writes both files, from the root of the repository."""
-    DEFINITIONS.write_text(definitions_json(), encoding="utf-8")
-    DOCS.write_text(with_table(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+    """Prints the table of both kinds of metrics; with --write it writes the page's definitions."""
+    if "--write" in sys.argv:
+        DEFINITIONS.write_text(definitions_json(), encoding="utf-8")
+    print(docs_table((*METRICS, *HELD_OUT)))
 
 
 if __name__ == "__main__":
