@@ -1,4 +1,4 @@
-"""The demo's figures wherever they stand: README.md, docs/start.md, the recipe's comment, docs/models.md and the pictures.
+"""The demo's figures wherever they stand: README.md, docs/start.md, docs/models.md, the recipe's comment, the pictures.
 
     python benchmarks/demo_figures.py --runs FOLDER --write
 

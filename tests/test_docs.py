@@ -159,8 +159,6 @@ def test_the_keys_of_other_trainers_lead_to_settings(page: str, many: int) -> No
     assert named - settings() == set()
 
 
-
-
 # Numbers and equations
 
 

@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from grouprl.config.run import RunConfig, load_config
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 (SCRIPT,) = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 

@@ -1,9 +1,8 @@
-"""What the site has from code: every setting, command, metric, key and Python name, and the options of each algorithm."""
+"""What the site has from code: settings, commands, metrics, keys, Python names, and the options of each algorithm."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The metrics of a run: name, unit, meaning, formula, when to worry. The site and the page have what is generated from them.
+"""The metrics of a run: name, unit, meaning, formula, when to worry. The site and the page are generated from them.
 
 `python -m grouprl.record.metric_tables --write` generates the page's definitions.
 """
