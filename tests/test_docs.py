@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from matplotlib.mathtext import MathTextParser
-from typer.main import get_command_name
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import hints
@@ -89,11 +89,17 @@ def test_every_page_is_in_the_list_of_pages() -> None:
 # Names: commands, settings, metrics, algorithms
 
 
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_exist(page: Path) -> None:
-    verbs = {get_command_name(one.name or one.callback.__name__) for one in app.registered_commands if one.callback}
-    shown = re.findall(r"(?:^|`|\$ )grouprl ([a-z][a-z-]+)", TEXTS[page], re.MULTILINE)
-    assert set(shown) <= verbs
+def test_commands_and_their_options_exist(page: Path) -> None:
+    unbroken = TEXTS[page].replace("\\\n", " ")
+    shown = re.findall(r"(?:^|`|\$ )(?:torchrun .* -m )?grouprl ([a-z][a-z-]+)([^`\n|]*)", unbroken, re.MULTILINE)
+    assert {verb for verb, _ in shown} <= set(COMMANDS)
+    known = {verb: {opt for option in command.params for opt in option.opts} for verb, command in COMMANDS.items()}
+    options = [(verb, opt) for verb, rest in shown for opt in re.findall(r"(?<= )--[a-z-]+", rest.partition("#")[0])]
+    assert [(verb, opt) for verb, opt in options if opt not in known[verb] | {"--help"}] == []
 
 
 def settings() -> set[str]:
