@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from typer.cli import get_docs_for_click
 from grouprl.algorithms.named import NAMED, source
 from grouprl.cli import app
 from grouprl.cli.settings import algorithm_rows, setting_rows
-from grouprl.record.metric_tables import docs_table
-from grouprl.record.metrics import HELD_OUT
+from grouprl.record.metrics import HELD_OUT, METRICS, Metric
 from grouprl.tools.imported.table import key_table
 from grouprl.tools.imported.trl_keys import TRL
 from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
@@ -35,7 +35,7 @@ def with_generated(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
         "architecture.md": f"{texts['architecture.md']}\n{_packages(root / 'src/grouprl')}",
         "commands.md": _commands(),
         "configuration.md": _configuration(),
-        "metrics.md": f"# Metrics\n\n## metrics.jsonl\n\n{docs_table()}\n\n## Evaluations\n\n{docs_table(HELD_OUT)}\n",
+        "metrics.md": f"# Metrics\n\n## metrics.jsonl\n\n{_metrics(METRICS)}\n## Evaluations\n\n{_metrics(HELD_OUT)}",
         "python.md": _python(root),
         **_keys(),
         **_algorithms(root, texts),
@@ -78,6 +78,23 @@ def _commands() -> str:
     made = get_docs_for_click(obj=command, ctx=context, name="grouprl")
     verbs = made[made.index("\n## ") :]
     return f"# Commands\n\n`grouprl VERB --help` shows the same; `python -m grouprl` is the same program.\n{verbs}"
+
+
+def _metrics(metrics: Iterable[Metric]) -> str:
+    """A table; metrics with one meaning share a row."""
+    rows = "| key | meaning | formula | unit | TRL's name |\n|---|---|---|---|---|\n"
+    for meaning, members in groupby(metrics, key=lambda metric: metric.meaning):
+        told = [(f"`{one.name}`", _code(one.formula), one.unit, _code(one.trl)) for one in members]
+        names, formulas, units, theirs = (
+            ", ".join(dict.fromkeys(filter(None, cells))) for cells in zip(*told, strict=True)
+        )
+        rows += f"| {names} | {meaning} | {formulas} | {units} | {theirs} |\n"
+    return rows
+
+
+def _code(text: str) -> str:
+    """As code in a cell, where an unescaped vertical bar would end the cell."""
+    return f"`{text}`".replace("|", "\\|") if text else ""
 
 
 def _keys() -> dict[str, str]:
@@ -133,7 +150,7 @@ def _algorithms(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
     for name in NAMED:
         place = f"algorithms/{name}.md"
         body = texts.get(place, f"# {name}\n\n[What it reproduces](../coming_from.md#presets)")
-        found[place] = f"{body.strip()}\n\n## Every option\n\n{_options(name)}\n\n## As code\n\n{_code(root, name)}\n"
+        found[place] = f"{body.strip()}\n\n## Every option\n\n{_options(name)}\n\n## As code\n\n{_file(root, name)}\n"
     return found
 
 
@@ -148,7 +165,7 @@ def _options(name: str) -> str:
     return "\n".join(lines)
 
 
-def _code(root: Path, name: str) -> str:
+def _file(root: Path, name: str) -> str:
     path = f"src/grouprl/algorithms/named/{name}.py"
     code = (root / path).read_text(encoding="utf-8").rstrip()
     return f'{source(name).splitlines()[0]}\n\n```python title="{path}"\n{code}\n```'

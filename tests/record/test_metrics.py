@@ -18,7 +18,7 @@ QUICK = (
 
 
 def test_the_page_is_made_from_the_table() -> None:
-    """After a change: python -m grouprl.record.metric_tables --write."""
+    """After a change: python -m grouprl.record.metric_tables."""
     assert DEFINITIONS.read_text(encoding="utf-8") == definitions_json()
 
 

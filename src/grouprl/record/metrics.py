@@ -1,6 +1,6 @@
 """The metrics of a run: name, unit, meaning, formula, when to worry. The site and the page are generated from them.
 
-`python -m grouprl.record.metric_tables --write` generates the page's definitions.
+`python -m grouprl.record.metric_tables` generates the page's definitions.
 """
 
 from __future__ import annotations
