@@ -1,4 +1,4 @@
-"""The demo's figures wherever they stand: README.md, docs/demo.md, the recipe's comment, docs/lora.md and the pictures.
+"""The demo's figures wherever they stand: README.md, docs/start.md, docs/models.md, the recipe's comment, the pictures.
 
     python benchmarks/demo_figures.py --runs FOLDER --write
 
@@ -101,7 +101,7 @@ def machine_words(found: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The rows of docs/demo.md, one for each seed."""
+    """The rows of docs/start.md, one for each seed."""
     rows = ""
     for seed, one in found["seeds"].items():
         cells = [f"{one[when][name]:.1%}" for name in EVALUATED for when in ("before", "after")]
@@ -162,9 +162,9 @@ def put(page: str, place: str, words: str) -> str:
 
 PLACES: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "README.md": readme,
-    "docs/demo.md": demo,
+    "docs/start.md": demo,
     "src/grouprl/recipes/demo.yaml": recipe,
-    "docs/lora.md": lora,
+    "docs/models.md": lora,
 }
 
 
@@ -194,7 +194,7 @@ def example(runs: Path, run: str) -> dict[str, Any]:
 
 
 def draw(runs: Path) -> None:
-    """The pictures of the README, docs/demo.md and docs/lab.md."""
+    """The pictures of the README, docs/start.md and docs/lab.md."""
     from lab_pictures import addresses, charts, pictures  # needs Playwright
 
     browser, images = shutil.which("chromium"), ROOT / "docs" / "images"

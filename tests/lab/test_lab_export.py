@@ -93,7 +93,7 @@ def test_a_stage_shows_the_lines_that_compute_it(answers: dict[str, Any]) -> Non
 
 
 def test_the_measured_numbers_of_the_side_by_side_page_are_those_of_the_docs(answers: dict[str, Any]) -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
     found = re.findall(r"\d[\d,.]*(?= and| MiB)", " ".join(answers["static/ppo_grpo.json"]["why"]))
     assert set(found) == {"18.1", "31.7", "793", "816", "1,161", "1,211"}
     assert all(number in docs for number in found)

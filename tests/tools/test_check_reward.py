@@ -397,6 +397,7 @@ def test_the_table_of_a_configuration_is_printed(capsys: pytest.CaptureFixture[s
 
 
 def test_the_page_lists_every_kind() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "check_reward.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\*?)([a-z0-9 ]+)\*? \| (.+?) \|$", page, re.MULTILINE)
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    section = page.partition("## Checking a reward")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\*?)([a-z0-9 ]+)\*? \| (.+?) \|$", section, re.MULTILINE)
     assert [(name, bool(star)) for star, name, _ in rows[1:]] == [(kind.name, kind.trick) for kind in KINDS]

@@ -132,7 +132,7 @@ def test_an_adapter_is_what_peft_puts_on_the_model() -> None:
 
 
 def test_networks_of_the_bundled_task() -> None:
-    """docs/comparison.md: weights and moments take 18.1 MiB with GRPO, 31.7 with PPO, 36.3 with a reward model."""
+    """docs/evidence.md: weights and moments take 18.1 MiB with GRPO, 31.7 with PPO, 36.3 with a reward model."""
     shape = SHAPES["abacus"]
     for networks, mib in ((GRPO, 18.1), (Networks(critic=True), 31.7), (PPO, 36.3)):
         assert plan_memory(shape, networks, StepShape(device="cpu")).held / MIB == pytest.approx(mib, abs=0.06)

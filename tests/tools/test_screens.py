@@ -253,7 +253,7 @@ BATCH = [
     ],
 )
 def test_gpus_that_people_have_hold_these_models(model: str, gib: int, settings: list[str]) -> None:
-    """16 problems x 8 completions of up to 1,024 tokens, with prompts of 256: docs/memory.md."""
+    """16 problems x 8 completions of up to 1,024 tokens, with prompts of 256: docs/models.md."""
     common = [f"model.path={model}", *BATCH, *settings]
     fits = {
         weights: plan_run(

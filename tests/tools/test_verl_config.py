@@ -16,11 +16,8 @@ from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.scorer import open_scorer
 from grouprl.tools.imported.read import Foreign, read_foreign
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
-from grouprl.tools.imported.table import Entry, key_table
-from grouprl.tools.imported.trl_keys import TRL
 from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
 from grouprl.types import Completion, Group, Problem, StopReason
-from source_tree import ROOT
 
 GRPO = {
     "algorithm.adv_estimator": "grpo",
@@ -265,15 +262,6 @@ def test_references_that_multiply_are_refused(tmp_path: Path):
     chain = {f"x.a{at}": f"${{x.a{at + 1}}}" * 8 for at in range(7)} | {"x.a7": "text"}
     with pytest.raises(UserError, match=r"x\.a0=.*cannot be decided"):
         import_foreign(Foreign("verl", GRPO | chain))
-
-
-@pytest.mark.parametrize(("page", "entries"), [("from_trl", TRL), ("from_verl", VERL)])
-def test_the_pages_have_every_key(page: str, entries: dict[str, Entry]):
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert key_table(entries) in text
-    if page == "from_verl":
-        rows = [f"| `{pattern}` | {why} |" for pattern, why in NOT_NEEDED.items()]
-        assert text.partition("| key | why |\n|---|---|\n")[2].partition("\n\n")[0].splitlines() == rows
 
 
 SCORE = """

@@ -41,7 +41,7 @@ def train(
     task: TaskOption = None,
     reward: RewardOption = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="A name of docs/presets.md, or FILE.py:NAME of an Algorithm of your own.")
+        str | None, typer.Option(help="A name of docs/algorithms.md, or FILE.py:NAME of an Algorithm of your own.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the run's newest checkpoint.")] = False,

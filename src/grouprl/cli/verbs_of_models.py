@@ -68,7 +68,7 @@ def merge(
     adapter: ModelArgument,
     out: Annotated[Path, typer.Argument(help="New folder of the merged model.")],
 ) -> None:
-    """Merge a LoRA adapter into its base model: an ordinary model in Hugging Face layout, float32 (docs/lora.md).
+    """Merge a LoRA adapter into its base model: an ordinary model in Hugging Face layout, float32 (docs/models.md).
 
     Example: grouprl merge runs/lora/checkpoints/step-000100 merged
     """

@@ -37,7 +37,7 @@ def replay(
 ) -> None:
     """Recompute a recorded step without sampling, to the last bit, or under another algorithm or reward.
 
-    Exit code 1 when the recomputed step does not equal the record. The run is not changed (docs/replay.md).
+    Exit code 1 when the recomputed step does not equal the record. The run is not changed (docs/trust.md).
 
     Example: grouprl replay runs/demo 12
 
@@ -70,7 +70,7 @@ def selftest(
 ) -> None:
     """Check your model and settings: the same log-probs and gradients in every layout, an exact resume after a kill.
 
-    Exit code 1 when a check fails. It needs a minute for a small model and writes nothing (docs/selftest.md).
+    Exit code 1 when a check fails. It needs a minute for a small model and writes nothing (docs/trust.md).
 
     Example: grouprl selftest demo
 

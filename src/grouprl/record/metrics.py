@@ -1,6 +1,6 @@
-"""The metrics of a run: name, unit, meaning, formula, when to worry. The docs and the page are generated from them.
+"""The metrics of a run: name, unit, meaning, formula, when to worry. The site and the page are generated from them.
 
-`python -m grouprl.record.metric_tables` generates both.
+`python -m grouprl.record.metric_tables` generates the page's definitions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FRAC_SOLVED_WORRY = (
 )
 _CURRICULUM_SEEN = (
     "problems visited so far (seen), and how many of them have an estimated pass rate of at least 90 "
-    "% (solved), of at most 10 % (hopeless), or between the two (edge) ([how](curriculum.md))"
+    "% (solved), of at most 10 % (hopeless), or between the two (edge) ([how](evidence.md#a-curriculum))"
 )
 _CURRICULUM_SEEN_WORRY = (
     "when the hopeless grow with the seen: such problems are too hard to teach anything, or their "
     "verifier is wrong"
 )
 _JUDGE_REQUESTS = (
-    "usage of a [judge model](judge.md) since the process of the run began: requests, "
+    "usage of a [judge model](rewards.md#judge_model) since the process of the run began: requests, "
     "retries among them, completions left without a score, tokens that the judge model read and "
     "wrote, and their cost"
 )

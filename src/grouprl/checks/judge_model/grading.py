@@ -81,7 +81,7 @@ class JudgeModel:
 
     One call sends all its completions concurrently, equal ones once. A completion without a score (no reply in time, a
     reply in another form, a score outside the scale) is `Invalid` with its reason, never 0. Prompt, completion and
-    answer are in fenced blocks; see `rewards.judge_model.text.grading_text` and docs/judge.md.
+    answer are in fenced blocks; see `rewards.judge_model.text.grading_text` and docs/rewards.md.
 
     Range: [0, 1]; None for a problem without an answer when the template has `{answer}`. Failure modes: training finds
     exploits of the judge model: text that demands full marks, length, confidence, its own style, a fake solution.

@@ -19,11 +19,11 @@ _OTHERS = {
     "max_new_tokens": "rollout.max_tokens",
     "mini_batch_size": "algorithm.minibatches, the number of updates of a batch",
     "model_name": "model.path",
-    "n_gpus_per_node": "`torchrun --nproc-per-node` (docs/scaling.md)",
-    "nnodes": "`torchrun --nnodes` (docs/scaling.md)",
+    "n_gpus_per_node": "`torchrun --nproc-per-node` (docs/scale.md)",
+    "nnodes": "`torchrun --nnodes` (docs/scale.md)",
     "ppo_max_token_len_per_gpu": "learner.micro_batch_tokens, in tokens",
     "ppo_micro_batch_size_per_gpu": "learner.micro_batch_tokens, in tokens",
-    "wandb": "trackers.names, such as trackers=[wandb] (docs/trackers.md)",
+    "wandb": "trackers.names, such as trackers=[wandb] (docs/run_directory.md)",
 }
 _SETTING = re.compile(
     r"(algorithm|checkpoint|cluster|distributed|epochs|evaluation|learner|model|name|rewards|rollout|runs_dir|seed|steps|"

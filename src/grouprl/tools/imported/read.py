@@ -71,12 +71,12 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
     if path.suffix == ".py" or (first.startswith("#!") and "python" in first):
         raise UserError(
             f"{path}: expected YAML, JSON or a shell script, got a Python script, which import-config does not run: "
-            "write its GRPOConfig(...) as YAML with the same keys; docs/from_trl.md has such a script beside ours"
+            "write its GRPOConfig(...) as YAML with the same keys; docs/coming_from.md has such a script beside ours"
         )
     if re.search(r"\bopenrlhf[./]cli\b", text):
         raise UserError(
             f"{path}: expected a configuration of TRL or verl, got a script of OpenRLHF, which has no importer: "
-            "docs/from_openrlhf.md has each of its options and the setting here"
+            "docs/keys/openrlhf.md has each of its options and the setting here"
         )
     if path.suffix in (".sh", ".bash", ".slurm", ".sbatch") or (first.startswith("#!") and "sh" in first):
         return "verl", _of_script(path, text)

@@ -150,6 +150,6 @@ def listed(values: Collection[Any]) -> str:
 
 
 def key_table(entries: Mapping[str, Entry]) -> str:
-    """Makes the Markdown table of docs/from_trl.md and docs/from_verl.md: key, default there, what it is here."""
+    """Makes a Markdown table for the site: key, default there, what it is here."""
     rows = [f"| `{key}` | `{json.dumps(entry.default)}` | {entry.here} |" for key, entry in entries.items()]
     return "\n".join(["| key | default there | here |", "|---|---|---|", *rows]) + "\n"

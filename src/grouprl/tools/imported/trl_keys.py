@@ -17,7 +17,7 @@ from grouprl.tools.imported.trl_older import OLDER
 _NO_TENSORS = "TRL's layout of batches and devices; packs, ranks and `torchrun` need no setting"
 _LOGS = "metrics.jsonl records every step"
 _SHOWN = "rollouts.sqlite records every completion"
-_NO_VLLM = "a setting of TRL's vLLM: pass it to `vllm serve` (docs/vllm.md)"
+_NO_VLLM = "a setting of TRL's vLLM: pass it to `vllm serve` (docs/scale.md)"
 _NO_UPLOAD = "a run uploads nothing: `grouprl push RUN OWNER/NAME` afterwards"
 _EVALUATION = "the evaluation has settings of its own: `grouprl settings evaluation`"
 _EXACT = "changes how the computation runs, not its math"
@@ -229,7 +229,7 @@ _DATA = {
 _OUTPUT = {
     "run_name": Entry(None, "name", parts.run_name),
     "output_dir": idle(None, "name; the folder is runs/NAME"),
-    "report_to": Entry("none", "trackers.names (docs/trackers.md)", parts.trackers),
+    "report_to": Entry("none", "trackers.names (docs/run_directory.md)", parts.trackers),
     "project": Entry(
         "huggingface",
         "trackers.project",

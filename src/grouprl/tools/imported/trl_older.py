@@ -60,7 +60,7 @@ OLDER: Mapping[str, Entry] = MappingProxyType(
         "max_prompt_length": Entry(None, "prompts have no limit", _longest_prompt),
         **idles("a run never overwrites another: runs/NAME", {"overwrite_output_dir": None}),
         **idles(
-            "a setting of TRL's vLLM: pass it to `vllm serve` (docs/vllm.md)",
+            "a setting of TRL's vLLM: pass it to `vllm serve` (docs/scale.md)",
             {"vllm_device": None, "vllm_dtype": None, "vllm_enable_prefix_caching": None},
         ),
         **idles("changes how the computation runs, not its math", {"use_liger_loss": None}),

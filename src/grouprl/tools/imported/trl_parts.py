@@ -159,7 +159,7 @@ def vllm(given: Given, value: Any) -> Outcome:
     host = "127.0.0.1" if given["vllm_server_host"] == "0.0.0.0" else given["vllm_server_host"]
     address = given["vllm_server_base_url"] or f"http://{host}:{given['vllm_server_port']}"
     ours = {"rollout.engine.name": "vllm", "rollout.engine.address": address}
-    return changed("trl vllm-serve", ours, "start `vllm serve` as in docs/vllm.md")
+    return changed("trl vllm-serve", ours, "start `vllm serve` as in docs/scale.md")
 
 
 def correction(given: Given, value: Any) -> Outcome:

@@ -124,7 +124,7 @@ _MODEL = {
 
 _ROLLOUT = {
     "n": Entry(1, "rollout.group_size", rules.completions),
-    "name": idle("vllm", "the native engine samples; vLLM is rollout.engine.name=vllm (docs/vllm.md)"),
+    "name": idle("vllm", "the native engine samples; vLLM is rollout.engine.name=vllm (docs/scale.md)"),
     "temperature": same("rollout.temperature", 1.0),
     "top_p": same("rollout.top_p", 1),
     "top_k": Entry(-1, "rollout.top_k; 0 = off", _every("rollout.top_k")),
@@ -169,7 +169,7 @@ _TRAINER = {
     "total_training_steps": same("steps", None),
     "project_name": same("trackers.project", "verl_examples"),
     "experiment_name": Entry("gsm8k", "name", lambda _, value: Outcome("equal", {"name": folder_name(str(value))})),
-    "logger": Entry(["console", "wandb"], "trackers.names (docs/trackers.md)", rules.trackers),
+    "logger": Entry(["console", "wandb"], "trackers.names (docs/run_directory.md)", rules.trackers),
     "save_freq": Entry(-1, "checkpoint.every; 0 = at the end", _every("checkpoint.every")),
     "test_freq": Entry(-1, "evaluation.every; 0 = before and after", _every("evaluation.every")),
     "max_actor_ckpt_to_keep": same("checkpoint.keep", None),

@@ -44,7 +44,7 @@ function logarithm(chart, title, draw) {
 }
 
 function words(definition) {
-  if (!definition) return h("p", { class: "note" }, "A custom metric: docs/run_directory.md does not define it.");
+  if (!definition) return h("p", { class: "note" }, "A custom metric: GroupRL does not define it.");
   const { is, worry, more } = definition;
   return h("details", { class: "note about" }, h("summary", {}, `${is[0].toUpperCase()}${is.slice(1)}.`), h("p", {}, `Worry ${worry}.`),
     more ? further(more) : null);
@@ -93,7 +93,7 @@ function byStep(spec, { series, view }) {
   return { x: series[view.axis], steps: series.step, columns, smooth };
 }
 
-// What each metric is, and what to worry about: the table of docs/run_directory.md, word for word.
+// What each metric is, and what to worry about, as record/metrics.py says it.
 
 let known = null;
 
