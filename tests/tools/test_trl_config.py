@@ -18,8 +18,7 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.tools.imported.read import Foreign, read_foreign
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.trl_versions import default_in
+from grouprl.tools.imported.trl_keys import TRL, default_in
 
 RUN = CliRunner()
 
@@ -396,7 +395,8 @@ def test_rows_that_are_held_out_are_no_equal_data(
         ("train.py", "from trl import GRPOConfig\n", "a Python script, which import-config does not run"),
         ("train", "#!/usr/bin/env python3\nimport trl\n", "a Python script, which import-config does not run"),
         ("run.sh", "python3 -m openrlhf.cli.train_ppo_ray --a.b 1\n", r"a script of OpenRLHF.*docs/from_openrlhf\.md"),
-        ("run.sh", "trl grpo --config grpo.yaml\n", r"expected verl's overrides.*for TRL, give the YAML of --config"),
+        ("run.sh", "python3 -m verl.trainer.main_ppo a.b=1\n", r"a shell script.*paste the KEY=VALUE.*import-config KEY"),
+        ("job", "#!/bin/bash\ntrl grpo --config grpo.yaml\n", r"a shell script.*for TRL, give the YAML of --config"),
         ("big.yaml", "a: 1\n" + "# x\n" * 70_000, "at most 262144 bytes"),
         ("many.json", json.dumps({f"k{at}": at for at in range(3000)}), "at most 2000 keys, got 3000"),
         ("deep.json", "[" * 50_000, "expected YAML or JSON"),

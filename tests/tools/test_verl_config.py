@@ -1,14 +1,17 @@
-"""Recipes from verl's configurations and scripts, and its compute_score as a reward."""
+"""Recipes from verl's configurations and overrides, and its compute_score as a reward."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from grouprl import UserError
+from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig
@@ -29,14 +32,12 @@ GRPO = {
     "custom_reward_function.name": "compute_score",
 }
 ACTOR = "actor_rollout_ref.actor."
-SCRIPT = """
-set -x
-batch=512
-MODEL=${MODEL:-abacus}
-python3 -m verl.trainer.main_ppo --config-name ppo \\
-    algorithm.adv_estimator=grpo data.train_batch_size=$batch \\
-    actor_rollout_ref.model.path="${MODEL}" actor_rollout_ref.rollout.n=8 \\
-    trainer.logger='["console","wandb"]' +custom_reward_function.path=score.py actor_rollout_ref.actor.optim.lr=3e-6 $@
+RUN = CliRunner()
+PASTED = """
+# python3 -m verl.trainer.main_ppo --config-name ppo
+    algorithm.adv_estimator=grpo data.train_batch_size=512 \\
+    actor_rollout_ref.model.path="abacus" actor_rollout_ref.rollout.n=8 \\
+    trainer.logger='["console","wandb"]' +custom_reward_function.path=score.py  actor_rollout_ref.actor.optim.lr=3e-6
 """
 
 
@@ -86,16 +87,36 @@ def test_clip_ratio_does_nothing_beside_its_two_sides(tmp_path: Path):
     assert recipe(tmp_path, Foreign("verl", GRPO | freed)).algorithm.objective.range == (0.4, 0.3)
 
 
-def test_a_script_is_read_with_its_variables(tmp_path: Path):
-    script = tmp_path / "run.sh"
-    script.write_text(SCRIPT)
-    config = recipe(tmp_path, read_foreign(script))
-    assert (config.model.path, config.rollout.group_size, config.rollout.problems_per_step) == ("abacus", 8, 512)
-    assert (config.learner.learning_rate, config.trackers.names) == (3e-6, ("wandb",))
-    assert (config.rewards[0].name, config.rewards[0].path) == ("compute_score", "score.py")
+def test_pasted_overrides_are_read_from_a_file_and_behind_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.txt").write_text(PASTED)
+    made = RUN.invoke(app, ["import-config", *shlex.split(PASTED.replace("\\\n", " "), comments=True)])
+    assert made.exit_code == 0, made.exception
+    assert "Wrote verl.yaml" in made.output
+    for config in (recipe(tmp_path, read_foreign(Path("run.txt"))), load_config(RunConfig, [Path("verl.yaml")], [])):
+        assert (config.model.path, config.rollout.group_size, config.rollout.problems_per_step) == ("abacus", 8, 512)
+        assert (config.learner.learning_rate, config.trackers.names) == (3e-6, ("wandb",))
+        assert (config.rewards[0].name, config.rewards[0].path) == ("compute_score", "score.py")
+    again = RUN.invoke(app, ["import-config", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"])
+    assert "verl.yaml: expected a new file" in str(again.exception)
 
 
-def test_a_value_that_the_script_does_not_say_stops_where_it_counts(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data.train_batch_size=$BATCH algorithm.adv_estimator=grpo", "data.train_batch_size=$BATCH: cannot be decided"),
+        ("data.train_batch_size=`nproc` algorithm.adv_estimator=grpo", "data.train_batch_size=`nproc`: cannot be"),
+        ("data.train_batch_size=64 --flag", "expected lines of KEY: VALUE, got none"),
+        ("data.train_batch_size='64", "expected lines of KEY: VALUE, got none"),
+    ],
+)
+def test_a_list_of_overrides_is_plain(tmp_path: Path, text: str, words: str):
+    (tmp_path / "run.txt").write_text(text)
+    with pytest.raises(UserError, match=re.escape(words)):
+        import_foreign(read_foreign(tmp_path / "run.txt", ["actor_rollout_ref.rollout.n=4"]))
+
+
+def test_a_value_that_the_file_does_not_say_stops_where_it_counts(tmp_path: Path):
     """The engine does not count here, the batch does."""
     foreign = Foreign("verl", GRPO | {"data.train_batch_size": "$(nproc)", "actor_rollout_ref.rollout.name": "$ENGINE"})
     with pytest.raises(UserError, match=r"batch_size=\$\(nproc\): cannot be decided: the file does not") as refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ _NEEDED = {"model": "--model PATH", "task": "--task FILE.jsonl", "reward": "--re
 
 @app.command("import-config")
 def import_config(
-    file: Annotated[Path, typer.Argument(help="TRL's YAML or JSON, verl's resolved YAML, or verl's shell script.")],
+    file: Annotated[str, typer.Argument(help="TRL's YAML or JSON, or verl's YAML; or verl's overrides, pasted here.")],
     changes: Annotated[
         list[str] | None, typer.Argument(help="KEY=VALUE of that library, in place of the file's.")
     ] = None,
@@ -37,17 +38,18 @@ def import_config(
 
     Example: grouprl import-config grpo.yaml --world 4 --trl 0.14
 
-    Example: grouprl import-config run_qwen.sh --output qwen.yaml data.train_batch_size=256
+    Example: grouprl import-config --output qwen.yaml algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8
     """
     from grouprl.tools.imported.read import read_foreign
     from grouprl.tools.imported.recipe import import_foreign, write_recipe
 
-    foreign = read_foreign(file, changes or ())
+    place = None if "=" in file and not os.path.exists(file) else Path(file)
+    foreign = read_foreign(place, [*([] if place else [file]), *(changes or ())])
     imported = import_foreign(foreign, world=world, allow=allow or (), version=trl)
-    target = output or Path(f"{file.stem}.yaml")
-    if output is None and target.exists() and target.samefile(file):
-        target = Path(f"{file.stem}-grouprl.yaml")
-    write_recipe(imported, file.name, target, force=force)
+    target = output or Path(f"{place.stem if place else 'verl'}.yaml")
+    if output is None and place is not None and target.exists() and target.samefile(place):
+        target = Path(f"{place.stem}-grouprl.yaml")
+    write_recipe(imported, place.name if place else "overrides of verl", target, force=force)
     show_imported(imported)
     needed = "".join(f" {_NEEDED[one]}" for one in imported.missing)
     typer.echo(f"Wrote {target}. Run it: grouprl train {target}{needed}")
