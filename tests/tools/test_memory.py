@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,21 +78,9 @@ def count(model: torch.nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-# As the models' own pages have them.
-PUBLISHED = {
-    "Qwen2.5-0.5B": 494_032_768,
-    "Qwen2.5-1.5B": 1_543_714_304,
-    "Qwen2.5-7B": 7_615_616_512,
-    "Llama-3.1-8B": 8_030_261_248,
-}
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_parameters_are_those_that_transformers_counts(name: str) -> None:
-    shape = SHAPES[name]
-    assert shape.parameters == count(on_meta(shape))
-    if name in PUBLISHED:
-        assert shape.parameters == PUBLISHED[name]
+    assert SHAPES[name].parameters == count(on_meta(SHAPES[name]))
 
 
 def test_abacus_is_the_bundled_model() -> None:
@@ -486,12 +472,6 @@ def test_sums() -> None:
     assert on_gpu.sampling == on_gpu.held + on_gpu.rollout.drawing
     assert on_gpu.peak == on_gpu.learning > on_gpu.sampling
     assert on_gpu.rounded == 2 * (4 * (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 304) + 512 * 128)
-
-
-def test_it_brings_in_neither_torch_nor_transformers() -> None:
-    script = "import sys, grouprl.tools.planner; print({'torch', 'transformers', 'pydantic'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(

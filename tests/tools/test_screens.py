@@ -19,8 +19,8 @@ from grouprl.config.run import RunConfig
 from grouprl.kernels.build import library
 from grouprl.kernels.calibration import Contest, Timing
 from grouprl.tools.planner import doctor, machine
+from grouprl.tools.planner.machine import Rates
 from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
-from grouprl.tools.planner.time import Rates
 from grouprl.types import UserError
 from small_runs import grouprl as command
 

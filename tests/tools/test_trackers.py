@@ -17,8 +17,8 @@ from grouprl import Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
 from grouprl.record.metrics import METRICS
 from grouprl.tools.trackers import following
+from grouprl.tools.trackers.libraries import About, Shown, Table
 from grouprl.tools.trackers.names import tracked, tracked_name
-from grouprl.tools.trackers.tracker import About, Shown, Table
 from letter_rewards import letters
 from small_runs import ROWS, rollouts, small_config
 from source_tree import ROOT

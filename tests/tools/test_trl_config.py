@@ -395,7 +395,11 @@ def test_rows_that_are_held_out_are_no_equal_data(
         ("train.py", "from trl import GRPOConfig\n", "a Python script, which import-config does not run"),
         ("train", "#!/usr/bin/env python3\nimport trl\n", "a Python script, which import-config does not run"),
         ("run.sh", "python3 -m openrlhf.cli.train_ppo_ray --a.b 1\n", r"a script of OpenRLHF.*docs/from_openrlhf\.md"),
-        ("run.sh", "python3 -m verl.trainer.main_ppo a.b=1\n", r"a shell script.*paste the KEY=VALUE.*import-config KEY"),
+        (
+            "run.sh",
+            "python3 -m verl.trainer.main_ppo a.b=1\n",
+            r"a shell script.*paste the KEY=VALUE.*import-config KEY",
+        ),
         ("job", "#!/bin/bash\ntrl grpo --config grpo.yaml\n", r"a shell script.*for TRL, give the YAML of --config"),
         ("big.yaml", "a: 1\n" + "# x\n" * 70_000, "at most 262144 bytes"),
         ("many.json", json.dumps({f"k{at}": at for at in range(3000)}), "at most 2000 keys, got 3000"),

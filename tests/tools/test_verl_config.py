@@ -104,7 +104,10 @@ def test_pasted_overrides_are_read_from_a_file_and_behind_the_command(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("data.train_batch_size=$BATCH algorithm.adv_estimator=grpo", "data.train_batch_size=$BATCH: cannot be decided"),
+        (
+            "data.train_batch_size=$BATCH algorithm.adv_estimator=grpo",
+            "data.train_batch_size=$BATCH: cannot be decided",
+        ),
         ("data.train_batch_size=`nproc` algorithm.adv_estimator=grpo", "data.train_batch_size=`nproc`: cannot be"),
         ("data.train_batch_size=64 --flag", "expected lines of KEY: VALUE, got none"),
         ("data.train_batch_size='64", "expected lines of KEY: VALUE, got none"),

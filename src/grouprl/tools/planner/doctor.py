@@ -30,8 +30,8 @@ from grouprl.models.logprobs import LOGPROBS
 from grouprl.models.precision import is_emulated
 from grouprl.rollout.rows import DRAW
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
-from grouprl.tools.planner.pace import USUAL_PROMPT
 from grouprl.tools.planner.screen import plan_run
+from grouprl.tools.planner.time import USUAL_PROMPT
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, PRODUCT, DECODE_STEP)

@@ -16,20 +16,10 @@ from grouprl.config.run import RunConfig
 from grouprl.files import read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.tools.trackers.mlflow import Mlflow
+from grouprl.tools.trackers.libraries import TRACKERS, About, Shown, Tracker
 from grouprl.tools.trackers.names import completions_table, tracked
-from grouprl.tools.trackers.tensorboard import TensorBoard
-from grouprl.tools.trackers.tracker import About, Shown, Tracker
-from grouprl.tools.trackers.trackio import Trackio
-from grouprl.tools.trackers.wandb import Wandb
 from grouprl.types import StepRecord, import_extra
 
-TRACKERS: Mapping[str, Callable[[], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
-    "mlflow": Mlflow,
-}
 LINK_SECONDS = 10.0  # longest wait for the links before the first step
 END_SECONDS = 10.0  # longest wait at the end of a run, all trackers together
 _WAITS = "the run continues, and records that the tracker has not taken by its end are lost"
