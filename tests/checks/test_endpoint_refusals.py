@@ -16,9 +16,8 @@ import yaml
 
 from chat_server import ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
-from grouprl.checks.judge_model.cost import Meter
-from grouprl.checks.judge_model.grading import JudgeModel
-from grouprl.checks.judge_model.text import grading_text
+from grouprl.checks.judge_model.client import Meter
+from grouprl.checks.judge_model.grading import JudgeModel, grading_text
 from grouprl.rewards.invalid import Invalid
 from grouprl.types import UserError
 
