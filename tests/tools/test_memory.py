@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     LlamaConfig,
@@ -23,7 +20,6 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import grouprl.models
 from counting import Costs
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
@@ -50,7 +46,6 @@ from tiny import tiny_model_folder
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
-ABACUS = Path(grouprl.models.__file__).parent / "assets" / "abacus"
 needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 
@@ -83,18 +78,6 @@ def test_parameters_are_those_that_transformers_counts(name: str) -> None:
     assert SHAPES[name].parameters == count(on_meta(SHAPES[name]))
 
 
-def test_abacus_is_the_bundled_model() -> None:
-    shape, config = SHAPES["abacus"], json.loads((ABACUS / "config.json").read_text())
-    assert (shape.layers, shape.hidden, shape.heads) == tuple(
-        config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    )
-    assert (shape.head_size, shape.vocabulary) == (config["head_dim"], config["vocab_size"])
-    assert (shape.tied, shape.biases) == (config["tie_word_embeddings"], "qkvo" if config["attention_bias"] else "none")
-    with safe_open(ABACUS / "model.safetensors", "pt") as file:
-        saved = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    assert shape.parameters == saved
-
-
 def test_critic_and_reward_model_are_decoders_with_a_head() -> None:
     shape = SHAPES["Llama-3.1-8B"]  # whose output embedding neither has
     policy = on_meta(shape)
@@ -115,13 +98,6 @@ def test_an_adapter_is_what_peft_puts_on_the_model() -> None:
     assert (plan.networks.moments, plan.networks.reference) == (8 * trained, 0)
     # A critic's frozen weights are the policy's own.
     assert plan.networks.critic == 4 * (trained + 128 + 1)
-
-
-def test_networks_of_the_bundled_task() -> None:
-    """docs/comparison.md: weights and moments take 18.1 MiB with GRPO, 31.7 with PPO, 36.3 with a reward model."""
-    shape = SHAPES["abacus"]
-    for networks, mib in ((GRPO, 18.1), (Networks(critic=True), 31.7), (PPO, 36.3)):
-        assert plan_memory(shape, networks, StepShape(device="cpu")).held / MIB == pytest.approx(mib, abs=0.06)
 
 
 def test_packs_that_run_at_once_take_memory_together() -> None:

@@ -165,7 +165,7 @@ def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> Scored
     if not recorded:
         raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     outcomes = [group.outcomes for group in recorded]
-    kept = _kept(config, outcomes) if recorded[0].kept is None else [bool(group.kept) for group in recorded]
+    kept = [bool(group.kept) for group in recorded]
     weights = _penalty_weight(config) | dict(known)
     sampling = structured_sampling(config.rollout, learner.policy, load_tokenizer(config.model))
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
