@@ -233,5 +233,3 @@ def test_a_text_is_asked_about_in_the_same_words_every_time():
 def test_braces_of_a_template_stay():
     texts = {"prompt": "p", "completion": "c", "answer": "a"}
     assert r"\boxed{x} {rubric} {{" in grading_text(r"\boxed{x} {rubric} {{ {completion}", texts, (0, 1), as_json=True)
-
-

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from grouprl.checks.asserts import Check, holds, parse_asserts
+from grouprl.checks.asserts import Assertion, holds, parse_asserts
 from grouprl.checks.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_in_sandbox, why_unavailable
 from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text
 from grouprl.types import UserError
@@ -87,7 +87,7 @@ class UnitTests:
             for completion, tests, setup in zip(completions, test_list, setups, strict=True)
         ]
 
-    def _value(self, text: str, setup: str, checks: Sequence[Check]) -> float:
+    def _value(self, text: str, setup: str, checks: Sequence[Assertion]) -> float:
         source = program(text, checks[0].function)
         if source.lstrip("\n")[:1] in (" ", "\t"):  # an indented program would continue the set-up code
             setup, source = "", f"{setup}\n{source}"
@@ -102,7 +102,7 @@ class UnitTests:
 
 
 @lru_cache(maxsize=1024)
-def _checks(tests: tuple[str, ...]) -> tuple[Check, ...]:
+def _checks(tests: tuple[str, ...]) -> tuple[Assertion, ...]:
     return parse_asserts(tests)
 
 

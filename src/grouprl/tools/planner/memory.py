@@ -131,21 +131,23 @@ class StepShape:
         return -(-self.problems // min(self.minibatches, self.problems))
 
     @property
-    def packs(self) -> list[Pack]:
+    def packs(self) -> list[PackSize]:
         """The packs that the learner makes from a minibatch."""
         own = self.completion_tokens - 1  # the model does not read a completion's last token
         group = GroupSize(self.prompt_tokens - self.shared_tokens, (own,) * self.group_size)
         packs = pack_groups([group] * self.minibatch_problems, self.micro_batch_tokens, self.device)
-        return [Pack(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs]
+        return [
+            PackSize(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs
+        ]
 
     @property
-    def largest_pack(self) -> Pack:
+    def largest_pack(self) -> PackSize:
         """The pack with the most tokens, which determines the memory of an update."""
         return max(self.packs, key=lambda pack: pack.tokens)
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackSize:
     """A micro-batch: prompts and completions of one forward and backward pass."""
 
     tokens: int  # tokens that the model reads, S
@@ -205,7 +207,7 @@ class MemoryPlan:
     rollout: RolloutMemory
     rounded: int  # bfloat16 copy of the weights of all linear layers, for a computation in bfloat16
     device: Device
-    pack: Pack
+    pack: PackSize
 
     @property
     def held(self) -> int:
@@ -326,7 +328,7 @@ def _moments(networks: Networks, numbers: int, embedded: int, on_gpu: bool) -> i
     return 2 * SIZES[networks.moments] * numbers
 
 
-def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) -> tuple[int, int, int]:
+def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bool) -> tuple[int, int, int]:
     """Bytes that a forward pass keeps for the backward pass, of a pack and of the shared tokens, which stay for all.
 
     Then further bytes of one layer's backward pass.

@@ -28,7 +28,7 @@ _WAITING = 256  # records that wait for a tracker; one more is dropped
 _Job = Callable[[Tracker], None]
 
 
-class Follower:
+class TrackerThread:
     """One tracker in a thread of its own."""
 
     def __init__(self, name: str, about: About) -> None:
@@ -78,7 +78,7 @@ class Trackers:
         self._config, self._say = config, say
         self._names = tuple(dict.fromkeys(config.trackers.names)) if leads else ()
         self._run = RunDirectory(Path(config.runs_dir) / config.name)
-        self._followers: list[Follower] = []
+        self._followers: list[TrackerThread] = []
         self._said: set[tuple[str, str]] = set()
 
     def begin(self, after: int) -> None:
@@ -87,7 +87,7 @@ class Trackers:
             return
         known = read_json(self._run.tracker_ids)
         for name in self._names:
-            self._followers.append(Follower(name, self._about(known.get(name), after)))
+            self._followers.append(TrackerThread(name, self._about(known.get(name), after)))
         until = time.monotonic() + LINK_SECONDS
         for follower in self._followers:
             if not follower.ready.wait(max(0.0, until - time.monotonic())):
@@ -151,7 +151,7 @@ class Trackers:
             if follower.dropped:
                 self._once(follower, "slow", "is too slow; some records are not sent to it (the run directory has all)")
 
-    def _once(self, follower: Follower, kind: str, text: str) -> None:
+    def _once(self, follower: TrackerThread, kind: str, text: str) -> None:
         if (follower.name, kind) in self._said:
             return
         self._said.add((follower.name, kind))
