@@ -187,8 +187,8 @@ def test_pasted_overrides_are_read_from_a_file_and_behind_the_command(tmp_path: 
             "data.train_batch_size=$BATCH: cannot be decided",
         ),
         ("data.train_batch_size=`nproc` algorithm.adv_estimator=grpo", "data.train_batch_size=`nproc`: cannot be"),
-        ("data.train_batch_size=64 --flag", "expected lines of KEY: VALUE, got none"),
-        ("data.train_batch_size='64", "expected lines of KEY: VALUE, got none"),
+        ("python3 -m verl.trainer.main_ppo data.train_batch_size=64", "verl's overrides KEY=VALUE alone, got python3"),
+        ("data.train_batch_size='64", "verl's overrides KEY=VALUE alone, got none"),
         ("- data.train_batch_size=$BATCH\n- algorithm.adv_estimator=grpo", "cannot be decided"),  # Hydra's own list
     ],
 )

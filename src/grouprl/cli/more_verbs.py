@@ -58,10 +58,10 @@ def import_config(
 
     Example: grouprl import-config --output qwen.yaml algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8
     """
-    from grouprl.tools.imported.read import read_foreign
+    from grouprl.tools.imported.read import OVERRIDE, read_foreign
     from grouprl.tools.imported.recipe import import_foreign, write_recipe
 
-    place = None if "=" in file and not os.path.exists(file) else Path(file)
+    place = None if OVERRIDE.fullmatch(file) and not os.path.exists(file) else Path(file)
     foreign = read_foreign(place, [*([] if place else [file]), *(changes or ())])
     imported = import_foreign(foreign, world=world, allow=allow or (), version=trl)
     target = output or Path(f"{place.stem if place else 'verl'}.yaml")

@@ -20,9 +20,8 @@ from grouprl.types import UserError
 Library = Literal["trl", "verl"]
 _OF_VERL = {"actor_rollout_ref", "trainer", "data", "algorithm", "critic", "reward_model", "custom_reward_function"}
 _MOST_BYTES, _MOST_KEYS = 2**18, 2000  # the largest resolved configuration of verl has 40 KB and 450 keys
-_OVERRIDE = re.compile(
-    r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL
-)  # as Hydra reads it; + and ++ add a key
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
+"""KEY.KEY=VALUE, as Hydra reads it; `+` and `++` add a key."""
 _MAPPINGS = ("data.apply_chat_template_kwargs",)  # a key whose value is a mapping: what is below belongs to it
 
 
@@ -60,8 +59,16 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
 
 def _overrides(words: Sequence[str]) -> dict[str, Any] | None:
     """The values of verl's overrides by key; None where a word is none."""
-    found = [_OVERRIDE.fullmatch(word) for word in words]
+    found = [OVERRIDE.fullmatch(word) for word in words]
     return {one[1]: scalar(one[2]) for one in found if one} if words and all(found) else None
+
+
+def _words(text: str) -> list[str]:
+    """The words of a pasted command; none where a quote is open, as in YAML."""
+    try:
+        return shlex.split(re.sub(r"\\[ \t\r]*(\n|$)", " ", text), comments=True)
+    except ValueError:
+        return []
 
 
 def _text(path: Path) -> str:
@@ -95,11 +102,9 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
             "paste the KEY=VALUE that it passes to verl behind the command, grouprl import-config KEY=VALUE ..., or "
             "into a text file; for TRL, give the YAML of --config"
         )
-    try:
-        if pasted := _overrides(shlex.split(text.replace("\\\n", " "), comments=True)):
-            return "verl", pasted
-    except ValueError:  # an open quote, as YAML may have
-        pass
+    words = _words(text)
+    if pasted := _overrides(words):
+        return "verl", pasted
     try:
         tree = json.loads(text) if path.suffix == ".json" else read_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -108,7 +113,11 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
     if isinstance(tree, list) and all(isinstance(one, str) for one in tree) and (listed := _overrides(tree)):
         return "verl", listed  # Hydra's .hydra/overrides.yaml
     if not isinstance(tree, dict) or not tree:
-        raise UserError(f"{path}: expected lines of KEY: VALUE, got none: give a configuration of TRL or verl")
+        strange = next((word for word in words if not OVERRIDE.fullmatch(word)), "none")
+        raise UserError(
+            f"{path}: expected lines of KEY: VALUE, or verl's overrides KEY=VALUE alone, got {strange:.60}: give a "
+            "configuration of TRL or verl"
+        )
     if any(isinstance(tree.get(key), dict) for key in _OF_VERL):
         return "verl", dict(_dotted(tree))
     return "trl", tree
