@@ -188,7 +188,7 @@ def timed(contest: Contest) -> list[Timing]:
 @pytest.mark.skipif(library() is None, reason="no C compiler")
 def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPRL_KERNELS", "")
-    monkeypatch.setattr(doctor, "timings", timed)
+    monkeypatch.setattr("grouprl.kernels.offers.timings", timed)
     console = screen(100)
     doctor.show_doctor(as_json=False, console=console)
     text = written(console)
@@ -207,7 +207,7 @@ def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_what_is_not_there_has_a_reason_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPRL_KERNELS", "off")
-    monkeypatch.setattr(doctor, "why_unavailable", lambda name: f"{name} is not here")
+    monkeypatch.setattr("grouprl.checks.sandbox.why_unavailable", lambda name: f"{name} is not here")
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "peft" else "1.0")
     found = {(one.topic, one.name): one for one in doctor.findings()}
     assert found["kernels", "compiled"].found == "switched off by GROUPRL_KERNELS=off"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from grouprl import Trainer
 from grouprl.learner import Learner
+from grouprl.models.layouts import TreeLayout
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
@@ -80,16 +81,13 @@ def advantages(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checks, "group_advantages", lambda *a, **k: 1.01 * right(*a, **k))
 
 
-class Moved:
+class Moved(TreeLayout):
     """A layout whose completions begin one position too late."""
 
     def __init__(self, layout: Any) -> None:
-        self._layout = layout
+        self.__dict__.update(layout.__dict__)
         _, branch_S, _ = layout._tokens
         self.position_ids_S = layout.position_ids_S + (branch_S > 0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layout, name)
 
 
 def positions(monkeypatch: Patch) -> None:
