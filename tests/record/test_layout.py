@@ -29,8 +29,6 @@ NAMES = {
 OTHER = {
     "tools/compare/report.py": {"summary.json", "plots"},
     "tools/imported/read.py": {"trainer"},
-    "tools/imported/trl_keys.py": {"trackers"},
-    "tools/imported/verl_keys.py": {"trainer", "trackers"},
 }
 
 

@@ -350,16 +350,16 @@ def plan(
     """
     from grouprl.config.checks import check_sections
     from grouprl.config.run import RunConfig
-    from grouprl.tools.planner.pace import USUAL_PROMPT, prompt_sizes
+    from grouprl.tools.planner.machine import Rates
     from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
-    from grouprl.tools.planner.time import Rates
+    from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
     config = configured(RunConfig, settings, {"model.path": model})
     check_sections(config)
     if gpus is not None:
-        from grouprl.tools.planner.layouts_screen import show_layouts
+        from grouprl.tools.planner.layouts import show_layouts
 
         show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return

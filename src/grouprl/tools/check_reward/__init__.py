@@ -26,8 +26,7 @@ from grouprl.tools.check_reward.findings import (
     verdict_of,
 )
 from grouprl.tools.check_reward.screen import show
-from grouprl.tools.check_reward.trials import score_trials
-from grouprl.tools.check_reward.tricks import KINDS, trial_completions
+from grouprl.tools.check_reward.trials import KINDS, score_trials, trial_completions
 from grouprl.types import UserError
 
 __all__ = ["KINDS", "KindScores", "RewardCheck", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]

@@ -49,7 +49,7 @@ _TRACED = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplayDifference:
     """How recomputed values differ from the recorded ones."""
 
     name: str
@@ -80,7 +80,7 @@ class Replay:
     start: int  # the step of the checkpoint that it began from; 0 = the start model
     recorded: Sequence[RecordedGroup]
     update: Update
-    differences: Sequence[Difference]  # from the record
+    differences: Sequence[ReplayDifference]  # from the record
     first_difference: int | None  # the first step, among those learned again, whose metrics differ from the record
     machines: Mapping[str, tuple[Any, Any]]  # facts of the machine that differ: in the record, here
     other: Update | None = None  # under the changed settings
@@ -164,7 +164,7 @@ def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> Scored
     if not recorded:
         raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     outcomes = [group.outcomes for group in recorded]
-    kept = _kept(config, outcomes) if recorded[0].kept is None else [bool(group.kept) for group in recorded]
+    kept = [bool(group.kept) for group in recorded]
     weights = _penalty_weight(config) | dict(known)
     rollout, tokenizer = config.rollout, load_tokenizer(config.model)
     sampling = structured_sampling(rollout.sampling, rollout.engine.regex, learner.policy, tokenizer)
@@ -246,7 +246,7 @@ def _differs(metrics: Mapping[str, float], row: Mapping[str, Any]) -> bool:
     return any(_difference(name, [value], [row.get(name)]).differing for name, value in metrics.items())
 
 
-def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[Difference]:
+def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[ReplayDifference]:
     """Compares each kind of value that was recorded or computed, tokens first."""
     ours, theirs = update.advantages, [group.token_advantages for group in recorded]
     found = [_difference("advantages", _flat(ours), _flat(theirs), np.float32)]
@@ -272,14 +272,16 @@ def _flat(values: Sequence[Sequence[Sequence[float]]]) -> list[float]:
 
 def _difference(
     name: str, here: Sequence[float | None], there: Sequence[float | None], kind: type[np.floating[Any]] = np.float64
-) -> Difference:
+) -> ReplayDifference:
     """Compares values to the last bit in the record's precision. None, NaN and infinity are null in the record."""
     a, b = (np.array([math.nan if v is None else v for v in values], kind) for values in (here, there))
     if len(a) != len(b):
-        return Difference(name, len(a), len(a), math.inf)
+        return ReplayDifference(name, len(a), len(a), math.inf)
     differing = ~((a == b) | (~np.isfinite(a) & ~np.isfinite(b)))
     gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))[differing]
-    return Difference(name, len(a), int(differing.sum()), float(np.nan_to_num(gaps, nan=math.inf).max(initial=0.0)))
+    return ReplayDifference(
+        name, len(a), int(differing.sum()), float(np.nan_to_num(gaps, nan=math.inf).max(initial=0.0))
+    )
 
 
 # Under changed settings
