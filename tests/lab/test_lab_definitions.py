@@ -10,13 +10,11 @@ import pytest
 
 from grouprl.algorithms.named import NAMED
 from grouprl.lab import report
-from grouprl.record import metrics
-from grouprl.record.metric_tables import plain
+from grouprl.record.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
 STATIC = Path(report.__file__).parent / "static"
-DEFINITIONS = json.loads((STATIC / "definitions.json").read_text(encoding="utf-8"))
 SECTIONS = json.loads((STATIC / "sections.json").read_text(encoding="utf-8"))
 UNITS = {"", "share", "s", "nats", "nats per token", "tokens", "tokens/s", "groups", "problems", "requests", "MiB"}
 
@@ -30,45 +28,26 @@ def table(heading: str) -> dict[str, str]:
     return {key: cell[2] for cell in cells if cell for key in re.findall(r"`([^`]+)`", cell[1])}
 
 
-METRICS = {metric.name: metric.meaning for metric in metrics.METRICS}
 MEASURES = table("## evaluations.jsonl and summary.json")
 
 
-def test_cells_lose_their_marks_and_nothing_else() -> None:
-    assert plain("share of `a` ([why](b.md#c)), [a judge](d.md)'s too") == "share of a, a judge's too"
-    assert METRICS["grad_norm"] == "norm of the gradient before clipping; 0 when no completion moved the policy"
-    assert METRICS["frac_hopeless"] == METRICS["frac_solved"] != METRICS["frac_unverified"]
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].held_out])
+def test_a_measure_is_the_cell_of_its_table(name: str) -> None:
+    assert METRICS[name].meaning == MEASURES[name.removeprefix("eval/")]
 
 
-def test_every_metric_of_the_table_is_defined_and_nothing_else() -> None:
-    assert set(METRICS) | {"greedy_accuracy", "eval/reward", "pass_at_1", "pass_at_8"} == set(DEFINITIONS)
+def test_definitions_make_sentences_that_stand_alone() -> None:
+    for found in METRICS.values():
+        assert found.unit in UNITS
+        assert re.fullmatch(r"[A-Zp].*[^.;]", found.label)
+        # It begins with what the metric is, and not in the middle of another sentence.
+        assert re.match(r"[a-z1][\w'-]* ", found.meaning), found
+        assert found.meaning.split()[0] not in {"of", "with", "for", "and", "that", "those", "these"}
+        assert re.fullmatch(r"(when|above) .*[^.;]", found.worry), found  # after "Worry"
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_a_definition_is_the_cell_of_the_table(name: str) -> None:
-    assert DEFINITIONS[name]["is"] == plain(METRICS.get(name) or MEASURES[name.removeprefix("eval/")])
-
-
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_a_definition_makes_sentences_that_stand_alone(name: str) -> None:
-    found = DEFINITIONS[name]
-    assert set(found) - {"more"} == {"label", "unit", "is", "worry"}
-    assert found["unit"] in UNITS
-    assert re.fullmatch(r"[A-Zp].*[^.;]", found["label"])
-    # It begins with what the metric is, and not in the middle of another sentence.
-    assert re.match(r"[a-z1][\w'-]* ", found["is"])
-    assert found["is"].split()[0] not in {"of", "with", "for", "and", "that", "those", "these"}
-    assert not re.search(r"\bthat clipping\b|\bthese estimates\b|\bof eight does\b", found["is"])
-    assert re.fullmatch(r"(when|above) .*[^.;]", found["worry"])  # after "Worry"
-
-
-@pytest.mark.parametrize("name", [name for name in DEFINITIONS if "more" in DEFINITIONS[name]])
-def test_what_is_behind_a_metric_is_told(name: str) -> None:
-    assert DEFINITIONS[name]["more"] in SECTIONS
-
-
-def test_every_section_is_of_some_metric() -> None:
-    assert set(SECTIONS) == {found["more"] for found in DEFINITIONS.values() if "more" in found}
+def test_every_section_is_of_some_metric_and_back() -> None:
+    assert set(SECTIONS) == {metric.section for metric in METRICS.values() if metric.section}
 
 
 GREEK = {
@@ -162,7 +141,7 @@ def test_the_metrics_to_watch_of_every_algorithm_are_defined() -> None:
     names = {name for part in watched for name in re.findall(r"`([^`]+)`", part)}
     patterns = {name: re.sub(r"rewards/(?!soft_overlong)\w+/", "rewards/NAME/", name) for name in names}
     assert {"reward", "value_explained_variance", "rewards/equation_steps/mean"} <= names
-    assert [name for name, pattern in patterns.items() if pattern not in DEFINITIONS] == []
+    assert [name for name, pattern in patterns.items() if pattern not in METRICS] == []
 
 
 def test_every_metric_that_a_chart_names_is_defined() -> None:

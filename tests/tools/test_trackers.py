@@ -62,7 +62,7 @@ def test_metrics_have_the_names_of_trl_where_the_meaning_is_the_same() -> None:
 def test_the_docs_list_every_name_of_trl() -> None:
     page = (ROOT / "docs" / "trackers.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
-    assert rows == [(metric.name, metric.trl) for metric in METRICS if metric.trl]
+    assert rows == [(metric.name, metric.trl) for metric in METRICS.values() if metric.trl]
 
 
 def test_a_number_of_a_reward_does_not_hide_a_metric() -> None:

@@ -52,7 +52,7 @@ class LearnResult:
     """Metrics of a batch's updates and numbers of its tokens, for the record."""
 
     metrics: dict[str, float]
-    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `record.token_ledger`
+    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `evaluation.ledger`
     tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
 
 
@@ -218,7 +218,7 @@ class Learner:
         return LearnResult(metrics, unused, list(zip(token_rows(advantages_NT, batch), traces, strict=True)))
 
     def _unused(self, work: UpdateWork, updates: Sequence[_Update], critic_only: bool) -> dict[str, Tensor]:
-        """[N, T] bool by category: see `record.token_ledger`."""
+        """[N, T] bool by category: see `evaluation.ledger`."""
         batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
         for update, parts in updates:
             for part in parts:

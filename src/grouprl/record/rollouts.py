@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS completions (
   reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
   earned REAL,                        -- the reward before the length penalty; NULL = invalid
-  kept INTEGER,                       -- 1 = its group was learned from, 0 = dropped; NULL = not recorded
+  kept INTEGER NOT NULL,              -- 1 = its group was learned from, 0 = dropped
   extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
   old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's
   PRIMARY KEY (step, group_index, completion_index)
@@ -86,7 +86,7 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     """Opens or creates a rollout database (a path, or a `file:` URI) with its tables and views.
 
     Raises:
-        UserError: an older version made it; it is not changed.
+        UserError: it is the database of something else; it is not changed.
     """
     # A reader may hold a lock for seconds; the run waits for it.
     is_uri = location.startswith("file:")
@@ -110,7 +110,7 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         sqlite3.IntegrityError: the step is recorded already.
     """
     traces = record.traces or [[TokenTrace()] * len(group.completions) for group in record.groups]
-    kept: Sequence[bool | None] = record.kept or [None] * len(record.groups)
+    kept = record.kept or [True] * len(record.groups)
     columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
     completions = [
         _completion_row(record.step, group_index, group.problem.id, keep, *member)
@@ -134,7 +134,7 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     """Opens the rollouts of a run for reading; the run may write meanwhile.
 
     Raises:
-        UserError: `directory` has no rollouts.sqlite, or that of an older version.
+        UserError: `directory` has no rollouts.sqlite, or that of something else.
     """
     path = RunDirectory(directory).rollouts
     if not path.is_file():
@@ -168,7 +168,7 @@ def _has_completions(database: sqlite3.Connection, place: object) -> bool:
         if found and missing:
             raise UserError(
                 f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-                "an older version of GroupRL recorded this run; read or resume it with that version"
+                "restore the file"
             )
         on_error.pop_all()
     return bool(found)
@@ -213,6 +213,15 @@ def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, in
     )
     with closing(open_recorded(directory)) as database:
         return database.execute(query, (until,)).fetchall()
+
+
+def recorded_counts(directory: Path, until: int) -> dict[int, tuple[int, int]]:
+    """Returns the groups and the tokens of each step up to `until`; empty without rollouts."""
+    if not RunDirectory(directory).rollouts.is_file():
+        return {}
+    query = "SELECT step, COUNT(DISTINCT group_index), SUM(length) FROM completions WHERE step <= ? GROUP BY step"
+    with closing(open_recorded(directory)) as database:
+        return {step: (groups, tokens) for step, groups, tokens in database.execute(query, (until,))}
 
 
 def holds_steps(path: Path) -> bool:
@@ -293,7 +302,7 @@ def _completion_row(
     step: int,
     group_index: int,
     problem_id: str,
-    kept: bool | None,
+    kept: bool,
     completion: Completion,
     outcome: RewardOutcome,
     advantages: Sequence[float],

@@ -17,9 +17,9 @@ from grouprl.files import read_json
 from grouprl.learner.schedule import follows_the_end
 from grouprl.models.precision import with_dtype
 from grouprl.ranks import Ranks, was_begun
-from grouprl.record.complete import incomplete_steps
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
+from grouprl.record.read import incomplete_steps
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.run.trust import code_of, refuse_changed_code
