@@ -307,3 +307,4 @@ class StepRecord:
     token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
     traces: Sequence[Sequence[TokenTrace]] | None = None  # [P][G]
     kept: Sequence[bool] | None = None  # [P] whether the group entered the loss; None = all of them
+    stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # JSON values of the watched group

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.answers import Answer, json_answer
-from grouprl.lab.explain_group import recorded_walk
+from grouprl.lab.explain_group import recorded_walk, watched_steps
 from grouprl.lab.explain_typed import (
     COMPARING,
     explained_advantages,
@@ -52,7 +52,8 @@ _CODE = {
 
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
-    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in explanations(runs).items()]
+    answers = explanations(runs) | {"steps": lambda request: _steps(runs, request)}
+    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in answers.items()]
 
 
 def explanations(runs: Runs | None) -> dict[str, Answer]:
@@ -124,16 +125,19 @@ def _noise(request: Request) -> dict[str, Any]:
 
 
 def _group(runs: Runs | None, request: Request) -> dict[str, Any]:
-    query = Query(request, ("run", "step", "group", "rewards", "algorithm", "learning_rate"))
-    recorded, typed = ("run", "step", "group"), ("rewards", "algorithm", "learning_rate")
+    query = Query(request, ("run", "step", "rewards", "algorithm", "learning_rate"))
+    recorded, typed = ("run", "step"), ("rewards", "algorithm", "learning_rate")
     mixed = [name for name in (typed if "run" in query else recorded) if name in query]
     if mixed:
-        raise UserError(f"expected either a run with step and group, or rewards, got {', '.join(mixed)} as well")
+        raise UserError(f"expected either a run with a step, or rewards, got {', '.join(mixed)} as well")
     if runs is not None and "run" in query:
-        step, place = query.whole("step", 1, 10**9), query.whole("group", 0, 10**6, 0)
-        return recorded_walk(runs, query.text("run"), step, place)
+        return recorded_walk(runs, query.text("run"), query.whole("step", 1, 10**9))
     rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
     return typed_walk(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))
+
+
+def _steps(runs: Runs, request: Request) -> dict[str, Any]:
+    return watched_steps(runs.folder(Query(request, ("run",)).text("run")))
 
 
 def _pass_rate(request: Request) -> dict[str, Any]:

@@ -57,6 +57,13 @@ CREATE TABLE IF NOT EXISTS completions (
   old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's
   PRIMARY KEY (step, group_index, completion_index)
 );
+CREATE TABLE IF NOT EXISTS stages (
+  step INTEGER NOT NULL,         -- 1, 11, 21, ...: of a step with a signal, its first group that has one
+  group_index INTEGER NOT NULL,
+  stage TEXT NOT NULL,           -- ratio, kl, loss, gradient, update
+  value TEXT NOT NULL,           -- JSON object: what the learner computed of each completion in `completions`
+  PRIMARY KEY (step, stage)
+);
 -- One entry for each group: where a problem came, without reading every completion.
 CREATE INDEX IF NOT EXISTS visits ON completions (problem_id, step, group_index) WHERE completion_index = 0;
 CREATE VIEW IF NOT EXISTS groups AS
@@ -117,16 +124,20 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
+    watched = next((place for place, row in enumerate(traces) if any(trace.updated for trace in row)), None)
     with database:
         problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
+        stages = [(record.step, watched, stage, json_text(value)) for stage, value in record.stages.items()]
+        database.executemany("INSERT INTO stages VALUES (?, ?, ?, ?)", stages)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
     """Removes all later steps, and the problems that only they have."""
     with database:
-        database.execute("DELETE FROM completions WHERE step > ?", (step,))
+        for table in ("completions", "stages"):
+            database.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
         database.execute("DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM completions)")
 
 

@@ -21,7 +21,7 @@ _TRACES = (
     "old_logprobs",
 )
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns"), (str,)),
+    **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns", "stage", "value"), (str,)),
     **dict.fromkeys(("invalid_reason", "step_rewards", "messages", "extra"), (str, type(None))),
     **dict.fromkeys(("step", "group_index", "completion_index", "length", "weights_version"), (int,)),
     "correct": (int, type(None)),
@@ -32,14 +32,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_TRACES, (bytes, type(None))),
 }
 _REASONS = frozenset(reason.value for reason in StopReason)
-
-
-def is_watched(step: int) -> bool:
-    """Whether a step records `updated_logprobs` of one group, evaluated again after its update.
-
-    That takes 0.9 % of a step of the demo.
-    """
-    return step % 10 == 1
 
 
 def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqlite3.Row]:

@@ -73,6 +73,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     """A group with everything but its tokens, and its statistics by `against_record`.
 
     Of each completion `weights` gives the factor of each reward in the total, None where the run recorded none.
+    `watched`: whether the run recorded the stages of this group, see `lab.explain_group`.
 
     Raises:
         UserError: it is not recorded, or the database cannot be read or is an older version's.
@@ -97,6 +98,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         if problem is None:
             raise missing_problem(database_path, step, group)
         scored = list(_scored(database, step, group, algorithm))
+        watched = database.execute("SELECT 1 FROM stages WHERE step = ? AND group_index = ?", (step, group)).fetchone()
     weights = reward_weights(folder, config)
     return {
         "step": step,
@@ -106,6 +108,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "columns": parsed(database_path, problem, "columns"),
         "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
+        "watched": watched is not None,
         "completions": [_whole(database_path, row, weights) for row in rows],
     }
 
