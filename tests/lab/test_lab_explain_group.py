@@ -280,4 +280,4 @@ def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("algorithm: {name: grpo, temperature: 3}\nrollout: {max_tokens: 4}\n")
     answer = lab(tmp_path).get("/api/explain/group?run=run&step=11")
     assert answer.status_code == 400
-    assert "open the run with the version that made it" in answer.json()["error"]
+    assert "restore the file" in answer.json()["error"]

@@ -65,21 +65,21 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
     with recorded(folder) as database:
         rows = database.execute("SELECT group_index, stage, value FROM stages WHERE step = ?", (step,)).fetchall()
-        if {row["stage"] for row in rows} != _STAGES:
-            known = watched_steps(folder)["steps"]
-            raise UserError(
-                f"step {step}: expected a step whose walk-through the run recorded "
-                f"({', '.join(map(str, known[:5])) + (', ...' if len(known) > 5 else '') or 'there is none'}), got "
-                "another: the run records one group with a signal in steps 1, 11, 21, ..."
-            )
-        place = rows[0]["group_index"]
-        at = "FROM completions JOIN problems USING (problem_id) WHERE step = ? AND group_index = ?"
-        tokens = database.execute(f"SELECT length(prompt_ids) / 4 {at} LIMIT 1", (step, place)).fetchone()
-        blobs = database.execute(
-            f"SELECT token_advantages, length, advantage {at} ORDER BY completion_index", (step, place)
+    if {row["stage"] for row in rows} != _STAGES:
+        known = watched_steps(folder)["steps"]
+        some = ", ".join(map(str, known[:5])) + (", ..." if len(known) > 5 else "")
+        raise UserError(
+            f"step {step}: expected a step whose walk-through the run recorded ({some or 'there is none'}), got "
+            "another: the run records one group with a signal in steps 1, 11, 21, ..."
+        )
+    group = one_group(folder, step, place := rows[0]["group_index"])
+    with recorded(folder) as database:
+        of_tokens = database.execute(  # the token ids, because a length that no blob has would be reserved in memory
+            "SELECT prompt_ids, token_ids, token_advantages, length, advantage FROM completions JOIN problems "
+            "USING (problem_id) WHERE step = ? AND group_index = ? ORDER BY completion_index",
+            (step, place),
         ).fetchall()
-    group = one_group(folder, step, place)
-    stages = {row["stage"]: parse_object(row["value"], f"{path}: {row['stage']}") for row in rows}
+    stages = {row["stage"]: _stage(path, row, len(of_tokens)) for row in rows}
     prompt = {name: group[name] for name in ("problem_id", "messages", "columns")}
     walked = walk_through(
         algorithm,
@@ -90,11 +90,21 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
         },
         by_step=read_rewards(folder).process,
         against=group["statistics"],
-        token_advantages=[_advantages(row) for row in blobs],
+        token_advantages=[_advantages(row) for row in of_tokens],
         metrics=metrics,
     )
-    walked["stages"]["prompt"] = {**prompt, "text": group["prompt"], "tokens": tokens[0]}
+    walked["stages"]["prompt"] = {**prompt, "text": group["prompt"], "tokens": len(of_tokens[0]["prompt_ids"]) // 4}
     return {"source": {"run": run, "step": step, "group": place}, "notes": _notes(algorithm), **walked}
+
+
+def _stage(path: Path, row: Mapping[str, Any], size: int) -> dict[str, Any]:
+    found, place = parse_object(row["value"], f"{path}: {row['stage']}"), f"{path}: stage {row['stage']}"
+    completions = found.get("completions")
+    if not (isinstance(completions, list) and len(completions) == size) and (row["stage"], completions) != ("kl", None):
+        raise UserError(
+            f"{place}: expected an entry for each of {size} completions, got {completions!r:.60}: restore it"
+        )
+    return found
 
 
 def _advantages(row: Mapping[str, Any]) -> list[float]:

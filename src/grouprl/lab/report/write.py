@@ -80,7 +80,7 @@ def group_answers(folder: Path, name: str) -> Answers:
     """Some groups of the first, the middle and the last step, by the lab's path; none before the first step.
 
     Raises:
-        UserError: the rollouts are damaged, or were made by an older version.
+        UserError: the rollouts are damaged.
     """
     newest = groups_of_step(folder, None, offset=0, limit=_GROUPS)
     if newest["steps"] is None:
