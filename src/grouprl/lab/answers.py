@@ -1,18 +1,25 @@
-"""What the routes of the lab have in common: an answer as JSON, and the run that a request is about."""
+"""What the routes of the lab share: the query, strictly read, the run that is asked about, an answer as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
+from grouprl.types import UserError
 
+T = TypeVar("T")
 Answer = Callable[[Request], Any]
+SHOWN = 60  # characters of a wrong value that an error repeats
+LARGEST = 10**15 - 1  # SQLite's integers end at 2 ** 63
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
 def json_answer(answer: Answer) -> Callable[[Request], Response]:
@@ -34,3 +41,85 @@ def run_folder(runs: Runs, request: Request) -> Path:
         NoSuchRun: there is none.
     """
     return runs.folder(request.path_params["run"])
+
+
+class Query:
+    """What a request asks for.
+
+    Raises:
+        UserError: for a name that is not among `names`, or is given twice.
+    """
+
+    def __init__(self, request: Request, names: Sequence[str]) -> None:
+        given = request.query_params.multi_items()
+        self._values = dict(given)
+        for name, _ in given:
+            if name not in names:
+                raise UserError(f"expected the parameters {', '.join(names)}, got {name[:SHOWN]!r}: remove it")
+        if len(self._values) < len(given):
+            raise UserError("expected each parameter once, got one of them twice: remove one")
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name, "") != ""
+
+    def text(self, name: str) -> str:
+        """A value that has to be there, as it is."""
+        if name not in self:
+            raise UserError(f"{name}: expected a value, got none: add &{name}=... to the address")
+        return self._values[name]
+
+    def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
+        """One of the allowed words."""
+        got = self._values.get(name) or default
+        if got not in allowed:
+            raise _wrong(name, f"one of {', '.join(allowed)}", got)
+        return got
+
+    def choices(self, name: str, allowed: Sequence[str], default: Sequence[str]) -> list[str]:
+        """Some of the allowed words, with commas between them, each once."""
+        got = self._values[name].split(",") if name in self else list(default)
+        wrong = [word for word in got if word not in allowed]
+        if wrong or len(set(got)) < len(got):
+            raise _wrong(name, f"some of {', '.join(allowed)}, each once", wrong[0] if wrong else ",".join(got))
+        return got
+
+    def optional(self, name: str, read: Callable[[str], T]) -> T | None:
+        """What `read` makes of the name of a value; None where there is no value."""
+        return read(name) if name in self else None
+
+    def number(self, name: str, low: float = -1e300, high: float = 1e300, default: float = 0.0) -> float:
+        """A finite number in [low, high]."""
+        return self._number(name, self._values[name], low, high) if name in self else default
+
+    def whole(self, name: str, low: int = 0, high: int = LARGEST, default: int | None = None) -> int:
+        """A whole number in [low, high]; without a default it has to be there."""
+        got = self.text(name) if name in self or default is None else str(default)
+        return whole_number(name, got, low, high)
+
+    def rewards(self, name: str = "rewards", fewest: int = 2, most: int = 16, size: float = 1e6) -> list[float]:
+        """Numbers with commas between them; "nan" is an invalid reward."""
+        got = self.text(name).split(",")
+        if not fewest <= len(got) <= most:
+            raise UserError(f"{name}: expected {fewest} to {most} of them with commas between, got {len(got)}")
+        return [math.nan if word == "nan" else self._number(name, word, -size, size) for word in got]
+
+    @staticmethod
+    def _number(name: str, text: str, low: float, high: float) -> float:
+        if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
+            raise _wrong(name, f"a number from {low:g} to {high:g}", text)
+        return float(text)
+
+
+def whole_number(name: str, got: str, low: int = 0, high: int = LARGEST) -> int:
+    """The whole number in a text.
+
+    Raises:
+        UserError: it holds none in [low, high].
+    """
+    if not got.isascii() or not got.isdigit() or len(got) > 15 or not low <= int(got) <= high:
+        raise _wrong(name, f"a whole number from {low} to {high}", got)
+    return int(got)
+
+
+def _wrong(name: str, expected: str, got: str) -> UserError:
+    return UserError(f"{name}: expected {expected}, got {got[:SHOWN]!r}: correct it")

@@ -210,8 +210,8 @@ def _completion(row: sqlite3.Row, *more: str) -> dict[str, Any]:
 def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[Scored]:
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
-        f"SELECT group_index, reward, earned, kept FROM completions WHERE step = ? {one} "
+        f"SELECT group_index, reward, kept FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
-        yield Scored(row["group_index"], row["reward"], row["earned"], truth(row["kept"]))
+        yield Scored(row["group_index"], row["reward"], bool(row["kept"]))
