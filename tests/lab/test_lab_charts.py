@@ -116,21 +116,6 @@ def test_areas_stand_on_each_other_and_lack_what_a_part_lacks(lab: Opened) -> No
     assert of_module(lab, "layers", body.replace("C", columns, 1)) == [[1, 1, None], [3, 1, None], [7, 4, None]]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("0.25, 'share', 0.25", "25%"),
-        ("1.00001, '', 0.00001", "1.00001"),
-        ("1500000, 'tokens', 500000", "1.5M"),
-        ("90, 's', 30", "90 s"),
-        ("7200, 's', 3600", "2 h"),
-        ("0.00015, '', 0.00005", "1.5e-4"),
-    ],
-)
-def test_marks_of_an_axis_are_short_and_differ(lab: Opened, given: str, expected: str) -> None:
-    assert of_module(lab, "text", f"return m.tick({given})") == expected
-
-
 def test_a_chart_can_be_heard(lab: Opened) -> None:
     page = shown(lab, "/runs/first", ".chart-card")
     said = "From step 1 to step 3. total: from 0.5 to 1.5, lowest 0.5 at step 1, highest 1.5 at step 2."
@@ -204,23 +189,6 @@ def test_a_fork_says_where_it_comes_from_and_a_finished_run_needs_more_steps(lab
     page.get_by_role("link", name="first", exact=True).click()
     page.wait_for_selector(".run-head h1:has-text('first')")
     lab.page.unroute_all()
-
-
-def test_a_place_that_was_walked_to_stays_when_the_axis_changes(lab: Opened) -> None:
-    page = shown(lab, "/runs/longer", ".chart-card")
-    reward = chart(page, "Reward")
-    reward.focus()
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("+")  # from 1 to 3.5 now: where step 2 was, there is step 1.42
-    page.locator('button:has-text("Show the whole run")[aria-disabled="false"]').wait_for()
-    page.wait_for_timeout(200)
-    at = page.get_by_role("region", name="Reward", exact=True).locator(".at")
-    assert at.inner_text() == "step 2"
-    page.keyboard.press("ArrowRight")
-    assert reward.get_attribute("aria-valuetext") == "step 3: total 0.375"
-    page.keyboard.press("Escape")
-    page.locator('button:has-text("Show the whole run")[aria-disabled="true"]').wait_for()
 
 
 def test_steps_arrive_without_a_reload_and_go_when_a_resume_drops_them(lab: Opened, root: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +112,6 @@ def test_the_first_tab_stop_leads_past_the_navigation_and_keeps_the_page(lab: Op
     assert page.url == address
 
 
-def test_what_is_no_address_of_a_page_is_left_alone(lab: Opened, page: Any) -> None:
-    show(lab, "/runs/one", ".chart-card")
-    page.evaluate("location.hash = '#somewhere'")
-    page.wait_for_timeout(300)
-    assert page.locator("h1").inner_text().startswith("one")
-
-
 def test_the_groups_of_a_run_that_is_over_hold_no_connection(counting: Callable[[str], Any]) -> None:
     tab = counting("/runs/one/groups/1")
     tab.get_by_role("grid").wait_for()
@@ -140,66 +132,6 @@ def test_a_page_in_the_background_gives_its_connection_up(counting: Callable[[st
     assert tab.evaluate("streams.size") == 0
 
 
-def test_a_run_that_is_drawn_often_is_drawn_once_a_second(lab: Opened, page: Any) -> None:
-    show(lab, "/")
-    times = page.evaluate(
-        """async () => {
-          const { paced } = await import("./static/parts/view.js");
-          const times = [], pace = paced(() => times.push(performance.now()), 400);
-          const timer = setInterval(pace.ask, 10);
-          await new Promise((done) => setTimeout(done, 1500));
-          clearInterval(timer);
-          pace.end();
-          return times;
-        }"""
-    )
-    assert 3 <= len(times) <= 4
-    assert min(after - before for before, after in pairwise(times)) >= 399
-
-
-STARTED = json.dumps({"id": "one"})
-
-
-def start(page: Any, answer: Callable[[Any], None]) -> Any:
-    """Fills in the dialog that starts a run, and sends it to a lab that answers with this."""
-    page.route("**/api/runs", lambda route: answer(route) if route.request.method == "POST" else route.continue_())
-    page.get_by_role("button", name="Start a run").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Name").fill("newest")
-    dialog.get_by_role("button", name="Start", exact=True).click()
-    return dialog
-
-
-def test_a_dialog_that_was_closed_leaves_its_reader_where_they_are(lab: Opened, page: Any) -> None:
-    show(lab, "/")
-    held: list[Any] = []
-    dialog = start(page, held.append)
-    dialog.get_by_role("button", name="Close and start in the background").click()
-    dialog.wait_for(state="hidden")
-    page.get_by_role("link", name="One group").click()
-    page.wait_for_selector("h1:has-text('One group')")
-    held[0].fulfill(body=STARTED, content_type="application/json")
-    said = page.locator("#said")
-    said.get_by_text("newest has started.").wait_for()
-    assert page.locator("h1").inner_text() == "One group"
-    said.get_by_role("link", name="Open the run").click()
-    page.wait_for_selector(".run-head h1:has-text('one')")
-
-
-def test_a_failure_begins_with_its_error_and_has_the_rest_folded(lab: Opened, page: Any) -> None:
-    show(lab, "/")
-    sentence = "retrying\n" * 11 + "error: no such model\nexpected a folder"
-    refusal = json.dumps({"error": sentence})
-    dialog = start(page, lambda route: route.fulfill(status=400, body=refusal, content_type="application/json"))
-    dialog.get_by_text("error: no such model").first.wait_for()
-    shown = dialog.get_by_role("alert").inner_text()
-    assert shown.startswith("error: no such model\nexpected a folder")
-    assert "retrying" not in shown
-    dialog.get_by_text("Full output").click()
-    assert dialog.get_by_role("alert").inner_text().count("retrying") == 11
-    page.keyboard.press("Escape")
-
-
 def test_a_page_that_cannot_be_fetched_says_so_and_is_there_when_it_can(lab: Opened, page: Any) -> None:
     show(lab, "/")
     page.route("**/static/pages/ppo.js", lambda route: route.abort())
@@ -211,22 +143,6 @@ def test_a_page_that_cannot_be_fetched_says_so_and_is_there_when_it_can(lab: Ope
     page.unroute_all()
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector("h1:has-text('PPO and GRPO')")
-
-
-def test_a_step_that_did_not_come_changes_neither_page_nor_address(lab: Opened, page: Any) -> None:
-    show(lab, "/runs/one/groups/3", ".grouprow.filled")
-    page.route("**/groups?*", lambda route: route.abort())
-    page.get_by_role("button", name="Next step").click()
-    page.get_by_role("alert").get_by_text("The lab does not answer").wait_for()
-    assert page.url.endswith("/groups/3")
-    assert page.locator("h1").inner_text() == "Groups of step 3"
-    assert page.get_by_label("Number of the step").input_value() == "3"
-    assert page.locator(".grouprow.filled").count() == 2
-    page.unroute_all()
-    page.get_by_role("button", name="Try again").click()
-    page.wait_for_selector("h1:has-text('Groups of step 4')")
-    assert page.url.endswith("/groups/4")
-    assert page.get_by_role("alert").count() == 0
 
 
 def test_a_comparison_shows_the_runs_that_are_there(lab: Opened, page: Any) -> None:
@@ -283,16 +199,6 @@ def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
 def test_a_tab_says_what_is_in_it(lab: Opened, page: Any, address: str, title: str) -> None:
     page.evaluate("(address) => { location.hash = address }", address)
     page.wait_for_function("(title) => document.title === title", arg=f"{title} \u00b7 GroupRL lab")
-
-
-def test_all_completions_of_a_wide_group_are_in_sight(lab: Opened, page: Any) -> None:
-    show(lab, "/runs/two/groups/1", ".grouprow.filled")
-    last = page.locator(".cell").last.bounding_box()
-    assert last["x"] + last["width"] <= 1240
-    assert not page.locator(".sideways").is_visible()
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.get_by_text("16 completions in a row").wait_for()
-    assert page.get_by_role("columnheader", name="3", exact=True).is_visible()
 
 
 def test_a_run_without_a_verifier_says_what_cannot_be_told(lab: Opened, page: Any) -> None:

@@ -103,19 +103,6 @@ def test_the_theme_is_chosen_kept_and_reaches_the_charts(lab: Opened) -> None:
     assert page.evaluate(background) == light
 
 
-def test_charts_that_nobody_scrolled_to_are_drawn_for_a_picture_of_the_whole_page(lab: Opened) -> None:
-    page = lab.page
-    page.set_viewport_size({"width": 700, "height": 400})
-    lab.go("/")
-    lab.go(ADDRESS)
-    page.locator(".chart-card canvas").nth(1).wait_for()
-    assert page.locator(".chart-card canvas").nth(1).bounding_box()["y"] > 800  # twice as far down as can be seen
-    assert page.evaluate("scrollY") == 0
-    page.emulate_media(media="print")
-    assert not page.locator(".toolbar, .top").first.is_visible()
-    page.emulate_media(media="screen")
-
-
 def test_printed_charts_fit_their_cards_and_are_light(lab: Opened) -> None:
     page = lab.page
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -135,17 +122,6 @@ def test_printed_charts_fit_their_cards_and_are_light(lab: Opened) -> None:
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("getComputedStyle(document.body).color") == dark
     page.get_by_label("Theme").select_option("")
-
-
-def test_a_run_has_one_peak_memory(lab: Opened, shared_lab: Lab) -> None:
-    """The evaluation after the last step may take more than any step: 900 MiB, not 700."""
-    run = make_run(shared_lab.root / "memory", [Made([1.0, 0.0])])
-    (run / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "rss_mib": 700.0}\n')
-    (run / "summary.json").write_text('{"steps": 1, "train_seconds": 1.0, "peak_rss_mib": 900.0}')
-    lab.go("/compare/memory")
-    assert lab.page.get_by_role("row", name="memory").get_by_text("900 MiB").count() == 1
-    lab.go("/runs/memory")
-    assert lab.page.get_by_role("row", name="Peak memory").inner_text().split()[-2:] == ["900.0", "MiB"]
 
 
 def test_a_folder_without_runs_says_how_to_begin(lab: Opened, tmp_path: Path) -> None:
@@ -169,49 +145,6 @@ def test_the_list_of_runs_fits_its_window(lab: Opened, width: int) -> None:
     lab.go("/")
     lab.page.locator(".runs-table").wait_for()
     assert lab.page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_the_planner_says_what_is_wrong_and_shows_no_plan_of_something_else(lab: Opened) -> None:
-    page = lab.page
-    page.set_viewport_size({"width": 1280, "height": 900})
-    lab.go("/ppo")
-    part = page.locator("section[aria-labelledby=memory]")
-    plan, wrong, model = part.locator(".stacks"), part.locator(".error"), part.get_by_label("Model: a name or hub id")
-
-    def refused(sentence: str) -> None:
-        wrong.get_by_text(sentence).wait_for()
-        assert not plan.is_visible()
-
-    def given(name: str, text: bytes) -> None:
-        part.locator("input[type=file]").set_input_files(
-            [{"name": name, "mimeType": "application/json", "buffer": text}]
-        )
-
-    plan.get_by_text("GRPO").wait_for()
-    model.fill("<b>mine</b>")
-    model.blur()
-    refused("got '<b>mine</b>': choose the config.json of any other model")
-    given("notes.json", b"{not json")
-    refused("expected the JSON object of a config.json")
-    shape = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "vocab_size": 99,
-    }
-    given("config.json", json.dumps(shape).encode())
-    part.get_by_text("your config.json").wait_for()
-    assert plan.is_visible()
-    part.get_by_text("Batch, adapter and memory settings").click()
-    part.get_by_label("Completions a problem").fill("-5")
-    part.get_by_label("Completions a problem").blur()
-    refused("group_size: expected a whole number from 1 to 256, got '-5': correct it")
-    part.get_by_label("Completions a problem").fill("8")
-    model.fill("Qwen2.5-7B")  # takes the place of the file
-    model.blur()
-    part.get_by_text("Qwen2.5-7B, 7,615").wait_for()
-    lab.watched.forget()  # Chromium says of every refusal that it was one
 
 
 def test_a_run_is_chosen_from_lists(lab: Opened) -> None:
