@@ -101,7 +101,7 @@ def test_the_arithmetic_of_a_recorded_group_is_true(browser: Opened, page: Any, 
 
 @pytest.mark.parametrize("run", ["grpo", "rloo", "dual"])
 def test_the_arithmetic_of_a_stage_is_true(browser: Opened, page: Any, run: str) -> None:
-    browser.go(f"/step?run={run}&step=1&group=0&stage=advantages")
+    browser.go(f"/step?run={run}&step=1&stage=advantages")
     page.locator("#stage-advantages p", has_text="Completion 0:").wait_for()
     lines = page.locator("#stage-statistics .worked li", has_text=re.compile("^[μσ]")).all_inner_texts()
     assert sum(check(line.partition(" ")[2].partition(" ")[2]) for line in lines) >= 2
@@ -126,7 +126,7 @@ def choice(page: Any, name: str) -> Any:
 
 
 def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=rloo&step=1&group=0&stage=kl")
+    browser.go("/step?run=rloo&step=1&stage=kl")
     ratio, surrogate = formulas(page, "ratio")
     assert ratio.startswith("the ratio rho i t is pi theta of the token over pi old")
     assert surrogate == "S i t is rho i t times A"
@@ -156,7 +156,7 @@ def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
 
 
 def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=dual&step=1&group=0&stage=update")
+    browser.go("/step?run=dual&step=1&stage=update")
     assert formulas(page, "ratio")[2] == "where A is below 0, S i t is at least c times A"
     assert signs(page, "ratio")[1:] == ["Si,t=min(ρi,tAi,clip(ρi,t,1−εlow,1+εhigh)Ai)", "Si,t←max(Si,t,cAi)whereAi<0"]
     handle = page.get_by_role("slider", name="Ratio")
@@ -178,9 +178,10 @@ def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
 def test_steps_are_listed_and_added_up(browser: Opened, page: Any, root: Path) -> None:
     found = rollouts(
         root / "process",
-        "SELECT step_rewards, reward FROM completions WHERE step = 1 AND group_index = 0 ORDER BY completion_index",
+        "SELECT step_rewards, reward FROM completions JOIN stages USING (step, group_index) "
+        "WHERE step = 1 AND stage = 'loss' ORDER BY completion_index",
     )
-    browser.go("/step?run=process&step=1&group=0&stage=advantages")
+    browser.go("/step?run=process&step=1&stage=advantages")
     said = page.locator("#stage-rewards dd").first.inner_text()
     assert said.startswith("A reward function scores each completion. Its value, times its weight, is the reward.")
     assert "does not include those rewards" in said

@@ -175,12 +175,14 @@ def test_a_bad_address_is_told_once(lab: Opened, page: Any, address: str, expect
 def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
     show(lab, "/runs/one/groups/3/1")
     assert page.get_by_text("grouprl replay runs/one 3").count() == 1
+    assert page.get_by_role("link", name="Another group step by step").get_attribute("href") == "#/step?run=one"
+    show(lab, "/runs/one/groups/1/0")
     page.get_by_role("link", name="This group step by step").click()
     page.wait_for_selector("h1:has-text('GRPO step by step')")
-    assert page.url.endswith("#/step?run=one&step=3&group=1")
-    page.get_by_text(re.compile(r"Step 3 of run one, group 1 of 2")).wait_for()
+    assert page.url.endswith("#/step?run=one&step=1")
+    page.get_by_text(re.compile(r"Step 1 of run one, group 0")).wait_for()
     show(lab, "/runs/one", ".explained")
-    assert page.locator(".explained").first.get_attribute("href") == "#/step?run=one&step=1&group=0"
+    assert page.locator(".explained").first.get_attribute("href") == "#/step?run=one"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
         ("/runs/one/groups", "Groups of one"),
         ("/runs/one/groups/3/1", "Group 1 of step 3, one"),
         ("/compare/one,two", "Compare one, two"),
-        ("/step?run=one&step=1&group=0", "GRPO step by step, one"),
+        ("/step?run=one&step=1", "GRPO step by step, one"),
         ("/group", "One group"),
         ("/nowhere", "No such page"),
     ],

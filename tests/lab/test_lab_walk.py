@@ -75,7 +75,7 @@ def test_the_ratio_is_dragged_over_the_clip(browser: Opened, page: Any, place: i
 
 def test_all_stages_are_on_paper_and_the_screen_shows_them_one_by_one(browser: Opened, page: Any, root: Path):
     page.emulate_media(media="screen")
-    browser.go("/step?run=run&step=1&group=0")
+    browser.go("/step?run=run&step=1")
     stages, heard = page.locator(".stage"), page.locator(".walk > [aria-live]")
     page.wait_for_timeout(300)  # the curves are asked for
     assert (stages.count(), page.locator(".stage:visible").count()) == (9, 1)
@@ -147,7 +147,7 @@ def test_the_update_of_a_run_is_what_it_recorded(browser: Opened, page: Any, roo
         "SELECT group_index, learner_logprobs, updated_logprobs, advantage FROM completions WHERE step = 1 "
         "AND updated_logprobs IS NOT NULL ORDER BY completion_index",
     )
-    browser.go(f"/step?run=run&step=1&group={watched[0][0]}&stage=update")
+    browser.go("/step?run=run&step=1&stage=update")
     shown = table(page, "Probabilities before and after")
     assert len(shown) == len(watched) > 1
     changed = []

@@ -64,11 +64,12 @@ def add_step(record: RunRecord, step: int, made: Sequence[Made]) -> None:
         for one in made
     ]
     record.step(
-        StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, traces, stages=_stages(len(made[0].rewards)))
+        StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, traces, stages=stages_of(len(made[0].rewards)))
     )
 
 
-def _stages(size: int) -> dict[str, dict[str, object]]:
+def stages_of(size: int) -> dict[str, dict[str, object]]:
+    """What a learner records of a watched group of this size, the same of every completion."""
     numbers = {"mean": 1.0, "max": 1.0, "sum": 0.0, "weight": 0.25, "before": -0.75, "after": -0.75}
     stages: dict[str, dict[str, object]] = {
         stage: {"completions": [numbers] * size} for stage in ("ratio", "gradient", "update")

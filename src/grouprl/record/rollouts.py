@@ -124,7 +124,7 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
-    watched = next((place for place, row in enumerate(traces) if any(trace.updated for trace in row)), None)
+    watched = next((place for place, row in enumerate(traces) if any(trace.updated is not None for trace in row)), None)
     with database:
         problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
