@@ -1,13 +1,15 @@
-"""What the routes of the lab share: the query, strictly read, the run that is asked about, an answer as JSON."""
+"""What the routes of the lab share: queries and bodies, strictly read, the run that is asked about, JSON answers."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +19,9 @@ from grouprl.types import UserError
 
 T = TypeVar("T")
 Answer = Callable[[Request], Any]
+Body = Mapping[str, Any]
+"""What a request that changes something asks for."""
+_KINDS = {"a text": str, "a whole number": int, "a list of texts": list}
 SHOWN = 60  # characters of a wrong value that an error repeats
 LARGEST = 10**15 - 1  # SQLite's integers end at 2 ** 63
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
@@ -123,3 +128,55 @@ def whole_number(name: str, got: str, low: int = 0, high: int = LARGEST) -> int:
 
 def _wrong(name: str, expected: str, got: str) -> UserError:
     return UserError(f"{name}: expected {expected}, got {got[:SHOWN]!r}: correct it")
+
+
+# What changes something
+
+
+def changing(act: Callable[[str, Body], dict[str, Any]]) -> Callable[[Request], Any]:
+    """An endpoint that acts on a run, or on none, with the JSON that was sent."""
+
+    async def endpoint(request: Request) -> Response:
+        body = _body(await request.body())
+        answer = await run_in_threadpool(act, request.path_params.get("run", ""), body)
+        return Response(json_text(answer), media_type="application/json")
+
+    return endpoint
+
+
+def _body(given: bytes) -> Body:
+    """A JSON object in UTF-8, without a byte order mark.
+
+    Raises:
+        UserError: anything else, also a key that is given twice, NaN, infinity, and half of a surrogate pair.
+    """
+    try:
+        body = json.loads(given.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
+        json.dumps(body, ensure_ascii=False).encode()  # \ud800 alone is no text that could be written
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise UserError(f"expected a JSON object in UTF-8, each key once, got {given[:60]!r}")
+    return body
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def field_of(body: Body, name: str, kind: str) -> Any:
+    """A field of what was sent.
+
+    Raises:
+        UserError: it is missing, or of another kind.
+    """
+    value = body.get(name)
+    if type(value) is not _KINDS[kind]:
+        raise UserError(f"{name}: expected {kind}, got {value!r:.60}")
+    return value

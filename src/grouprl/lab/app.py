@@ -15,8 +15,7 @@ from starlette.staticfiles import StaticFiles
 from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
-from grouprl.lab.keeping import keeping_routes
-from grouprl.lab.processes import Processes, lists, process_routes, recipes
+from grouprl.lab.processes import Processes, keeping_routes, lists, process_routes, recipes
 from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.page import STATIC
 from grouprl.lab.report.recorded import parse_config

@@ -10,8 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-from grouprl.lab.answers import Query, json_answer, run_folder, whole_number
-from grouprl.lab.processes import Body, changing, field_of
+from grouprl.lab.answers import Body, Query, changing, field_of, json_answer, run_folder, whole_number
 from grouprl.lab.report.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.runs import Runs

@@ -5,7 +5,6 @@ import { field, h, options, put, select } from "../parts/dom.js";
 import { algorithmChoice, readRewards, writeRewards } from "../parts/explain/rewards.js";
 import { STAGES } from "../parts/explain/stages.js";
 import { walkThrough } from "../parts/explain/walk.js";
-import { plain } from "../parts/numbers.js";
 import { visible, written } from "../parts/text.js";
 
 const TYPED = "1,0,0,1"; // where there is nothing recorded
