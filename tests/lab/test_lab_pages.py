@@ -63,17 +63,6 @@ def show(lab: Opened, address: str, sign: str = "main .page") -> Any:
     return lab.page
 
 
-def hide(page: Any, hidden: bool) -> None:
-    """As when another tab is put before this one."""
-    page.evaluate(
-        """(hidden) => {
-          Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
-          document.dispatchEvent(new Event("visibilitychange"));
-        }""",
-        hidden,
-    )
-
-
 COUNT_STREAMS = """
   window.streams = new Set();
   const Real = EventSource;
@@ -116,19 +105,6 @@ def test_the_groups_of_a_run_that_is_over_hold_no_connection(counting: Callable[
     tab = counting("/runs/one/groups/1")
     tab.get_by_role("grid").wait_for()
     tab.wait_for_timeout(500)
-    assert tab.evaluate("streams.size") == 0
-
-
-@pytest.mark.parametrize("address", ["/runs/going/groups/1", "/runs/going"])
-def test_a_page_in_the_background_gives_its_connection_up(counting: Callable[[str], Any], address: str) -> None:
-    tab = counting(address)
-    tab.wait_for_function("streams.size === 1")
-    hide(tab, True)
-    assert tab.evaluate("streams.size") == 0
-    hide(tab, False)
-    assert tab.evaluate("streams.size") == 1
-    tab.evaluate("location.hash = '#/'")
-    tab.wait_for_selector("h1:has-text('Runs')")
     assert tab.evaluate("streams.size") == 0
 
 
@@ -185,37 +161,6 @@ def test_a_group_leads_to_its_own_walk(lab: Opened, page: Any) -> None:
     assert page.locator(".explained").first.get_attribute("href") == "#/step?run=one"
 
 
-@pytest.mark.parametrize(
-    ("address", "title"),
-    [
-        ("/", "Runs"),
-        ("/runs/one", "one"),
-        ("/runs/one/groups", "Groups of one"),
-        ("/runs/one/groups/3/1", "Group 1 of step 3, one"),
-        ("/compare/one,two", "Compare one, two"),
-        ("/step?run=one&step=1", "GRPO step by step, one"),
-        ("/group", "One group"),
-        ("/nowhere", "No such page"),
-    ],
-)
-def test_a_tab_says_what_is_in_it(lab: Opened, page: Any, address: str, title: str) -> None:
-    page.evaluate("(address) => { location.hash = address }", address)
-    page.wait_for_function("(title) => document.title === title", arg=f"{title} \u00b7 GroupRL lab")
-
-
 def test_a_run_without_a_verifier_says_what_cannot_be_told(lab: Opened, page: Any) -> None:
     show(lab, "/runs/going", ".chart-card")
     assert page.get_by_text("This task has no verifier").count() >= 1
-
-
-def test_controls_are_large_enough_for_a_finger(lab: Opened, page: Any) -> None:
-    small = """() => [...document.querySelectorAll(
-        "main :is(button, select, input, summary, .crumbs a, .short a, label)")]
-      .filter((one) => one.offsetParent && !(one.matches("input") && one.closest("label")))
-      .map((one) => [one.textContent || one.ariaLabel, one.getBoundingClientRect()])
-      .filter(([, box]) => box.height < 23.9 || box.width < 23.9)
-      .map(([text, box]) => `${text} ${box.width} ${box.height}`)"""
-    for address in ("/", "/runs/one", "/runs/one/groups/3", "/runs/one/groups/3/1", "/compare/one,two"):
-        lab.go(address)
-        page.wait_for_timeout(300)
-        assert page.evaluate(small) == []

@@ -92,7 +92,7 @@ class Query:
         """What `read` makes of the name of a value; None where there is no value."""
         return read(name) if name in self else None
 
-    def number(self, name: str, low: float = -1e300, high: float = 1e300, default: float = 0.0) -> float:
+    def number(self, name: str, low: float = -math.inf, high: float = math.inf, default: float = 0.0) -> float:
         """A finite number in [low, high]."""
         return self._number(name, self._values[name], low, high) if name in self else default
 
@@ -110,9 +110,12 @@ class Query:
 
     @staticmethod
     def _number(name: str, text: str, low: float, high: float) -> float:
-        if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
-            raise _wrong(name, f"a number from {low:g} to {high:g}", text)
-        return float(text)
+        number = float(text) if _NUMBER.fullmatch(text) else math.nan
+        if not math.isfinite(number) or not low <= number <= high:
+            raise _wrong(
+                name, "a number such as 0.5" if math.isinf(high) else f"a number from {low:g} to {high:g}", text
+            )
+        return number
 
 
 def whole_number(name: str, got: str, low: int = 0, high: int = LARGEST) -> int:
