@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.kl import kl_estimate
+from grouprl.algorithms.kl import Kl, kl_estimate
 from grouprl.algorithms.spec import Algorithm
 
 
@@ -28,15 +28,17 @@ class GroupTokens:
 
     def loss(self, algorithm: Algorithm, row: int, kl_coef: float) -> tuple[float, float, Mapping[str, Tensor]]:
         """The loss of one completion, the sum of its gradient by the tokens' log-probs, and the loss's statistics."""
-        one, reference_GT = slice(row, row + 1), self.reference_GT
+        one, reference_GT, kl = slice(row, row + 1), self.reference_GT, algorithm.kl or Kl()
         logprobs_1T = self.logprobs_GT[one].clone().requires_grad_()
-        loss, stats = algorithm.loss(
+        loss, stats = algorithm.objective.loss(
             logprobs_1T,
             self.old_GT[one],
             self.advantages_GT[one],
             self.weights_GT[one],
             ref_logprobs_NT=None if reference_GT is None else reference_GT[one],
             kl_coef=kl_coef if algorithm.pulls and reference_GT is not None else 0.0,
+            kl=kl.kl_estimator,
+            kl_unbiased=kl.kl_unbiased,
             sampler_logprobs_NT=self.sampled_GT[one],
             mask_NT=self.mask_GT[one],
         )

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from starlette.requests import Request
 from starlette.routing import Route
 
-from grouprl.algorithms.losses import Surrogate
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.surrogates import Surrogate
 from grouprl.lab.answers import SHOWN, Answer, Query, json_answer
 from grouprl.lab.explain_group import recorded_walk, watched_steps
 from grouprl.lab.explain_typed import (

@@ -28,10 +28,10 @@ from grouprl.lab.answers import Body, changing, field_of
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.report.notes import checked_notes
 from grouprl.lab.runs import Runs
-from grouprl.models.precision import with_dtype
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
+from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
 from grouprl.tasks.named import TASKS
 from grouprl.types import UserError

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grouprl.engines.ray_scorers import RemoteRewards
 from grouprl.ranks import Ranks
 from grouprl.rewards.completions import shared_out
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.keywords import call_keywords
 from grouprl.rewards.reward_logs import TrainingState
 from grouprl.rewards.workers.calling import Called, Signature, call, describe, gather, run_in_thread, signature
-from grouprl.rewards.workers.pool import RewardPool
+from grouprl.rewards.workers.pool import RewardWorkers
 from grouprl.types import Group, UserError
 
 
 def batch_calls(
-    rewards: Sequence[WeightedReward], groups: Sequence[Group], pool: RewardPool | RemoteRewards, state: TrainingState
+    rewards: Sequence[WeightedReward], groups: Sequence[Group], pool: RewardWorkers, state: TrainingState
 ) -> dict[str, list[Called]]:
     """Calls each of the rewards that has one call for all groups; returns what it gave for each group, by name.
 
@@ -46,7 +45,7 @@ def refuse_parts(rewards: Sequence[WeightedReward], ranks: Ranks) -> None:
             )
 
 
-def signature_of(reward: WeightedReward, pool: RewardPool | RemoteRewards) -> Signature:
+def signature_of(reward: WeightedReward, pool: RewardWorkers) -> Signature:
     """The signature of a reward of this process or of the workers."""
     if reward.in_process:
         return signature(reward.function)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from grouprl.config.run import RewardConfig, RunConfig
-from grouprl.engines.ray_cluster import Cluster
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks
@@ -18,6 +17,7 @@ from grouprl.rewards.overlong import Overlong
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.rewards.reward_logs import TrainingState
 from grouprl.rewards.scorer import Scorer, open_scorer
+from grouprl.rewards.workers.pool import OpenWorkers
 from grouprl.tasks import Task
 from grouprl.types import UserError
 
@@ -70,7 +70,7 @@ def configured_scorer(
     max_invalid: float | None = None,
     verified: bool = False,
     ranks: Ranks | None = None,
-    cluster: Cluster | None = None,
+    elsewhere: OpenWorkers | None = None,
     state: TrainingState | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
@@ -87,7 +87,7 @@ def configured_scorer(
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
         ranks=ranks,
-        cluster=cluster,
+        elsewhere=elsewhere,
         state=state or TrainingState(0, config.steps),
     )
 

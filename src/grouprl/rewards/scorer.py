@@ -11,8 +11,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from grouprl.config.run import ScoringConfig
-from grouprl.engines.ray_cluster import Cluster
-from grouprl.engines.ray_scorers import RemoteRewards
 from grouprl.models.progress import PROGRESS
 from grouprl.ranks import Ranks
 from grouprl.rewards.batch_calls import batch_calls, refuse_parts, signature_of
@@ -35,7 +33,7 @@ from grouprl.rewards.reasoning_steps import step_rewards
 from grouprl.rewards.reward_logs import OUTSIDE, TrainingState
 from grouprl.rewards.workers.calling import Called, PendingValues, gather, is_known
 from grouprl.rewards.workers.parcels import ParcelError, pack
-from grouprl.rewards.workers.pool import RewardPool, cores
+from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, RewardWorkers, cores
 from grouprl.rewards.workers.zygote import Source
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
@@ -85,7 +83,7 @@ def open_scorer(
     limits: ScoringConfig | None = None,
     overlong: Overlong | None = None,
     ranks: Ranks | None = None,
-    cluster: Cluster | None = None,
+    elsewhere: OpenWorkers | None = None,
     state: TrainingState = OUTSIDE,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
@@ -96,7 +94,7 @@ def open_scorer(
         limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
         overlong: the length penalty of each completion; None = there is none.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
-        cluster: whose scorers run the workers; None = this machine does.
+        elsewhere: opens workers on other machines; None = this machine runs them.
         state: before the first step, for rewards that ask for `trainer_state`.
 
     Raises:
@@ -118,12 +116,10 @@ def open_scorer(
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
-    if cluster is not None and cluster.settings.scorers:
-        opened: RemoteRewards | RewardPool = RemoteRewards(cluster, sources, limits)
-    else:
+    if elsewhere is None:
         workers = limits.workers or max(1, cores() // ranks.on_machine)
-        opened = RewardPool(sources, limits.model_copy(update={"workers": workers}))
-    with opened as pool:
+        limits = limits.model_copy(update={"workers": workers})
+    with (elsewhere or RewardPool)(sources, limits) as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
 
 
@@ -134,7 +130,7 @@ class Scorer:
         self,
         rewards: tuple[WeightedReward, ...],
         verifier: WeightedReward | None,
-        pool: RewardPool | RemoteRewards,
+        pool: RewardWorkers,
         max_invalid: float,
         overlong: Overlong | None = None,
         ranks: Ranks | None = None,
