@@ -140,19 +140,18 @@ def test_a_typed_group_moves_as_its_advantages_say(page: TestClient) -> None:
     assert [one["sum"] for one in stages["gradient"]["completions"]] == pytest.approx([-3 / 16, 1 / 16, 1 / 16, 1 / 16])
     assert stages["loss"]["share"] == pytest.approx(0)
     assert stages["loss"]["completions"] == pytest.approx([-3 / 16, 1 / 16, 1 / 16, 1 / 16])
-    assert stages["update"]["logits_gradient"] == pytest.approx([-3 / 16, 1 / 16, 1 / 16, 1 / 16])
+    assert stages["update"]["grad_norm"] == pytest.approx(math.sqrt(9 + 3) / 16)
     after = [math.exp(2 * 3 / 16), *[math.exp(-2 / 16)] * 3]
-    assert [one["probability_before"] for one in stages["update"]["completions"]] == pytest.approx([0.25] * 4)
-    assert [one["probability_after"] for one in stages["update"]["completions"]] == pytest.approx(
-        [weight / sum(after) for weight in after]
-    )
-    assert [one["ratios"] for one in stages["ratio"]["completions"]] == [[1.0]] * 4
-    assert all(one["reason"] for one in stages["ratio"]["completions"])
+    moved = stages["update"]["completions"]
+    assert [math.exp(one["before"]) for one in moved] == pytest.approx([0.25] * 4)
+    assert [math.exp(one["after"]) for one in moved] == pytest.approx([weight / sum(after) for weight in after])
+    assert [one["mean"] for one in stages["ratio"]["completions"]] == [1.0] * 4
+    assert "one update per batch" in stages["ratio"]["reason"]
 
 
 def test_a_typed_group_without_signal_stays(page: TestClient) -> None:
     update = ask(page, "group?rewards=1,1,nan&learning_rate=9")["stages"]["update"]
-    assert [one["factor"] for one in update["completions"]] == pytest.approx([1, 1, 1])
+    assert [one["after"] for one in update["completions"]] == [one["before"] for one in update["completions"]]
     assert update["grad_norm"] == 0
 
 

@@ -141,7 +141,7 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
     """
     config = algorithm_config(drop_equal="true", overlong_buffer=0.2)
     penalty = -9 / 7 / 29
-    long = Made((0.9 + penalty, 0.9), penalties=(penalty, 0.0))
+    long = Made((0.9 + penalty, 0.9), penalties=(penalty, 0.0), kept=False)
     mixed = Made((0.7, 0.0), penalties=(-0.3, 0.0), advantages=(1.0, -1.0))
     run = make_run(tmp_path / "run", [long, mixed], config=config)
     dropped, kept = (one_group(run, 1, group)["statistics"] for group in (0, 1))
@@ -153,7 +153,7 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
     )
     assert (kept["dropped"], kept["agree"]) == (False, True)
     config = algorithm_config(baseline="constant", scale="none", drop_above=0.9)
-    easy = one_group(make_run(tmp_path / "easy", [Made((1.0, 1.0))], config=config), 1, 0)["statistics"]
+    easy = one_group(make_run(tmp_path / "easy", [Made((1.0, 1.0), kept=False)], config=config), 1, 0)["statistics"]
     assert (easy["dropped"], easy["advantages"], easy["agree"]) == (True, [0.0, 0.0], True)
 
 
@@ -220,8 +220,8 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
 
 
 def test_a_group_has_everything_but_its_tokens(tmp_path: Path) -> None:
-    config = CONFIG + "rewards:\n- {name: exact, weight: 2.0}\n"
-    run = make_run(tmp_path / "run", [Made((2.0,), texts=("7",), correct=(True,), penalties=(-0.5,))], config=config)
+    run = make_run(tmp_path / "run", [Made((2.0,), texts=("7",), correct=(True,), penalties=(-0.5,))])
+    (run / "rewards.json").write_text('{"weights": {"soft_overlong": 1.0, "exact": 2.0}, "process": {}}')
     found = one_group(run, 1, 0)
     assert (found["prompt"], found["messages"], found["columns"]) == ("prompt of train-1", None, {"answer": "7"})
     assert found["algorithm"]["name"] == "grpo"

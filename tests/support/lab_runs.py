@@ -27,6 +27,7 @@ class Made:
     correct: Sequence[bool | None] | None = None
     stops: Sequence[StopReason] | None = None
     penalties: Sequence[float] | None = None  # the length penalty's part of the rewards
+    kept: bool = True  # whether it was learned from
 
     def group(self) -> Group:
         size = len(self.rewards)
@@ -56,15 +57,16 @@ class Made:
 def add_step(record: RunRecord, step: int, made: Sequence[Made]) -> None:
     advantages = [[[advantage] * 2 for advantage in one.advantages or [0.0] * len(one.rewards)] for one in made]
     groups, outcomes = [one.group() for one in made], [one.outcomes() for one in made]
+    kept = [one.kept for one in made]
     if step % 10 != 1:
-        record.step(StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages))
+        record.step(StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, kept=kept))
         return
     traces = [
         [TokenTrace(updated=(-0.5, -0.25))] * len(one.rewards) if one is made[0] else [TokenTrace()] * len(one.rewards)
         for one in made
     ]
     record.step(
-        StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, traces, stages=stages_of(len(made[0].rewards)))
+        StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, traces, kept, stages_of(len(made[0].rewards)))
     )
 
 

@@ -39,7 +39,7 @@ _CODE = {
     "rewards": "types.py RewardOutcome",
     "statistics": "algorithms/statistics.py group_statistics",
     "advantages": "algorithms/advantages.py group_advantages",
-    "ratio": "algorithms/losses.py policy_ratios",
+    "ratio": "algorithms/surrogates.py policy_ratios",
     "kl": "algorithms/kl.py kl_estimate",
     "loss": "algorithms/losses.py policy_loss",
     "update": "step.py update_policy",
