@@ -26,7 +26,6 @@ from typing import Any
 from speed_targets import instruction_set
 
 from grouprl.lab.explain_group import recorded_walk
-from grouprl.lab.report.groups import MOST_GROUPS, groups_of_step
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
@@ -178,18 +177,13 @@ def example(runs: Path, run: str) -> dict[str, Any]:
 
     Step 1 read that group again after its update. The page of `grouprl lab --export-explainer` calls the run demo.
     """
-    lab = Runs(runs)
-    listed = groups_of_step(lab.folder(run), 1, offset=0, limit=MOST_GROUPS)
-    group = next(one for one in listed["groups"] if one["signal"])
-    del group["completions"]
-    walk = recorded_walk(lab, run, 1, group["group_index"])
+    walk = recorded_walk(Runs(runs), run, 1)
     walk["source"]["run"] = "demo"
-    walk["stages"]["update"]["watched"] = walk["stages"]["update"]["watched"][:1]  # the file has no other
     return {
         "runs": {"runs": [{"id": "demo", "status": "finished", "step": 1, "algorithm": walk["algorithm"]["name"]}]},
         "comparisons": {"comparisons": []},  # which the page of PPO and GRPO asks for
-        "runs/demo/groups": {**listed, "steps": [1, 1], "groups": [group]},
-        f"explain/group?run=demo&step=1&group={group['group_index']}": walk,
+        "explain/steps?run=demo": {"steps": [1]},
+        "explain/group?run=demo&step=1": walk,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typer.cli import get_docs_for_click
 from grouprl.algorithms.named import NAMED, source
 from grouprl.cli import app
 from grouprl.cli.settings import algorithm_rows, setting_rows
-from grouprl.record.metrics import HELD_OUT, METRICS, Metric
+from grouprl.record.metrics import METRICS
 from grouprl.tools.imported.table import key_table
 from grouprl.tools.imported.trl_keys import TRL
 from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
@@ -35,7 +35,8 @@ def with_generated(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
         "architecture.md": f"{texts['architecture.md']}\n{_packages(root / 'src/grouprl')}",
         "commands.md": _commands(),
         "configuration.md": _configuration(),
-        "metrics.md": f"# Metrics\n\n## metrics.jsonl\n\n{_metrics(METRICS)}\n## Evaluations\n\n{_metrics(HELD_OUT)}",
+        "metrics.md": f"# Metrics\n\n## metrics.jsonl\n\n{_metrics(held_out=False)}\n"
+        f"## Evaluations\n\n{_metrics(held_out=True)}",
         "python.md": _python(root),
         **_keys(),
         **_algorithms(root, texts),
@@ -80,9 +81,10 @@ def _commands() -> str:
     return f"# Commands\n\n`grouprl VERB --help` shows the same; `python -m grouprl` is the same program.\n{verbs}"
 
 
-def _metrics(metrics: Iterable[Metric]) -> str:
+def _metrics(*, held_out: bool) -> str:
     """A table; metrics with one meaning share a row."""
     rows = "| key | meaning | formula | unit | TRL's name |\n|---|---|---|---|---|\n"
+    metrics = [metric for metric in METRICS.values() if metric.held_out == held_out]
     for meaning, members in groupby(metrics, key=lambda metric: metric.meaning):
         told = [(f"`{one.name}`", _code(one.formula), one.unit, _code(one.trl)) for one in members]
         names, formulas, units, theirs = (

@@ -306,4 +306,5 @@ class StepRecord:
     outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
     token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
     traces: Sequence[Sequence[TokenTrace]] | None = None  # [P][G]
-    kept: Sequence[bool] | None = None  # [P] whether the group entered the loss; None = not known
+    kept: Sequence[bool] | None = None  # [P] whether the group entered the loss; None = all of them
+    stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # JSON values of the watched group

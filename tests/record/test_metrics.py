@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.record.metric_tables import DEFINITIONS, definitions_json
-from grouprl.record.metrics import HELD_OUT, METRICS, metric_of
+from grouprl.record.metrics import METRICS, metric_of
 from small_runs import grouprl, metrics
 
 QUICK = (
     "steps=1", "threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
     "evaluation.problems=2", "evaluation.samples=0", "scoring.workers=1",
 )  # fmt: skip
-
-
-def test_the_page_is_made_from_the_table() -> None:
-    """After a change: python -m grouprl.record.metric_tables."""
-    assert DEFINITIONS.read_text(encoding="utf-8") == definitions_json()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +36,7 @@ def test_every_metric_of_a_run_is_in_the_table(tmp_path: Path, settings: tuple[s
     (row,) = metrics(tmp_path / "run")
     assert [name for name in row if metric_of(name) is None] == []
     (before, *_) = map(json.loads, (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines())
-    assert metric_of("greedy_accuracy") in HELD_OUT
+    assert METRICS["greedy_accuracy"].held_out
     assert "greedy_accuracy" in before
 
 
@@ -57,9 +51,3 @@ def test_names_with_a_part_of_their_own() -> None:
         assert found is not None
         assert found.name == expected
     assert metric_of("rewards/correct_answer") is metric_of("nonsense") is None
-
-
-def test_names_are_given_once_and_every_metric_says_what_to_worry_about() -> None:
-    names = [metric.name for metric in (*METRICS, *HELD_OUT)]
-    assert len(set(names)) == len(names)
-    assert all(metric.meaning and metric.worry and metric.label for metric in (*METRICS, *HELD_OUT))

@@ -218,6 +218,13 @@ def test_nothing_is_overwritten_and_what_cannot_be_is_said(hostile: Path, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"hostile", "mine.parquet"}
 
 
+def test_a_run_of_an_older_version_is_said_to_be_one(hostile: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(hostile / "rollouts.sqlite")) as database:
+        database.execute("ALTER TABLE completions DROP COLUMN correct")
+    with pytest.raises(UserError, match="columns correct, found none: restore"):
+        export(hostile, tmp_path / "new.parquet")
+
+
 def test_without_pyarrow_the_extra_is_named(hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"expected the package pyarrow, got none: run pip install 'grouprl\[data\]'"):

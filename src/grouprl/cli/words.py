@@ -18,8 +18,7 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.models.names import check_name, is_gguf
-from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
-from grouprl.record.places import model_at, run_at
+from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
 
 if TYPE_CHECKING:

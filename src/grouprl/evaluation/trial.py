@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import configured_scorer
-from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
 from grouprl.tasks import Task
@@ -89,8 +89,8 @@ def sample_group(
     request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
     sampling = structured_sampling(config.rollout.sampling, config.rollout.engine.regex, model, tokenizer)
     group = engine.generate([request], sampling)[0]
-    outcomes = score_group(config, task, group, rewards, tokenizer) if rewards else ()
-    return SampledGroup(group, outcomes, _advantages(config, outcomes, rewards))
+    outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
+    return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
 
 
 def score_group(
@@ -101,12 +101,15 @@ def score_group(
     tokenizer: PreTrainedTokenizerBase,
     *,
     step: int = 1,
-) -> tuple[RewardOutcome, ...]:
-    """Scores one group as a run of this configuration does in a step, in worker processes that end with it."""
+) -> tuple[tuple[RewardOutcome, ...], dict[str, float]]:
+    """Scores one group as a run of this configuration does in a step, in worker processes that end with it.
+
+    Returns the outcomes, and the weight of each component of their totals.
+    """
     # max_invalid=1, because whoever looks wants to see why completions are invalid.
     with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
         scorer.begin_step(step)
-        return scorer.finish([scorer.begin(group)], tokenizer)[0]
+        return scorer.finish([scorer.begin(group)], tokenizer)[0], scorer.weights
 
 
 def with_newest(config: RunConfig, run: RunDirectory) -> RunConfig:
@@ -120,12 +123,11 @@ def with_newest(config: RunConfig, run: RunDirectory) -> RunConfig:
 
 
 def _advantages(
-    config: RunConfig, outcomes: Sequence[RewardOutcome], rewards: Sequence[WeightedReward]
+    config: RunConfig, outcomes: Sequence[RewardOutcome], weights: Mapping[str, float]
 ) -> tuple[float, ...]:
     advantage = config.algorithm.advantage
     if not outcomes or not isinstance(advantage, CompletionAdvantage):
         return ()
-    weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
     components = {name: component(outcomes, name) for name in weights}
     totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
     advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))

@@ -20,8 +20,7 @@ from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
 from grouprl.models.objects import folder_of
 from grouprl.ranks import show_errors_once
-from grouprl.record.layout import RunDirectory
-from grouprl.record.places import model_at
+from grouprl.record.layout import RunDirectory, model_at
 from grouprl.record.write import held_files
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards

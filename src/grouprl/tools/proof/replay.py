@@ -160,12 +160,11 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
 
 
 def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
-    recorded, known = read_rollouts(run, step), read_rewards(run).weights
+    recorded, weights = read_rollouts(run, step), read_rewards(run).weights
     if not recorded:
         raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     outcomes = [group.outcomes for group in recorded]
-    kept = [bool(group.kept) for group in recorded]
-    weights = _penalty_weight(config) | dict(known)
+    kept = [group.kept for group in recorded]
     rollout, tokenizer = config.rollout, load_tokenizer(config.model)
     sampling = structured_sampling(rollout.sampling, rollout.engine.regex, learner.policy, tokenizer)
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
@@ -173,10 +172,6 @@ def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> Scored
 
 def _kept(config: RunConfig, outcomes: Sequence[Sequence[RewardOutcome]]) -> list[bool]:
     return config.algorithm.groups.kept([[outcome.earned for outcome in group] for group in outcomes])
-
-
-def _penalty_weight(config: RunConfig) -> dict[str, float]:
-    return {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
 
 
 # One update
@@ -329,8 +324,8 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
     if buffer != config.algorithm.groups.overlong_buffer:
         outcomes = [_penalized(*pair, changed) for pair in zip(scored.groups, outcomes, strict=True)]
     kept = _kept(changed, outcomes) if groups != config.algorithm.groups else scored.kept
-    weights = {name: weight for name, weight in scored.weights.items() if name != SOFT_OVERLONG}
-    return replace(scored, outcomes=outcomes, kept=kept, weights=_penalty_weight(changed) | weights)
+    weights = {SOFT_OVERLONG: 1.0, **scored.weights} if buffer else scored.weights
+    return replace(scored, outcomes=outcomes, kept=kept, weights=weights)
 
 
 def _penalized(group: Group, outcomes: Sequence[RewardOutcome], changed: RunConfig) -> tuple[RewardOutcome, ...]:

@@ -100,11 +100,14 @@ let known = null;
 /** A function from a metric's name to its definition {label, unit, is, worry, more?}; undefined for one that has none. */
 export async function definitions() {
   if (!known) {
-    const [found, sections] = await Promise.all([file("definitions.json"), file("sections.json")]);
-    known = new Map(Object.entries(found).map(([name, one]) => [name, { ...one, more: sections[one.more] }]));
+    const [found, sections] = await Promise.all([file("metrics.json"), file("sections.json")]);
+    known = new Map(Object.entries(found).map(([name, one]) => [name, { ...one, is: withoutMarks(one.meaning), more: sections[one.section] }]));
   }
   return (name) => known.get(name) ?? known.get(pattern(name));
 }
+
+/** Markdown without its marks: a link is its text, one in parentheses nothing. */
+const withoutMarks = (text) => text.replace(/ \(\[[^\]]*\]\([^)]*\)\)/g, "").replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replaceAll("`", "");
 
 function pattern(name) {
   if (/^rewards\/.+\/mean$/.test(name)) return "rewards/NAME/mean";
