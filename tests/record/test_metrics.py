@@ -13,8 +13,8 @@ from small_runs import grouprl, metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "run_directory.md"
 QUICK = (
-    "steps=1", "threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
-    "evaluation.problems=2", "evaluation.samples=0", "scoring.workers=1",
+    "steps=1", "model.threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
+    "evaluation.problems=2", "evaluation.samples=0", "rollout.scoring.workers=1",
 )  # fmt: skip
 
 

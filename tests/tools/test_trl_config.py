@@ -137,7 +137,7 @@ def test_an_entropy_bonus_is_equal_where_the_loss_is_a_mean_over_tokens(values: 
 
 
 def test_an_expression_is_the_learners_too(tmp_path: Path):
-    assert recipe(tmp_path, vllm_structured_outputs_regex="[0-9]+").rollout.engine.regex == "[0-9]+"
+    assert recipe(tmp_path, vllm_structured_outputs_regex="[0-9]+").rollout.regex == "[0-9]+"
     assert line("vllm_structured_outputs_regex", vllm_structured_outputs_regex="[0-9]+").outcome.verdict == "changed"
 
 

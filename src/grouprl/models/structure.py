@@ -25,7 +25,7 @@ from grouprl.models.byte_automaton import NONE, byte_automaton
 from grouprl.models.load import end_token_ids
 from grouprl.types import Sampling, UserError
 
-KEY = "rollout.engine.regex"
+KEY = "rollout.regex"
 LARGEST = 1 << 30  # bytes of a table
 
 
@@ -86,16 +86,16 @@ class Structure:
 
 
 def structured_sampling(rollout: RolloutConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """The sampling parameters of training, with the automaton of `rollout.engine.regex` for a model's tokens.
+    """The sampling parameters of training, with the automaton of `rollout.regex` for a model's tokens.
 
     Raises:
         UserError: see `structure_of` and `token_bytes`.
     """
-    if rollout.engine.regex is None:
+    if rollout.regex is None:
         return rollout.sampling
     tokens, strips = token_bytes(tokenizer, len(model.get_input_embeddings().weight))
     vocabulary = Vocabulary(tokens, end_token_ids(model, tokenizer), strips)
-    return replace(rollout.sampling, structure=structure_of(rollout.engine.regex, vocabulary))
+    return replace(rollout.sampling, structure=structure_of(rollout.regex, vocabulary))
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, count: int) -> tuple[tuple[bytes, ...], bool]:

@@ -77,7 +77,7 @@ _SAMPLING = {
     "top_p": same("rollout.top_p", 1.0),
     "top_k": Entry(0, "rollout.top_k", rules.top_k),
     "min_p": same("rollout.min_p", None),
-    "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
+    "repetition_penalty": also_learned("rollout.repetition_penalty", 1.0),
     "generation_kwargs": Entry(None, "rollout.stop, from stop_strings", rules.generation_arguments),
     "chat_template_kwargs": same("model.chat_template_kwargs", None),
     "max_tool_calling_iterations": only(None, "a recipe has no tools"),
@@ -101,7 +101,7 @@ _SAMPLING = {
             "vllm_server_port": 8000,
         },
     ),
-    "vllm_structured_outputs_regex": also_learned("rollout.engine.regex", None),
+    "vllm_structured_outputs_regex": also_learned("rollout.regex", None),
     **idles(
         _NO_VLLM,
         {

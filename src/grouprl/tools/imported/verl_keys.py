@@ -128,7 +128,7 @@ _ROLLOUT = {
     "temperature": same("rollout.temperature", 1.0),
     "top_p": same("rollout.top_p", 1),
     "top_k": Entry(-1, "rollout.top_k; 0 = off", _every("rollout.top_k")),
-    "repetition_penalty": also_learned("rollout.engine.repetition_penalty", 1.0),
+    "repetition_penalty": also_learned("rollout.repetition_penalty", 1.0),
     "ignore_eos": only(False, "an end token always ends a completion"),
     "multi_turn.enable": only(False, "a recipe has no tools"),
     "response_length": same("rollout.max_tokens", None),
