@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grouprl.tasks.curriculum.edge import EdgeOrder
-from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates, update
+from grouprl.tasks.curriculum import EdgeOrder
+from grouprl.tasks.curriculum import ProblemOrder, UniformOrder
+from grouprl.tasks.curriculum import PassRates, update
 from grouprl.types import Problem
 
 P, G, STEPS = 16, 8, 200

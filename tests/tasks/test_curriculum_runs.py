@@ -9,7 +9,7 @@ import pytest
 
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
-from grouprl.tasks.curriculum.pass_rates import (
+from grouprl.tasks.curriculum import (
     PassRates,
     curriculum_metrics,
     update,

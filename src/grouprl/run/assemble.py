@@ -33,9 +33,7 @@ from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.step import StepParts
 from grouprl.tasks import Task
-from grouprl.tasks.curriculum.edge import EdgeOrder
-from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates
+from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
 from grouprl.types import Problem, UserError
 
 
