@@ -19,7 +19,7 @@ FILE_LINES, FUNCTION_LINES, RECIPE_LINES = 400, 60, 15
 STEP_LINES = 120
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
-MAY_PICKLE = "grouprl.rewards.workers.parcels"
+MAY_PICKLE = "grouprl.rewards.workers.frames"
 # What starts model-written programs, inside the sandbox only; and what asks whether a test is Python, and runs nothing.
 MAY_COMPILE = ("grouprl.checks.sandbox.guest", "grouprl.checks.asserts")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

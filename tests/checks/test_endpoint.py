@@ -21,9 +21,9 @@ from grouprl.checks.judge_model import client
 from grouprl.checks.judge_model.grading import JudgeModel
 from grouprl.checks.judge_model.text import read_score
 from grouprl.config.run import ScoringConfig
+from grouprl.rewards.calls import Invalid
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 
 # Scores and requests

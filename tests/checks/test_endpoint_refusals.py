@@ -19,7 +19,7 @@ from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_
 from grouprl.checks.judge_model.cost import Meter
 from grouprl.checks.judge_model.grading import JudgeModel
 from grouprl.checks.judge_model.text import grading_text
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
 from grouprl.types import UserError
 
 # Refusals

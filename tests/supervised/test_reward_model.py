@@ -18,8 +18,8 @@ from grouprl.config.supervised import RewardModelConfig
 from grouprl.models.load import fingerprint, load_tokenizer
 from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
+from grouprl.rewards.calls import Invalid
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.learned import learned_reward
 from grouprl.supervised.preference_learning import reward_metrics, train_reward_model
 from grouprl.supervised.preferences import load_preferences, split_preferences

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.resolve import resolve_rewards
-from grouprl.rewards.scorer import open_scorer
 from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.tasks.mixture import CORRECT, PART, Mixture, Part
 from grouprl.tasks.named import load_task

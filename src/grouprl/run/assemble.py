@@ -24,8 +24,7 @@ from grouprl.models.shard import shard_model, shard_module
 from grouprl.models.structure import structured_sampling
 from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
-from grouprl.rewards.configured import check_rewards
-from grouprl.rewards.golds import check_golds, in_memory
+from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
 from grouprl.rollout.verify import check_sampler

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from grouprl.checks.judge_model.client import Server, ask, is_count
 from grouprl.checks.judge_model.cost import Meter
 from grouprl.checks.judge_model.text import PLACEHOLDERS, TEMPLATE, grading_text, read_score
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
 from grouprl.rewards.rules import Ids, Text, Texts, check_arguments, completion_text, is_finite
 from grouprl.types import UserError
 
