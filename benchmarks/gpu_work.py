@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.attention import NAME
 from grouprl.rollout import Request
-from grouprl.step import token_loss
 from grouprl.tools.planner import SHAPES, ModelShape
 from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
@@ -224,4 +222,4 @@ def learn(learner: Learner, groups: Sequence[Group]) -> dict[str, float]:
     outcomes = [RewardOutcome(float(one.index % 2), {"odd": 1.0}) for group in groups for one in group.completions]
     before = learner.evaluate(batch)
     credit = assign_credit(outcomes, {"odd": 1.0}, batch, before, learner.algorithm, kl_coef=0.0)
-    return learner.learn(batch, credit, before, partial(token_loss, learner), step=2).metrics
+    return learner.learn(batch, credit, before, step=2).metrics

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,7 @@ def update_of_recipe(folder: Path, values: Mapping[str, Any], rows: Sequence[Any
     from grouprl.learner import Learner
     from grouprl.learner.batch import ScoredGroups
     from grouprl.models.load import frozen_copy, load_model
-    from grouprl.step import token_loss, update_policy
+    from grouprl.step import update_policy
     from grouprl.tools.imported.read import Foreign
     from grouprl.tools.imported.recipe import import_foreign, write_recipe
     from grouprl.types import RewardOutcome
@@ -191,7 +190,7 @@ def update_of_recipe(folder: Path, values: Mapping[str, Any], rows: Sequence[Any
         for group in groups
     ]
     scored = ScoredGroups(1, groups, outcomes, [True] * len(groups), {"even": 1.0}, config.rollout.sampling)
-    result = update_policy(learner, scored, Clock("reference", "learn"), partial(token_loss, learner))
+    result = update_policy(learner, scored, Clock("reference", "learn"))
     found.loss = result.metrics["loss"]
     return found
 

@@ -33,7 +33,6 @@ from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.attention import NAME
 from grouprl.models.load import frozen_copy
 from grouprl.rollout import NativeEngine, Request
-from grouprl.step import token_loss
 from grouprl.types import Problem, RewardOutcome, Sampling
 
 KINDS = {
@@ -92,9 +91,7 @@ def measured(dtype: str, shape: Shape) -> dict[str, dict[str, float]]:
         rewards = [sum(t % 2 for t in c.token_ids) / len(c) for group in groups for c in group.completions]
         outcomes = [RewardOutcome(reward, {}) for reward in rewards]
         credit = assign_credit(outcomes, {}, batch, before, algorithm, kl_coef=0.04)
-        _, found["learning"] = timed(
-            partial(learner.learn, batch, credit, before, partial(token_loss, learner), step=2), counted
-        )
+        _, found["learning"] = timed(partial(learner.learn, batch, credit, before, step=2), counted)
     return found
 
 

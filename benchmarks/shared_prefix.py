@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 from unittest.mock import patch
 
@@ -25,7 +24,6 @@ from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request, requests
-from grouprl.step import token_loss
 from grouprl.tasks import load_task
 from grouprl.types import Sampling
 
@@ -57,7 +55,7 @@ def step(path: str, asked: list[Request]) -> tuple[float, float, float]:
     advantages_N = torch.linspace(-1, 1, len(batch.mask_NT))
     credit = Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
     reading, before = timed(lambda: learner.evaluate(batch))
-    updating, _ = timed(lambda: learner.learn(batch, credit, before, partial(token_loss, learner), step=2))
+    updating, _ = timed(lambda: learner.learn(batch, credit, before, step=2))
     return sampling, reading, updating
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from speed_work import learner, made_up, requests
 from transformers import LlamaForCausalLM
 
 from grouprl.rollout import NativeEngine
-from grouprl.step import token_loss
 from grouprl.types import Sampling
 
 BASE = replace(SHAPES["small"], problems=4, group_size=8, prompt_tokens=64, max_tokens=64)
@@ -49,7 +48,7 @@ def sampling(shape: Shape) -> Callable[[], object]:
 def learning(shape: Shape, *, kl_coef: float = 0.04, silent: float = 0.0) -> Callable[[], object]:
     work = made_up(shape, mean_tokens=shape.max_tokens, kl_coef=kl_coef, silent=silent)
     packed = learner(endless(), work.algorithm, "float32")
-    return lambda: packed.learn(work.batch, work.credit, work.before, partial(token_loss, packed), step=2)
+    return lambda: packed.learn(work.batch, work.credit, work.before, step=2)
 
 
 def both(shapes: Sequence[Shape], rounds: int) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ from speed_rows import Row, finish, say, section_parser, smaller
 
 from grouprl.kernels.build import why_no_library
 from grouprl.kernels.calibration import timings
-from grouprl.tools.planner.doctor import CONTESTS
+from grouprl.kernels.offers import CONTESTS
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from floor import DTYPES, learning_floor
@@ -27,7 +26,6 @@ from trl_peer import memory_mib
 from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.losses import Clip
 from grouprl.models.precision import autocast
-from grouprl.step import token_loss
 
 ROWS = 16  # of the padded form in a micro-batch
 EXACT = 1e-5  # largest difference of a gradient's element, relative to the largest element
@@ -92,7 +90,7 @@ def forms(case: Case, dtype: str) -> tuple[Work, dict[str, LlamaForCausalLM], di
     models["padded"].set_attn_implementation("sdpa")
     packed = learner(models["ours"], work.algorithm, dtype)
     runs: dict[str, Callable[[], object]] = {
-        "ours": lambda: packed.learn(work.batch, work.credit, work.before, partial(token_loss, packed), step=2),
+        "ours": lambda: packed.learn(work.batch, work.credit, work.before, step=2),
         "padded": lambda: padded_learn(models["padded"], work, dtype),
     }
     return work, models, runs
@@ -135,7 +133,7 @@ def memory(name: str, form: str, *, smoke: bool) -> float:
     model.set_attn_implementation("grouprl" if form == "ours" else "sdpa")
     if form == "ours":
         packed = learner(model, work.algorithm, "float32")
-        packed.learn(work.batch, work.credit, work.before, partial(token_loss, packed), step=2)
+        packed.learn(work.batch, work.credit, work.before, step=2)
     else:
         padded_learn(model, work, "float32")
     return memory_mib("VmHWM") - imports_mib

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,6 @@ from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine
-from grouprl.step import token_loss
 from grouprl.types import Group, RewardOutcome, Sampling
 
 HERE = Path(__file__).parent
@@ -105,7 +103,7 @@ def learn(
     before = meter.timed("reference", learner.evaluate)(batch)
     flat = [outcome for row in compress(outcomes, kept) for outcome in row]
     credit = assign_credit(flat, {"even": 1.0}, batch, before, algorithm, kl_coef=algorithm.kl_coef)
-    return meter.timed("learn", learner.learn)(batch, credit, before, partial(token_loss, learner), step=2).metrics
+    return meter.timed("learn", learner.learn)(batch, credit, before, step=2).metrics
 
 
 class TimedOptimizer(Optimizer):

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.evaluation.ledger import token_ledger
 from grouprl.evaluation.metrics import Clock, step_metrics
-from grouprl.learner import Learner, ScoredGroups, TokenGrid, assign_credit, make_batch, token_record
-from grouprl.learner.learner import LearnResult, TokenLoss
+from grouprl.learner import Learner, ScoredGroups, assign_credit, make_batch, token_record
+from grouprl.learner.learner import LearnResult
 from grouprl.rewards.scorer import Scorer, Scoring
 from grouprl.rollout import Engine, refilling, requests
 from grouprl.tasks import Task
@@ -69,7 +68,7 @@ def grpo_step(
         kept += selection.kept([[outcome.earned for outcome in group] for group in scored])
 
     batch = ScoredGroups(step, groups, outcomes, kept, parts.scorer.weights, parts.sampling)
-    result = update_policy(learner, batch, clock, partial(token_loss, learner))
+    result = update_policy(learner, batch, clock)
     engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
     found = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
@@ -78,7 +77,7 @@ def grpo_step(
     return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept)
 
 
-def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock, loss: TokenLoss) -> LearnResult:
+def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> LearnResult:
     """Learns from scored groups, which a step sampled or a record holds; nothing when the filter kept none."""
     algorithm, result = learner.algorithm, LearnResult({}, {}, [])
     if groups := list(compress(scored.groups, scored.kept)):
@@ -92,27 +91,10 @@ def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock, loss: To
         rewards_N = [outcome for group in compress(scored.outcomes, scored.kept) for outcome in group]
         credit = assign_credit(rewards_N, scored.weights, batch, before, algorithm, kl_coef=learner.kl_coef)
 
-        # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference.
+        # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference:
+        # equation 3, in `Learner.token_loss`.
         with clock("learn"):
-            result = learner.learn(batch, credit, before, loss, step=scored.step)
+            result = learner.learn(batch, credit, before, step=scored.step)
     if algorithm.refreshes_reference(scored.step):
         learner.refresh_reference()
     return result
-
-
-def token_loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes equation 3 as a loss: sum over tokens of weight * (-min(ratio * A, clip(ratio) * A) + kl_coef * KL).
-
-    The ratio is exp(log-prob - old log-prob); the clip range is [1 - clip_low, 1 + clip_high]; see `policy_loss`.
-    """
-    return learner.algorithm.loss(
-        tokens.logprobs_NT,
-        tokens.old_logprobs_NT,
-        tokens.advantages_NT,
-        tokens.weights_NT,
-        ref_logprobs_NT=tokens.reference_NT,
-        kl_coef=learner.kl_coef if learner.algorithm.pulls else 0.0,
-        sampler_logprobs_NT=tokens.sampler_logprobs_NT,
-        mask_NT=tokens.mask_NT,
-        counted_NT=tokens.counted_NT,
-    )

@@ -22,9 +22,9 @@ from grouprl.kernels import build, calibration
 from grouprl.kernels.build import library, library_file
 from grouprl.kernels.calibration import Contest, Timing, timings, uses_kernel
 from grouprl.kernels.functions import ADD_NORM, add_norm, swiglu
+from grouprl.kernels.llama_form import Unrotated, attend_rotated, has_llama_form
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
-from grouprl.models.llama_form import Unrotated, has_llama_form
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.logprobs import token_logprobs
 from grouprl.rollout.engine import Request
@@ -99,7 +99,7 @@ def normed(x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
 def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     layout = TreeLayout((5, 3), ((4, 2), (6,)), CPU)
     angles = (layout.position_ids_S[:, None] / 10.0 ** (torch.arange(8) / 8)).repeat(1, 2)
-    return layout.attend_rotated(0, Unrotated(query, key, value, angles.cos(), angles.sin(), 0.25))
+    return attend_rotated(layout, 0, Unrotated(query, key, value, angles.cos(), angles.sin(), 0.25))
 
 
 def logprobs(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ def test_a_model_in_llamas_form_computes_in_torch_what_its_modules_compute(tiny:
     for modules in (False, True):
         model = load_model(str(tiny), device=CPU)
         if modules:
-            monkeypatch.setattr("grouprl.models.attention.has_llama_form", lambda *_: False)
+            monkeypatch.setattr("grouprl.kernels.offers.reads", lambda *_: False)
         hidden = hidden_states(model, torch.arange(20), layout.position_ids_S, layout)
         hidden.pow(2).sum().backward()
         found.append([hidden, *(weight.grad for weight in model.get_decoder().parameters())])

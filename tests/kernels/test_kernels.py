@@ -10,9 +10,9 @@ from torch import Tensor
 from grouprl.kernels import calibration
 from grouprl.kernels.build import library
 from grouprl.kernels.functions import add_norm, fits, kernels, linear_logprobs, pointers, swiglu
+from grouprl.kernels.llama_form import Unrotated, attend_rotated
+from grouprl.kernels.tokens import draw as draw_compiled
 from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.llama_form import Unrotated
-from grouprl.rollout.rows import draw_compiled
 from grouprl.rollout.sampler import draw, row_key, uniforms
 from grouprl.types import Sampling
 
@@ -146,7 +146,7 @@ def test_tree_attention(
     theirs = leaves(*ours)
     angles = layout.position_ids_S[:, None] / 100.0 ** (torch.arange(size // 2) / size)
     cosine, sine = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
-    got = layout.attend_rotated(0, Unrotated(*ours, cosine, sine, 0.3, window))
+    got = attend_rotated(layout, 0, Unrotated(*ours, cosine, sine, 0.3, window))
     expected = masked_attention(*theirs, cosine.double(), sine.double(), layout, window)
     assert_same_with_gradients(got, expected, ours, theirs, within)
 
@@ -180,7 +180,7 @@ def test_tree_attention_after_a_prefix(
     keys = rotated(shared[0], cosine[:before], sine[:before])
     layout = TreeLayout(prompts, completions, CPU, before, Prefix([keys], [shared[1]]))
     assert layout.longest == whole.longest
-    got = layout.attend_rotated(0, Unrotated(*ours, cosine[own], sine[own], 0.3, window))
+    got = attend_rotated(layout, 0, Unrotated(*ours, cosine[own], sine[own], 0.3, window))
     direction = random(*got.shape, dtype=dtype, seed=5).detach()
     got.backward(direction)
     expected.backward(direction.double())
@@ -201,7 +201,7 @@ def test_tokens_after_the_tree_see_nothing():
     tables = torch.ones(layout.size + 5, 16), torch.zeros(layout.size + 5, 16)
     for rows, tensors in ((layout.size + 5, ours), (layout.size, short)):
         given = torch.full((rows, 2, 16), 0.5)
-        layout.attend_rotated(0, Unrotated(*tensors, *(table[:rows] for table in tables), 0.3)).backward(given)
+        attend_rotated(layout, 0, Unrotated(*tensors, *(table[:rows] for table in tables), 0.3)).backward(given)
     for long, alone in zip(ours, short, strict=True):
         assert long.grad is not None
         torch.testing.assert_close(long.grad[: layout.size], alone.grad)
@@ -233,7 +233,7 @@ def test_the_compiled_draw_is_the_plain_one(vocabulary: int, temperature: float)
     logits[::3, 1] = -torch.inf
     keys = torch.tensor([row_key(1, "", "problem", index) for index in range(500)])
     positions = torch.arange(500) % 7
-    got = draw_compiled(library(), logits, keys, positions, temperature)
+    got = draw_compiled(logits, keys, positions, temperature)
     expected = draw(logits, uniforms(keys, positions), Sampling(temperature=temperature))
     assert got[0].tolist() == expected[0].tolist()
     for one, other in zip(got[1:], expected[1:], strict=True):

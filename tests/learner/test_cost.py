@@ -28,7 +28,6 @@ from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Unit, Waiting
 from grouprl.rollout.forward import ModuleForward
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
-from losses import loss_of
 from variants import variant
 
 CPU = torch.device("cpu")
@@ -117,7 +116,7 @@ def learned(
     with Costs() as looking:
         seen = learner.evaluate(batch)
     with Costs() as learning:
-        learner.learn(batch, credit, seen, loss_of(learner), step=2)
+        learner.learn(batch, credit, seen, step=2)
     return Learned(looking.flops, learning.flops, frozenset(learning.products))
 
 

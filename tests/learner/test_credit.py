@@ -9,7 +9,8 @@ from torch import Tensor
 from grouprl import Algorithm
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import PolicyEvaluation, assign_credit
-from grouprl.learner.credit import explained_variance, token_rows
+from grouprl.learner.batch import Valuation
+from grouprl.learner.credit import token_rows
 from grouprl.learner.trace import token_record
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
@@ -189,6 +190,10 @@ def test_the_kl_in_the_reward_is_the_learners_where_the_sampler_is_not_trusted()
     rewards = outcomes(1.0, 0.0, 1.0, 1.0)
     credit = assign_credit(rewards, {"right": 1.0}, batch(OLD), seen, algorithm, kl_coef=0.5)
     assert token_rows(credit.advantages_NT, batch()) == each(1, 0, 1, 1)  # the learner is at the reference: no KL
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor, counted: torch.Tensor) -> float:
+    return Valuation(values, returns, counted).explained_variance
 
 
 def test_what_a_critic_explains() -> None:

@@ -10,14 +10,13 @@ from torch import Tensor
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.learner import UpdateConfig
-from grouprl.learner import Learner, Optimizer, assign_credit
+from grouprl.learner import CriticLearner, Learner, Optimizer, assign_credit
 from grouprl.learner.learner import LearnResult
 from grouprl.models.critic import Critic
 from grouprl.models.recompute import recompute_activations
 from grouprl.models.verify import TOLERANCE, gap_to_own
 from grouprl.types import Batch, RewardOutcome
 from learner_setting import CPU, SAMPLING, batch_of, gap, learn, learner_of, loaded, other_reference, sampled
-from losses import loss_of
 from pretend_gpu import GPU, on_gpu, pretend_gpu
 from variants import variant
 
@@ -49,13 +48,14 @@ def learned(folder: Path, batch: Batch, algorithm: Algorithm, device: torch.devi
         device=device,
         dtype="float32",
         micro_batch_tokens=45,
-        critic=critic,
-        critic_optimizer=None if critic is None else Optimizer(critic, UpdateConfig(learning_rate=1e-4)),
+        critic=None
+        if critic is None
+        else CriticLearner(critic, Optimizer(critic, UpdateConfig(learning_rate=1e-4)), algorithm.critic),
     )
     outcomes = [RewardOutcome(float(row % 2), {"odd": float(row % 2)}) for row in range(len(batch.mask_NT))]
     before = learner.evaluate(batch)
     credit = assign_credit(outcomes, {"odd": 1.0}, batch, before, algorithm, kl_coef=learner.kl_coef)
-    return learner, learner.learn(batch, credit, before, loss_of(learner), step=10)
+    return learner, learner.learn(batch, credit, before, step=10)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)

@@ -31,7 +31,6 @@ from learner_setting import (
     other_reference,
     sampled,
 )
-from losses import loss_of
 from oracles import own_logits, own_model
 from plain_learning import ALGORITHMS, moved, named, own_policy, plain_gradient
 from variants import variant
@@ -242,7 +241,7 @@ def test_the_ratio_of_a_single_update_is_exactly_1(
     batch = moved(batch_of(groups))
     learner = learner_of(loaded(tiny), variant(**changes), dtype=dtype, micro_batch_tokens=45)
     before = learner.evaluate(batch)
-    result = learner.learn(batch, credit_of(batch), before, loss_of(learner), step=2)
+    result = learner.learn(batch, credit_of(batch), before, step=2)
     found = [result.metrics[name] for name in ("ratio_mean", "ratio_max", "clip_low_fraction", "clip_high_fraction")]
     assert found == [1, 1, 0, 0]
     assert not result.unused["clipped"].any()
@@ -257,7 +256,7 @@ def test_old_log_probs_of_several_updates_are_the_learners_where_it_rounds(tiny:
     for dtype, given, own in (("float32", batch, False), ("bfloat16", batch, True), ("float32", other, True)):
         learner = learner_of(loaded(tiny), variant(kl_coef=0.0, passes=2), dtype=dtype)
         before = learner.evaluate(given)
-        result = learner.learn(given, credit_of(given), before, loss_of(learner), step=2)
+        result = learner.learn(given, credit_of(given), before, step=2)
         assert (before.policy_NT is not None) == own
         assert abs(result.metrics["ratio_max"] - 1) < 0.1 if own else result.metrics["ratio_max"] > 1.3
         if own:

@@ -19,7 +19,6 @@ from grouprl.models.critic import Critic
 from grouprl.models.load import fingerprint, frozen_copy, load_model
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import ADVANTAGES, CPU, EXAMPLES, GradientKeeper, credit_of, gap, learn, learner_of, sampled
-from losses import loss_of
 from oracles import own_logits, own_model
 from variants import variant
 
@@ -269,7 +268,7 @@ def learn_values(learner: Learner, batch: Batch, advantages: Tensor = ADVANTAGES
     counted = batch.mask_NT.clone()
     counted[7] = False  # an invalid reward
     credit = Credit(credit_of(batch, advantages).advantages_NT, RETURNS[:, : batch.mask_NT.shape[1]], counted)
-    return learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2).metrics
+    return learner.learn(batch, credit, learner.evaluate(batch), step=2).metrics
 
 
 def value_cost(values: Sequence[Tensor], batch: Batch) -> Tensor:
@@ -287,7 +286,7 @@ def test_the_critic_learns_its_returns_on_a_copy_of_the_policy(tiny: Path, model
     twin, own = critic_of(model, shared=False), own_model(tiny)
     cost = value_cost(own_values(own, twin, batch), batch)
     cost.backward()
-    got = learner.critic_optimizer.gradient
+    got = learner.critic.optimizer.gradient
     expected = {f"trunk.{name}": weight.grad for name, weight in own.get_decoder().named_parameters()}
     expected |= {"head.weight": twin.head.weight.grad, "head.bias": twin.head.bias.grad}
     assert gap(got, expected) < 2e-5
@@ -314,7 +313,7 @@ def test_a_shared_trunk_takes_both_gradients(tiny: Path, model: PreTrainedModel,
     }
     assert gap(learner.optimizer.gradient, expected) < 2e-5
     head = {"head.weight": twin.head.weight.grad, "head.bias": twin.head.bias.grad}
-    assert gap(learner.critic_optimizer.gradient, head) < 2e-5
+    assert gap(learner.critic.optimizer.gradient, head) < 2e-5
 
 
 @with_and_without_examples
@@ -332,7 +331,7 @@ def test_while_the_critic_warms_up_the_policy_stays(model: PreTrainedModel, batc
     learner = with_critic(model, variant(PPO, critic_warmup=2), critic, optimizer=optimizer)
     learn_values(learner, batch)
     assert (fingerprint(model), optimizer.updates) == (before, 0)
-    assert "head.weight" in learner.critic_optimizer.gradient
+    assert "head.weight" in learner.critic.optimizer.gradient
 
 
 def test_a_value_far_from_what_it_was_is_clipped(model: PreTrainedModel, batch: Batch):
@@ -344,7 +343,7 @@ def test_a_value_far_from_what_it_was_is_clipped(model: PreTrainedModel, batch: 
     returns_NT = torch.where(batch.mask_NT, values_NT + 2.0, 0.0)
     credit = Credit(credit_of(batch).advantages_NT, returns_NT, batch.mask_NT)
     # From 1 below: the value's error is 2, that of the value clipped to 0.8 below is 2.8.
-    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0), loss_of(learner), step=2).metrics
+    figures = learner.learn(batch, credit, replace(seen, values_NT=values_NT - 1.0), step=2).metrics
     assert figures["value_loss"] == pytest.approx(2.8**2 / 2, rel=1e-4)
     assert figures["value_clip_fraction"] == 1
     # What the values explain is that of before the update: the returns are 3 above them everywhere.
@@ -362,7 +361,7 @@ def test_a_batch_of_invalid_rewards_moves_nothing(model: PreTrainedModel, batch:
         learn_values(learner, batch)
         before, head = fingerprint(model), critic.head.weight.clone()
         nothing = Credit(torch.zeros(batch.mask_NT.shape), torch.zeros(batch.mask_NT.shape), batch.mask_NT & False)
-        figures = learner.learn(batch, nothing, learner.evaluate(batch), loss_of(learner), step=2).metrics
+        figures = learner.learn(batch, nothing, learner.evaluate(batch), step=2).metrics
         assert (fingerprint(model), [one.updates for one in both]) == (before, [1, 1])
         assert torch.equal(critic.head.weight, head)
         assert (figures["grad_norm"], figures["critic_grad_norm"]) == (0.0, 0.0)

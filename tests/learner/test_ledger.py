@@ -19,11 +19,11 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.evaluation.ledger import lengths_by_filter, token_ledger
 from grouprl.evaluation.metrics import Clock
-from grouprl.learner import Optimizer, ScoredGroups, TokenGrid, assign_credit, make_batch
+from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, assign_credit, make_batch
 from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
 from grouprl.record.token_ledger import CATEGORIES
-from grouprl.step import token_loss, update_policy
+from grouprl.step import update_policy
 from grouprl.types import Completion, Group, RewardOutcome, StopReason
 from learner_setting import SAMPLING, learner_of, loaded, sampled
 from variants import variant
@@ -174,9 +174,7 @@ def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups:
             rewards = [one for row, keep in zip(outcomes, kept, strict=True) if keep for one in row]
             credit = assign_credit(rewards, {"right": 1.0}, batch, before, algorithm, kl_coef=learner.kl_coef)
             advantages_NT = credit.advantages_NT
-        result = update_policy(
-            learner, scored, Clock("reference", "learn"), lambda tokens, owner=learner: token_loss(owner, tokens)
-        )
+        result = update_policy(learner, scored, Clock("reference", "learn"))
         found = token_ledger(step_groups, outcomes, kept, result.unused)
         counts = {key.removeprefix("tokens/"): value for key, value in found.items() if key.startswith("tokens/")}
         assert all(type(count) is int for count in counts.values())
@@ -205,18 +203,22 @@ def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups:
     assert exact
 
 
-def test_tokens_of_an_update_that_was_not_made(tiny: Path, groups: list[Group]) -> None:
+def test_tokens_of_an_update_that_was_not_made(
+    tiny: Path, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = loaded(tiny)
     learner = learner_of(model, variant("grpo", kl_coef=0.0), optimizer=Optimizer(model, LearnerConfig()))
     best = [RewardOutcome(float(at == 0), {"right": float(at == 0)}) for at in range(9)]
     outcomes = [tuple(best[: len(group.completions)]) for group in groups]
 
-    def broken(tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-        total, stats = token_loss(learner, tokens)
+    def broken(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
+        total, stats = original(learner, tokens)
         return total * NAN, stats
 
+    original = Learner.token_loss
+    monkeypatch.setattr(Learner, "token_loss", broken)
     scored = ScoredGroups(1, groups, outcomes, [True] * 3, {"right": 1.0}, SAMPLING)
-    result = update_policy(learner, scored, Clock("reference", "learn"), broken)
+    result = update_policy(learner, scored, Clock("reference", "learn"))
     found = token_ledger(groups, outcomes, [True] * 3, result.unused)
     assert found["tokens/not_finite"] == sum(len(one) for group in groups for one in group.completions)
 

@@ -20,7 +20,6 @@ from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
 from grouprl.types import Group, RewardOutcome
 from learner_setting import SAMPLING, learner_of, loaded, sampled
-from losses import loss_of
 from variants import variant
 
 CONFIG = LearnerConfig(learning_rate=1e-3, weight_decay=0.1)
@@ -51,7 +50,7 @@ def learn(learner: Learner, groups: list[Group], rewards: list[float], step: int
     before = learner.evaluate(batch)
     outcomes = [RewardOutcome(value, {"right": value}) for value in rewards]
     credit = assign_credit(outcomes, {"right": 1.0}, batch, before, learner.algorithm, kl_coef=learner.kl_coef)
-    return learner.learn(batch, credit, before, loss_of(learner), step=step).metrics
+    return learner.learn(batch, credit, before, step=step).metrics
 
 
 def kept(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:

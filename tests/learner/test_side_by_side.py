@@ -18,7 +18,6 @@ from grouprl.models.critic import Critic
 from grouprl.models.workers import side_by_side, worker_count
 from grouprl.ranks import Ranks
 from learner_setting import SAMPLING, GradientKeeper, batch_of, credit_of, learner_of, loaded, sampled
-from losses import loss_of
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +93,7 @@ def test_any_number_of_threads_gives_the_same_gradients_and_metrics(tiny: Path, 
         keeper = None if values is None else GradientKeeper(values)
         learner = learner_of(model, algorithm, micro_batch_tokens=24, critic=values, critic_optimizer=keeper)
         credit = replace(credit_of(batch), returns_NT=returns_NT, counted_NT=batch.mask_NT)
-        metrics = learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2).metrics
+        metrics = learner.learn(batch, credit, learner.evaluate(batch), step=2).metrics
         found.append((metrics, learner.optimizer.gradient, keeper.gradient if keeper else {}))
         assert worker_count(model, 9) == count
     for metrics, *gradients in found[1:]:

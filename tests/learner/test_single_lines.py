@@ -27,7 +27,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Updates
 from grouprl.algorithms.surrogates import left_out, too_far
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
-from grouprl.learner.work import UpdateWork
+from grouprl.learner.batch import UpdateWork
 from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
 from grouprl.tools.proof.replay import _difference
@@ -43,7 +43,6 @@ from grouprl.types import (
     UserError,
 )
 from learner_setting import SAMPLING, GradientKeeper, batch_of, credit_of, learner_of, loaded, sampled
-from losses import loss_of
 from variants import variant
 
 NAN = math.nan
@@ -110,7 +109,7 @@ def test_the_entropy_mask_is_chosen_among_the_trained_tokens(tiny: Path) -> None
     entropies = torch.tensor([[0.1, 0.9, 0.2], [5.0, 6.0, 0.0], [0.7, 0.3, 0.8]])
     before = PolicyEvaluation(entropies_NT=entropies)
     credit = Credit(torch.ones(3, 3) * batch.mask_NT)
-    result = learner.learn(batch, credit, before, loss_of(learner), step=2)
+    result = learner.learn(batch, credit, before, step=2)
     assert result.metrics["entropy_threshold"] == pytest.approx(0.7)  # 0.9, 0.8, 0.7
 
 
@@ -139,7 +138,7 @@ def critic_gradients(folder: Path, batch: Batch, returns_NT: Tensor, count: int,
         critic_optimizer=keeper,
     )
     credit = Credit(torch.ones(batch.mask_NT.shape) * batch.mask_NT, returns_NT, batch.mask_NT)
-    learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2)
+    learner.learn(batch, credit, learner.evaluate(batch), step=2)
     return [gradient["head.weight"] for gradient in keeper.gradients]
 
 
@@ -236,7 +235,7 @@ def test_minibatches_have_another_order_in_every_pass_with_a_critic_too(tiny: Pa
 def test_a_correction_alone_has_no_entropy_threshold(tiny: Path) -> None:
     batch = batch_of(sampled(tiny, SAMPLING))
     learner = learner_of(loaded(tiny), variant("grpo", kl_coef=0.0, correction="truncate"))
-    result = learner.learn(batch, credit_of(batch), learner.evaluate(batch), loss_of(learner), step=2)
+    result = learner.learn(batch, credit_of(batch), learner.evaluate(batch), step=2)
     assert "entropy_threshold" not in result.metrics
     assert "low_entropy" not in result.unused
 
@@ -249,7 +248,6 @@ def test_a_batch_whose_signal_is_truncated_has_none() -> None:
             batch,
             Credit(torch.tensor(column)[:, None] * batch.mask_NT),
             PolicyEvaluation(),
-            lambda _: (torch.zeros(()), {}),
             variant("grpo"),
         )[0]
         for column in ([0.0, 1.0, 0.0], [1.0, 1.0, 0.0])
@@ -322,7 +320,7 @@ def test_updates_are_numbered_through_the_run(tiny: Path) -> None:
     model, batch = loaded(tiny), batch_of(sampled(tiny, SAMPLING))
     learner = learner_of(model, variant(kl_coef=0.0, passes=2, minibatches=2), optimizer=Turns(model))
     credit = credit_of(batch, torch.ones(11))
-    learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=3)
+    learner.learn(batch, credit, learner.evaluate(batch), step=3)
     assert learner.optimizer.turns == [8, 9, 10, 11]
 
 
@@ -333,7 +331,7 @@ def test_a_diverged_token_is_one_beside_its_sampler(tiny: Path, changes: dict[st
     batch.old_logprobs_NT.sub_(3.0 * batch.mask_NT)
     learner = learner_of(model, variant("dppo", minibatches=1, **changes))
     credit = credit_of(batch, torch.ones(11))
-    result = learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2)
+    result = learner.learn(batch, credit, learner.evaluate(batch), step=2)
     expected = [
         [math.exp(new) * (1 - math.exp(-3.0)) > 0.15 for new in trace.logprobs or ()] for _, trace in result.tokens
     ]

@@ -16,7 +16,6 @@ from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling, TokenTrace
-from losses import loss_of
 from oracles import own_logits
 from variants import variant
 
@@ -58,7 +57,7 @@ def traced(model: PreTrainedModel, batch: Batch, algorithm: Algorithm, step: int
     )
     credit = Credit(ADVANTAGES[:, None] * batch.mask_NT)
     seen = learner.evaluate(batch)
-    rows = [trace for _, trace in learner.learn(batch, credit, seen, loss_of(learner), step=step).tokens]
+    rows = [trace for _, trace in learner.learn(batch, credit, seen, step=step).tokens]
     if reference is not None:
         for row, trace in enumerate(rows):
             assert trace.reference == pytest.approx(logprobs(reference, batch, row), abs=1e-5)

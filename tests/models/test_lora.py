@@ -38,7 +38,6 @@ from lora_models import (
     saved,
     shaken,
 )
-from losses import loss_of
 from oracles import own_logits, own_model
 from small_runs import checkpoint_names, metrics
 from tiny import HEADS, HIDDEN, LAYERS, tiny_model_folder
@@ -126,7 +125,7 @@ def test_shared_weights_are_counted_once(tiny: Path) -> None:
 def learn(learner: Learner, batch: Batch) -> dict[str, float]:
     advantages_N = torch.tensor([1.2, -0.4, -0.8] * 3)
     credit = Credit(torch.where(batch.mask_NT, advantages_N[:, None], 0.0))
-    return learner.learn(batch, credit, learner.evaluate(batch), loss_of(learner), step=2).metrics
+    return learner.learn(batch, credit, learner.evaluate(batch), step=2).metrics
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])

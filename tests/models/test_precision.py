@@ -16,7 +16,8 @@ from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, load_config
 from grouprl.config.supervised import SftConfig
 from grouprl.models import precision
-from grouprl.models.precision import faster_dtype, with_dtype
+from grouprl.models.precision import faster_dtype
+from grouprl.run.machine import with_dtype
 from grouprl.tools.compare.plan import planned_runs
 from grouprl.tools.planner.screen import step_of
 from grouprl.types import UserError

@@ -44,7 +44,7 @@ def test_the_gradient_is_the_same_and_less_is_kept(
     tmp_path: Path, kind: Kind, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ):
     if not compiled:
-        monkeypatch.setattr("grouprl.models.attention.has_llama_form", lambda decoder: False)
+        monkeypatch.setattr("grouprl.kernels.offers.reads", lambda decoder: False)
     folder = str(tiny_model_folder(tmp_path, kind=kind))
     expected, expected_gradient, all_bytes = gradients(load_model(folder, device=CPU))
     model = load_model(folder, device=CPU)

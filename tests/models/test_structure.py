@@ -165,7 +165,7 @@ def setting(tiny: Path) -> Setting:
 
 def structured(setting: Setting, regex: str = REGEX, **fields: float) -> Sampling:
     rollout = RolloutConfig(regex=regex, **{"max_tokens": 40, **fields})
-    return structured_sampling(rollout, setting.model, setting.tokenizer)
+    return structured_sampling(rollout.sampling, rollout.regex, setting.model, setting.tokenizer)
 
 
 def drawn(setting: Setting, sampling: Sampling) -> list[Completion]:
@@ -196,7 +196,7 @@ def test_greedy_completions_match(setting: Setting):
 def test_log_probs_are_those_of_the_policy_over_the_allowed_tokens(setting: Setting, fields: dict):
     """A full forward for each completion; tokens are allowed where they keep the text the start of a match."""
     rollout = RolloutConfig(**{"max_tokens": 12, "regex": REGEX, **fields})
-    sampling = structured_sampling(rollout, setting.model, setting.tokenizer)
+    sampling = structured_sampling(rollout.sampling, rollout.regex, setting.model, setting.tokenizer)
     tokens, _ = token_bytes(setting.tokenizer, len(setting.tokenizer))
     end = setting.tokenizer.eos_token_id
     for group in setting.engine(3).generate(setting.requests()[1:3], sampling):

@@ -246,13 +246,13 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("algorithms/preferences.py", "margin_N = chosen_N - rejected_N", "margin_N = rejected_N - chosen_N", (STEPS,)),
     (
-        "learner/work.py",
+        "learner/batch.py",
         "counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]",
         "counted_NT[:] = self.credit.counted_NT",
         (LINES,),
     ),
     (
-        "learner/work.py",
+        "learner/batch.py",
         "before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.spread.entropy_share",
         "before.entropies_NT.cpu(), batch.mask_NT, share=algorithm.spread.entropy_share",
         (LINES,),
@@ -405,8 +405,8 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "learner/learner.py",
-        "seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)",
-        "seed = self.optimizer.updates - (self.critic_optimizer.updates if self.critic_optimizer else 0)",
+        "seed = self.optimizer.updates + (self.critic.optimizer.updates if self.critic else 0)",
+        "seed = self.optimizer.updates - (self.critic.optimizer.updates if self.critic else 0)",
         (LINES,),
     ),
     (
@@ -416,13 +416,13 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/learner/test_learner_options.py",),
     ),
     (
-        "learner/work.py",
+        "learner/batch.py",
         "return bool((self.advantages_NT * self.batch.trained_NT).any())",
         "return bool((self.advantages_NT * self.batch.mask_NT).any())",
         (LINES,),
     ),
     (
-        "learner/work.py",
+        "learner/batch.py",
         "if algorithm.spread.entropy_share < 1 and before.entropies_NT is not None:",
         "if algorithm.spread.entropy_share <= 1 and before.entropies_NT is not None:",
         (LINES,),

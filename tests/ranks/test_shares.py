@@ -72,7 +72,7 @@ def test_variables_that_torchrun_did_not_set_are_named(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"WORLD_SIZE.*expected.*{message}"), open_ranks(RunConfig()):
+    with pytest.raises(UserError, match=f"WORLD_SIZE.*expected.*{message}"), open_ranks():
         pass
 
 

@@ -17,8 +17,8 @@ from engine_setting import DRAWN, ENDS, PROMPTS, Setting, all_of, assert_same, s
 from grouprl.kernels import calibration, compiled_weights
 from grouprl.kernels.build import library
 from grouprl.kernels.compiled_weights import Torch, torch_functions
+from grouprl.kernels.llama_form import has_llama_form
 from grouprl.models.adapters import add_adapter
-from grouprl.models.llama_form import has_llama_form
 from grouprl.models.load import load_model
 from grouprl.rollout import Request
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason

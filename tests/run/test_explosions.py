@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grouprl import Run, Trainer, UserError, WeightedReward
-from grouprl import step as step_module
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import TokenGrid
 from grouprl.learner.learner import Learner
@@ -41,14 +40,14 @@ def rows(runs: Path, name: str) -> list[dict[str, Any]]:
 
 def broken_in(steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """The loss is not finite in these steps, counted by calls: a step of the tests has one pack and one update."""
-    original: Loss = step_module.token_loss
+    original: Loss = Learner.token_loss
     calls = iter(range(1, 1000))
 
     def loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
         total, stats = original(learner, tokens)
         return (total * value if next(calls) in steps else total), stats
 
-    monkeypatch.setattr(step_module, "token_loss", loss)
+    monkeypatch.setattr(Learner, "token_loss", loss)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -111,14 +110,14 @@ def test_a_run_that_goes_back_is_the_run_that_was_never_broken(
 ) -> None:
     """One gradient of step 4 is a million times too large, once: the steps made again are those of a sound run."""
     train(tiny, tmp_path / "sound", steps=6)
-    original: Loss = step_module.token_loss
+    original: Loss = Learner.token_loss
     calls = iter(range(1, 1000))
 
     def loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
         total, stats = original(learner, tokens)
         return (total * 1e6 if next(calls) == 4 else total), stats
 
-    monkeypatch.setattr(step_module, "token_loss", loss)
+    monkeypatch.setattr(Learner, "token_loss", loss)
     assert train(tiny, tmp_path / "broken", steps=6).finished
     assert metrics(tmp_path / "broken" / "run") == metrics(tmp_path / "sound" / "run")
     ends = [tmp_path / name / "run" / "checkpoints" / "step-000006" for name in ("sound", "broken")]

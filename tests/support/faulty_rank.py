@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from grouprl import step
 from grouprl.cli import main
+from grouprl.learner import Learner
 from grouprl.run import train
 
 RANK = int(os.environ["RANK"])
@@ -28,12 +28,12 @@ def killed_while_closing() -> None:
         return directory
 
     if RANK == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "2":
-        train.write_report = killed
+        train.report_of = killed
 
 
 def broken_gradients() -> None:
     """From its fourth pack on, the loss of rank 1 is infinite."""
-    original: Callable[..., Any] = step.token_loss
+    original: Callable[..., Any] = Learner.token_loss
     calls = iter(range(1, 10_000))
 
     def loss(*given: Any) -> Any:
@@ -41,7 +41,7 @@ def broken_gradients() -> None:
         return (total * math.inf if next(calls) >= 4 else total), stats
 
     if RANK == 1:
-        step.token_loss = loss
+        Learner.token_loss = loss
 
 
 def broken_weights() -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ from transformers import PreTrainedModel
 
 from grouprl.algorithms.credit import Credit
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner import Learner, make_batch
+from grouprl.algorithms.values import CriticPart
+from grouprl.learner import CriticLearner, Learner, make_batch
+from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Group, Problem, Sampling
-from losses import loss_of
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(max_tokens=12, temperature=0.7, top_p=0.9)
@@ -68,7 +70,7 @@ def credit_of(batch: Batch, advantages_N: Tensor = ADVANTAGES) -> Credit:
 
 def learn(learner: Learner, batch: Batch, advantages_N: Tensor = ADVANTAGES) -> dict[str, float]:
     before = learner.evaluate(batch)
-    return learner.learn(batch, credit_of(batch, advantages_N), before, loss_of(learner), step=2).metrics
+    return learner.learn(batch, credit_of(batch, advantages_N), before, step=2).metrics
 
 
 def other_reference(model: PreTrainedModel) -> PreTrainedModel:
@@ -78,7 +80,14 @@ def other_reference(model: PreTrainedModel) -> PreTrainedModel:
     return reference
 
 
-def learner_of(model: PreTrainedModel, algorithm: Algorithm = GRPO, **changes: object) -> Learner:
+def learner_of(
+    model: PreTrainedModel,
+    algorithm: Algorithm = GRPO,
+    *,
+    critic: Critic | None = None,
+    critic_optimizer: Any = None,
+    **changes: object,
+) -> Learner:
     fields = {
         "policy": model,
         "reference": other_reference(model) if algorithm.kl_coef else None,
@@ -88,6 +97,8 @@ def learner_of(model: PreTrainedModel, algorithm: Algorithm = GRPO, **changes: o
         "dtype": "float32",
         "micro_batch_tokens": 10**6,
     }
+    if critic is not None:
+        fields["critic"] = CriticLearner(critic, critic_optimizer, algorithm.critic or CriticPart())
     return Learner(**{**fields, **changes})
 
 

@@ -98,7 +98,7 @@ def save_again(run: Path, target: Path, *changes: str) -> None:
     config = load_config(RunConfig, [run / "config.yaml"], changes)
     checkpoint = RunDirectory(run).checkpoints()[-1]
     state = read_state(checkpoint)
-    with open_ranks(config) as ranks:
+    with open_ranks(**dict(config.distributed), device=config.model.device, threads=config.model.threads) as ranks:
         model = load_model(config.model.path, device=resolve_device(config.model.device))
         learner = make_learner(config, model, (checkpoint, state), ranks)
         save_checkpoint(target, state, learner, load_tokenizer(config.model.path), keep=1)

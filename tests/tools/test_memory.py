@@ -46,7 +46,6 @@ from grouprl.rollout.forward import ModuleForward
 from grouprl.rollout.sampler import draw
 from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
-from losses import loss_of
 from tape import TapeRecorder
 from tiny import tiny_model_folder
 
@@ -268,7 +267,7 @@ def peak_of_an_update(step: StepShape, networks: Networks = GRPO, shape: ModelSh
         credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
         seen = learner.evaluate(batch)
         with Costs() as costs:
-            learner.learn(batch, credit, seen, loss_of(learner), step=2)
+            learner.learn(batch, credit, seen, step=2)
     return costs.peak, sum(learner.networks_mib().values()) * MIB
 
 
@@ -459,7 +458,7 @@ def test_the_peak_of_an_adapters_update_on_a_gpu(recompute: bool) -> None:
         credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
         before = learner.evaluate(batch)
         with Costs() as costs:
-            learner.learn(batch, credit, before, loss_of(learner), step=2)
+            learner.learn(batch, credit, before, step=2)
     plan = plan_memory(shape, Networks(reference=False, lora_rank=4), step)
     assert 0.95 <= (plan.learning - plan.held) / costs.peak <= 1.15
 

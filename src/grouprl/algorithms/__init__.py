@@ -9,10 +9,11 @@ from grouprl.algorithms.entropy import high_entropy_mask, steered_entropy_coef
 from grouprl.algorithms.experts import balance_loss
 from grouprl.algorithms.filters import kept_groups, overlong_penalty
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
-from grouprl.algorithms.losses import clipped_tokens, policy_loss, policy_ratios, token_weights
+from grouprl.algorithms.losses import policy_loss, token_weights
 from grouprl.algorithms.preferences import bradley_terry_loss, dpo_loss
 from grouprl.algorithms.statistics import Statistics, group_statistics, has_signal
 from grouprl.algorithms.steps import step_advantages
+from grouprl.algorithms.surrogates import clipped_tokens, policy_ratios
 from grouprl.algorithms.tokens import gae, token_advantages
 from grouprl.algorithms.values import value_loss
 

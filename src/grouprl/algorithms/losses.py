@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -11,11 +11,23 @@ from torch import Tensor
 
 from grouprl.algorithms.kl import KlKind, kl_estimate
 from grouprl.algorithms.option import Part, option
-from grouprl.algorithms.surrogates import geometric_ratio, left_out, soft_gate
+from grouprl.algorithms.surrogates import (
+    Ratio,
+    Surrogate,
+    Terms,
+    cispo_gain,
+    clip_gain,
+    clipped_tokens,
+    gmpo_gain,
+    left_out,
+    plain_gain,
+    policy_ratios,
+    sapo_gain,
+)
 
-Surrogate = Literal["clip", "cispo", "plain", "sapo", "gmpo"]
-Ratio = Literal["token", "sequence"]
 Aggregate = Literal["sequence_mean", "token_mean", "constant"]
+Gain = Callable[[Terms], Tensor]
+"""What each token adds to the objective."""
 
 
 def token_weights(
@@ -55,7 +67,7 @@ def policy_loss(
     advantages: Tensor,
     weights_NT: Tensor,
     *,
-    surrogate: Surrogate = "clip",
+    surrogate: Surrogate | Gain = "clip",
     ratio: Ratio = "token",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -75,23 +87,19 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
 
-    With the ratio r = exp(logprob - old logprob) and advantage A, the surrogate term is
-      clip:  -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)   PPO (arXiv:1707.06347, equation 7), GRPO, DAPO
-      cispo: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob  MiniMax-M1 (arXiv:2506.13585, equation 4)
-      plain: -r A                                                importance-weighted policy gradient
-      sapo:  -4 / tau sigmoid(tau (r - 1)) A                     see `soft_gate`
-      gmpo:  -g A, with the completion's g                       see `geometric_ratio`
+    The surrogate term is minus the gain of a token: `clip_gain`, `cispo_gain`, `plain_gain`, `sapo_gain` or `gmpo_gain`
+    (`grouprl.algorithms.surrogates`), functions of the ratio r = exp(logprob - old logprob) and the advantage.
 
     Args:
         logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
         old_logprobs_NT: [N, T] log-probs of the behavior policy.
         advantages: [N] per completion or [N, T] per token.
         weights_NT: [N, T] from `token_weights`.
-        surrogate: "clip", "cispo", "plain", "sapo" or "gmpo", as above.
+        surrogate: "clip", "cispo", "plain", "sapo" or "gmpo", as above; or a function of `Terms`.
         ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
         clip_low, clip_high: the clip range is [1 - clip_low, 1 + clip_high].
         dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
-        tau_pos, tau_neg: of `soft_gate`.
+        tau_pos, tau_neg: of `sapo_gain`.
         off_policy_delta: negative advantages of the completions in `too_far` count as 0; None = off.
         divergence_tv, divergence_kl: advantages of the tokens in `diverged` count as 0; None = off.
         sampler_logprobs_NT: [N, T] for `too_far` and `diverged`; defaults to old_logprobs_NT.
@@ -113,6 +121,15 @@ def policy_loss(
     """
     _check_shapes(logprobs_NT, old_logprobs_NT, advantages, weights_NT)
     _check_options(surrogate, ratio, (divergence_tv, divergence_kl), kl_coef, ref_logprobs_NT)
+    gains: dict[str, Gain] = {
+        "clip": lambda terms: clip_gain(terms, low=clip_low, high=clip_high),
+        "cispo": lambda terms: cispo_gain(terms, low=clip_low, high=clip_high),
+        "plain": plain_gain,
+        "sapo": lambda terms: sapo_gain(terms, tau_pos=tau_pos, tau_neg=tau_neg),
+        "gmpo": lambda terms: gmpo_gain(terms, low=clip_low, high=clip_high),
+    }
+    if isinstance(surrogate, str) and surrogate not in gains:
+        raise ValueError(f"surrogate: got {surrogate!r}, expected one of {', '.join(gains)}")
     mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
     advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
     # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
@@ -122,20 +139,8 @@ def policy_loss(
     limits = off_policy_delta, divergence_tv, divergence_kl
     advantages_NT = _blank(advantages_NT, ~left_out(logprobs_NT, drawn_NT, advantages_NT, mask_NT, *limits))
     ratio_NT = policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=ratio)
-    clipped_NT = ratio_NT.clamp(1 - clip_low, 1 + clip_high)
-    if surrogate == "clip":
-        gain_NT = torch.minimum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)
-    elif surrogate == "cispo":
-        gain_NT = clipped_NT.detach() * advantages_NT * logprobs_NT
-    elif surrogate == "plain":
-        gain_NT = ratio_NT * advantages_NT
-    elif surrogate == "sapo":
-        gain_NT = soft_gate(ratio_NT, advantages_NT, tau_pos=tau_pos, tau_neg=tau_neg) * advantages_NT
-    elif surrogate == "gmpo":
-        log_ratio_NT = logprobs_NT - old_logprobs_NT
-        gain_NT = geometric_ratio(log_ratio_NT, advantages_NT, mask_NT, clip_low, clip_high) * advantages_NT
-    else:
-        raise ValueError(f"surrogate: got {surrogate!r}, expected one of clip, cispo, plain, sapo, gmpo")
+    terms = Terms(logprobs_NT, old_logprobs_NT, ratio_NT, advantages_NT, mask_NT)
+    gain_NT = (gains[surrogate] if isinstance(surrogate, str) else surrogate)(terms)
     if dual_clip is not None:
         gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)
     cost_NT = -gain_NT
@@ -147,54 +152,6 @@ def policy_loss(
         if kl_coef > 0:
             cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl_unbiased else kl_NT)
     return (weights_NT * cost_NT).sum(), stats
-
-
-def policy_ratios(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, *, ratio: Ratio = "token") -> Tensor:
-    """[N, T] ratio of policy to behavior policy: of each token, or of the whole completion at each of its tokens.
-
-    Args:
-        logprobs_NT, old_logprobs_NT: [N, T] log-probs, 0 where the mask is false.
-        mask_NT: [N, T] bool, which tokens exist.
-        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
-    """
-    log_ratio_NT = logprobs_NT - old_logprobs_NT
-    if ratio == "token":
-        return log_ratio_NT.exp()
-    if ratio == "sequence":
-        mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
-        return mean_N1.exp().expand_as(log_ratio_NT)
-    raise ValueError(f"ratio: got {ratio!r}, expected one of token, sequence")
-
-
-def clipped_tokens(
-    ratios_NT: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    surrogate: Surrogate = "clip",
-) -> tuple[Tensor, Tensor]:
-    """Marks the tokens whose ratio left the clip range in the direction of their advantage.
-
-    With "clip" and "gmpo" the gradient of these tokens is 0; with "cispo" their weight is bounded and the gradient
-    stays; with "plain" and "sapo" there is no range.
-
-    Args:
-        ratios_NT: [N, T].
-        advantages: [N] per completion or [N, T] per token.
-        clip_low, clip_high: the range is [1 - clip_low, 1 + clip_high].
-        surrogate: as in `policy_loss`.
-
-    Returns:
-        ([N, T] bool: below the range with a negative advantage; [N, T] bool: above it with a positive advantage).
-    """
-    if surrogate in ("plain", "sapo"):
-        none_NT = torch.zeros_like(ratios_NT, dtype=torch.bool)
-        return none_NT, none_NT
-    advantages_NT = advantages if advantages.ndim == 2 else advantages[:, None]
-    below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT < 0)
-    above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT > 0)
-    return below_NT, above_NT
 
 
 def _ratio_stats(
@@ -223,13 +180,14 @@ def _masked_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
 
 
 def _check_options(
-    surrogate: Surrogate,
+    surrogate: Surrogate | Gain,
     ratio: Ratio,
     limits: tuple[float | None, float | None],
     kl_coef: float,
     ref_logprobs_NT: Tensor | None,
 ) -> None:
-    if _of_completions(surrogate, ratio) and limits != (None, None):
+    # An algorithm checks its own objective.
+    if isinstance(surrogate, str) and _of_completions(surrogate, ratio) and limits != (None, None):
         raise ValueError(
             f"divergence_tv, divergence_kl: expected ratio='token' and no surrogate='gmpo' with a limit of single "
             f"tokens, got ratio={ratio!r}, surrogate={surrogate!r}, whose one ratio moves the whole completion"
@@ -296,18 +254,47 @@ class Objective(Part):
         """Upper bound of the ratio for negative advantages (dual clip); None = no bound."""
         return getattr(self, "dual_clip", None)
 
-    @property
-    def loss(self) -> partial[tuple[Tensor, dict[str, Tensor]]]:
-        """`policy_loss` with these options."""
-        own = ("clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")
-        return partial(
-            policy_loss,
-            surrogate=self.surrogate,
+    def gain(self, terms: Terms) -> Tensor:
+        """[N, T] what each token adds to the objective."""
+        raise NotImplementedError
+
+    def loss(
+        self,
+        logprobs_NT: Tensor,
+        old_logprobs_NT: Tensor,
+        advantages: Tensor,
+        weights_NT: Tensor,
+        *,
+        sampler_logprobs_NT: Tensor | None = None,
+        ref_logprobs_NT: Tensor | None = None,
+        kl_coef: float = 0.0,
+        kl: KlKind = "k3",
+        kl_unbiased: bool = False,
+        mask_NT: Tensor | None = None,
+        counted_NT: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `policy_loss`, which gets the options of this objective."""
+        low, high = self.range
+        return policy_loss(
+            logprobs_NT,
+            old_logprobs_NT,
+            advantages,
+            weights_NT,
+            surrogate=self.gain,
             ratio=self.ratio,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=self.largest_ratio,
             off_policy_delta=self.off_policy_delta,
             divergence_tv=self.divergence_tv,
             divergence_kl=self.divergence_kl,
-            **{name: getattr(self, name) for name in own if hasattr(self, name)},
+            sampler_logprobs_NT=sampler_logprobs_NT,
+            ref_logprobs_NT=ref_logprobs_NT,
+            kl_coef=kl_coef,
+            kl=kl,
+            kl_unbiased=kl_unbiased,
+            mask_NT=mask_NT,
+            counted_NT=counted_NT,
         )
 
     def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
@@ -326,6 +313,10 @@ class Clip(Objective):
         None, "upper bound of the ratio for negative advantages (arXiv:1912.09729); null = no bound", low=1.01
     )
 
+    def gain(self, terms: Terms) -> Tensor:
+        """See `clip_gain`."""
+        return clip_gain(terms, low=self.clip_low, high=self.clip_high)
+
 
 @dataclass(frozen=True)
 class Cispo(Objective):
@@ -335,12 +326,20 @@ class Cispo(Objective):
     clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
     clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
 
+    def gain(self, terms: Terms) -> Tensor:
+        """See `cispo_gain`."""
+        return cispo_gain(terms, low=self.clip_low, high=self.clip_high)
+
 
 @dataclass(frozen=True)
 class Plain(Objective):
     """The importance-weighted policy gradient, without a clip."""
 
     surrogate: Literal["plain"] = option("plain", "ratio times advantage, without a clip")
+
+    def gain(self, terms: Terms) -> Tensor:
+        """See `plain_gain`."""
+        return plain_gain(terms)
 
 
 @dataclass(frozen=True)
@@ -351,6 +350,10 @@ class Sapo(Objective):
     tau_pos: float = option(1.0, "with sapo: how fast the gradient fades for positive advantages", low=1e-6)
     tau_neg: float = option(1.05, "with sapo: how fast the gradient fades for negative advantages", low=1e-6)
 
+    def gain(self, terms: Terms) -> Tensor:
+        """See `sapo_gain`."""
+        return sapo_gain(terms, tau_pos=self.tau_pos, tau_neg=self.tau_neg)
+
 
 @dataclass(frozen=True)
 class Gmpo(Objective):
@@ -360,3 +363,7 @@ class Gmpo(Objective):
     ratio: Literal["token"] = option("token", "clipped for each token, before the mean")
     clip_low: float = option(0.33, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
     clip_high: float = option(0.49, "upper clip range: ratio <= 1 + clip_high", low=0.0)
+
+    def gain(self, terms: Terms) -> Tensor:
+        """See `gmpo_gain`."""
+        return gmpo_gain(terms, low=self.clip_low, high=self.clip_high)

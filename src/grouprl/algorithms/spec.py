@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-
-from torch import Tensor
 
 from grouprl.algorithms.advantages import CompletionAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
@@ -70,12 +67,6 @@ class Algorithm:
     def pulls(self) -> bool:
         """Whether the loss has a KL term."""
         return self.kl is not None and self.kl.kl_in == "loss"
-
-    @property
-    def loss(self) -> partial[tuple[Tensor, dict[str, Tensor]]]:
-        """`policy_loss` with the options of the objective and of the KL; its coefficient changes from step to step."""
-        kl = self.kl or Kl()
-        return partial(self.objective.loss, kl=kl.kl_estimator, kl_unbiased=kl.kl_unbiased)
 
     @property
     def moves_reference(self) -> bool:

@@ -1,44 +1,114 @@
-"""What is maximized instead of the clipped ratio: a soft gate, a geometric mean; and what is too far off-policy."""
+"""The ratio of policy to behavior policy, the surrogates of it that are maximized, and the tokens that are left out."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-
-def soft_gate(ratio_NT: Tensor, advantages_NT: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
-    """[N, T] 4 / tau * sigmoid(tau * (ratio - 1)), in the place of the ratio (SAPO, arXiv:2511.20347, equations 5, 6).
-
-    Its slope is 1 at a ratio of 1, whatever tau is, and falls to 0 on both sides, the faster the larger tau is.
-
-    Args:
-        ratio_NT: [N, T] of policy to behavior policy.
-        advantages_NT: [N, T].
-        tau_pos, tau_neg: tau of tokens with a positive advantage, and of the others; above 0.
-    """
-    tau_NT = torch.where(advantages_NT > 0, tau_pos, tau_neg).to(ratio_NT.dtype)
-    return 4 / tau_NT * torch.sigmoid(tau_NT * (ratio_NT - 1))
+Surrogate = Literal["clip", "cispo", "plain", "sapo", "gmpo"]
+Ratio = Literal["token", "sequence"]
 
 
-def geometric_ratio(
-    log_ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
-    """[N, 1] geometric mean of a completion's ratios, each clipped first (GMPO, arXiv:2507.20673, equation 4).
-
-    A ratio is at most 1 + clip_high where the advantage is positive, and at least 1 - clip_low elsewhere. The paper's
-    (e^-0.4, e^0.4) is (0.67, 1.49).
+def policy_ratios(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, *, ratio: Ratio = "token") -> Tensor:
+    """[N, T] ratio of policy to behavior policy: of each token, or of the whole completion at each of its tokens.
 
     Args:
-        log_ratio_NT: [N, T] log of the ratio of policy to behavior policy, 0 where the mask is false.
-        advantages_NT: [N, T], the same for all tokens of a completion.
+        logprobs_NT, old_logprobs_NT: [N, T] log-probs, 0 where the mask is false.
         mask_NT: [N, T] bool, which tokens exist.
-        clip_low, clip_high: as above.
+        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
     """
-    up_NT, down_NT = log_ratio_NT.clamp(max=math.log1p(clip_high)), log_ratio_NT.clamp(min=math.log1p(-clip_low))
+    log_ratio_NT = logprobs_NT - old_logprobs_NT
+    if ratio == "token":
+        return log_ratio_NT.exp()
+    if ratio == "sequence":
+        mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
+        return mean_N1.exp().expand_as(log_ratio_NT)
+    raise ValueError(f"ratio: got {ratio!r}, expected one of token, sequence")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a surrogate is a function of: [N, T] tensors, 0 where the mask is false."""
+
+    logprobs_NT: Tensor  # of the policy; the gradient flows through these and the ratio
+    old_logprobs_NT: Tensor  # of the behavior policy
+    ratio_NT: Tensor  # of policy to behavior policy, see `grouprl.algorithms.policy_ratios`
+    advantages_NT: Tensor
+    mask_NT: Tensor  # bool, which tokens exist
+
+
+def clip_gain(terms: Terms, *, low: float, high: float) -> Tensor:
+    """[N, T] min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv:1707.06347, equation 7), GRPO, DAPO."""
+    clipped_NT = terms.ratio_NT.clamp(1 - low, 1 + high)
+    return torch.minimum(terms.ratio_NT * terms.advantages_NT, clipped_NT * terms.advantages_NT)
+
+
+def cispo_gain(terms: Terms, *, low: float, high: float) -> Tensor:
+    """[N, T] sg(clip(r, 1 - low, 1 + high)) A logprob: MiniMax-M1 (arXiv:2506.13585, equation 4)."""
+    return terms.ratio_NT.clamp(1 - low, 1 + high).detach() * terms.advantages_NT * terms.logprobs_NT
+
+
+def plain_gain(terms: Terms) -> Tensor:
+    """[N, T] r A: the importance-weighted policy gradient."""
+    return terms.ratio_NT * terms.advantages_NT
+
+
+def sapo_gain(terms: Terms, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
+    """[N, T] 4 / tau * sigmoid(tau (r - 1)) A: SAPO (arXiv:2511.20347, equations 5 and 6).
+
+    The slope is 1 at a ratio of 1, whatever tau is, and falls to 0 on both sides, the faster the larger tau is.
+    tau_pos is that of tokens with a positive advantage, tau_neg that of the others; both are above 0.
+    """
+    tau_NT = torch.where(terms.advantages_NT > 0, tau_pos, tau_neg).to(terms.ratio_NT.dtype)
+    return 4 / tau_NT * torch.sigmoid(tau_NT * (terms.ratio_NT - 1)) * terms.advantages_NT
+
+
+def gmpo_gain(terms: Terms, *, low: float, high: float) -> Tensor:
+    """[N, T] g A with g the geometric mean of a completion's clipped ratios: GMPO (arXiv:2507.20673, equation 4).
+
+    A ratio is at most 1 + high where the advantage is positive, and at least 1 - low elsewhere; the paper's
+    (e^-0.4, e^0.4) is (0.67, 1.49). All tokens of a completion have one advantage.
+    """
+    log_ratio_NT, advantages_NT = terms.logprobs_NT - terms.old_logprobs_NT, terms.advantages_NT
+    up_NT, down_NT = log_ratio_NT.clamp(max=math.log1p(high)), log_ratio_NT.clamp(min=math.log1p(-low))
     bounded_NT = torch.where(advantages_NT > 0, up_NT, down_NT)
-    return (bounded_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)).exp()
+    mean_N1 = bounded_NT.sum(1, keepdim=True) / terms.mask_NT.sum(1, keepdim=True).clamp(min=1)
+    return mean_N1.exp() * advantages_NT
+
+
+def clipped_tokens(
+    ratios_NT: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    surrogate: Surrogate = "clip",
+) -> tuple[Tensor, Tensor]:
+    """Marks the tokens whose ratio left the clip range in the direction of their advantage.
+
+    With "clip" and "gmpo" the gradient of these tokens is 0; with "cispo" their weight is bounded and the gradient
+    stays; with "plain" and "sapo" there is no range.
+
+    Args:
+        ratios_NT: [N, T].
+        advantages: [N] per completion or [N, T] per token.
+        clip_low, clip_high: the range is [1 - clip_low, 1 + clip_high].
+        surrogate: as in `policy_loss`.
+
+    Returns:
+        ([N, T] bool: below the range with a negative advantage; [N, T] bool: above it with a positive advantage).
+    """
+    if surrogate in ("plain", "sapo"):
+        none_NT = torch.zeros_like(ratios_NT, dtype=torch.bool)
+        return none_NT, none_NT
+    advantages_NT = advantages if advantages.ndim == 2 else advantages[:, None]
+    below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT < 0)
+    above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT > 0)
+    return below_NT, above_NT
 
 
 def too_far(

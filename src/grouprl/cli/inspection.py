@@ -12,9 +12,9 @@ from rich.text import Text
 from grouprl.config.run import RunConfig
 from grouprl.lab.report.prompts import Shared
 from grouprl.lab.report.worked import Spread, deviation_kind
-from grouprl.models.precision import with_dtype
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
+from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal, visible
 from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.run.verdict import counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 from itertools import chain
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from grouprl.checks.reasoning_gym import ReasoningGym, default_arguments, gym_names
 from grouprl.tasks.base import Task
-from grouprl.tasks.named import TASKS, NamedTask, load_task
+from grouprl.tasks.named import TASKS, load_task
 from grouprl.types import Problem, UserError, unknown_name
 
 _NEEDS = {"math": "math", "reasoning_gym": "gym"}
@@ -79,7 +80,7 @@ def _one(name: str) -> RenderableType:
     return Group(*head, *chain.from_iterable(examples))
 
 
-def _settings(name: str, kind: type[NamedTask]) -> RenderableType:
+def _settings(name: str, kind: Any) -> RenderableType:
     """Makes a grid of the task's settings and their defaults."""
     grid = Table.grid(padding=(0, 2))
     defaults = {
@@ -94,14 +95,15 @@ def _settings(name: str, kind: type[NamedTask]) -> RenderableType:
     return grid
 
 
-def _made(kind: type[NamedTask]) -> Task | None:
+def _made(kind: Any) -> Task | None:
     try:
-        return kind()
+        made: Task = kind()
+        return made
     except UserError:  # its package is not installed; the overview lists it without details
         return None
 
 
-def _about(kind: type[NamedTask]) -> Text:
+def _about(kind: Any) -> Text:
     return Text((sys.modules[kind.__module__].__doc__ or "").partition("\n")[0], "dim")
 
 

@@ -24,10 +24,9 @@ from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
 from grouprl.config.section import Arguments, Examples, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
+from grouprl.models.names import ALL_LINEAR, QUESTION
 from grouprl.types import Sampling, UserError, unknown_name
 
-ALL_LINEAR = "all-linear"
-PLAIN, QUESTION = "plain", "question"  # the built-in chat templates
 _NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
 
 

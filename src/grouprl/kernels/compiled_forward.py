@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
 from grouprl.kernels.functions import kernels, pointers
+from grouprl.kernels.llama_form import Unrotated, has_llama_form, llama_hidden_states
 from grouprl.models.attention import NAME, is_packed
 from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.llama_form import Unrotated, has_llama_form, llama_hidden_states
 from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
 from grouprl.rollout.forward import Forward, ModuleForward
@@ -109,12 +109,11 @@ class _PrefillLayout:
     cache: CompiledCache
     slots: Tensor
 
-    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
-        """See `RotatingLayout.attend_rotated`."""
+    def keep(self, layer: int, given: Unrotated) -> None:
+        """Keeps what a layer gives to its attention."""
         starts, lengths = self.tree.tree
         places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
         self.cache.keep(layer, (given.key, given.value), (given.cosine, given.sine), places)
-        return self.tree.attend_rotated(layer, given)
 
 
 class _Step(ctypes.Structure):

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.functions import kernels, pointers
+from grouprl.kernels.llama_form import window_of
 from grouprl.models.head import output_head
-from grouprl.models.llama_form import window_of
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 # In C: create a tensor from memory, destroy it, out = left @ right, out = beta * added + alpha * left @ right.

@@ -21,9 +21,10 @@ from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.algorithm import options
 from grouprl.lab.report.recorded import missing_problem, recorded, reward_weights, run_algorithm
 from grouprl.lab.runs import Runs
+from grouprl.learner.trace import is_watched
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, recorded_group
-from grouprl.record.rows import is_watched, parsed, truth
+from grouprl.record.rows import parsed, truth
 from grouprl.types import StopReason, UserError
 
 _COMPONENTS, _LOGPROBS = ("components",), ("logprobs", "reference_logprobs", "old_logprobs")
@@ -275,14 +276,17 @@ class Material:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The algorithm's loss of some of the completions; `anchored=False` leaves the KL term out."""
         a, reference_GT = self.algorithm, self.reference_GT
+        kl = a.kl or Kl()
         anchored = anchored and reference_GT is not None and a.pulls
-        return a.loss(
+        return a.objective.loss(
             logprobs_GT[rows],
             self.old_GT[rows],
             (self.advantages_GT if advantages_GT is None else advantages_GT)[rows],
             (self.weights_GT if weights_GT is None else weights_GT)[rows],
             ref_logprobs_NT=None if reference_GT is None else reference_GT[rows],
             kl_coef=self.kl_coef if anchored else 0.0,
+            kl=kl.kl_estimator,
+            kl_unbiased=kl.kl_unbiased,
             mask_NT=self.mask_GT[rows],
         )
 

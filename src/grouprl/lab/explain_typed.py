@@ -15,9 +15,9 @@ from torch.distributions import Categorical, kl_divergence
 from grouprl.algorithms import group_statistics, has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.kl import KlKind
-from grouprl.algorithms.losses import Surrogate
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.surrogates import Surrogate
 from grouprl.lab.explain_group import walk_through
 from grouprl.lab.explain_record import Peer, Recorded, material_of
 from grouprl.lab.report.worked import compared, compared_rewards, numbers

@@ -29,10 +29,10 @@ from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.files import read_end
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.runs import Runs
-from grouprl.models.precision import with_dtype
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
+from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
 from grouprl.tasks.named import TASKS
 from grouprl.types import UserError

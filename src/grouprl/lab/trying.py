@@ -61,9 +61,9 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
 def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     # Here, not above: the lab's own process needs none of it.
     from grouprl.models.load import load_tokenizer
-    from grouprl.models.precision import with_dtype
     from grouprl.rewards.configured import configured_rewards
     from grouprl.rewards.functions import SOFT_OVERLONG
+    from grouprl.run.machine import with_dtype
     from grouprl.run.trial import score_group, with_newest
     from grouprl.run.trust import refuse_foreign_code
     from grouprl.tasks import load_task

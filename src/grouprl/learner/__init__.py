@@ -1,12 +1,14 @@
 """Turns groups into a packed batch, assigns credit to every token, and updates the weights."""
 
-from grouprl.learner.batch import PolicyEvaluation, ScoredGroups, make_batch
+from grouprl.learner.batch import PolicyEvaluation, ScoredGroups, TokenGrid, make_batch
 from grouprl.learner.credit import assign_credit
-from grouprl.learner.learner import Learner, TokenGrid
+from grouprl.learner.critic import CriticLearner
+from grouprl.learner.learner import Learner
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.trace import token_record
 
 __all__ = [
+    "CriticLearner",
     "Learner",
     "Optimizer",
     "PolicyEvaluation",

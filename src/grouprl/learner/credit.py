@@ -59,13 +59,6 @@ def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
     return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
 
-def explained_variance(values_NT: Tensor, returns_NT: Tensor, counted_NT: Tensor) -> float:
-    """Computes 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one."""
-    returns, values = returns_NT[counted_NT].double(), values_NT.cpu()[counted_NT].double()
-    spread = float(returns.var(correction=0)) if len(returns) else 0.0
-    return 1 - float((returns - values).var(correction=0)) / spread if spread > 0 else float("nan")
-
-
 def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, kl_coef: float) -> Tensor:
     """Returns [N, T] float64, the KL penalty subtracted from each token's reward; exactly 0 at the reference."""
     kl = algorithm.kl

@@ -1,4 +1,4 @@
-"""Updates the policy, and a critic if there is one, on one batch: log-probs, loss, gradient, optimizer step."""
+"""Updates the policy on one batch: log-probs, loss, gradient, optimizer step. A critic beside it learns with it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.algorithms import value_loss
 from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.values import SharedCritic
-from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation
+from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, TokenGrid, UpdateWork
 from grouprl.learner.credit import token_rows
+from grouprl.learner.critic import CriticLearner, ValueLoss
 from grouprl.learner.experts import ExpertShares, choices
 from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
 from grouprl.learner.optimizer import Optimizer, mib
-from grouprl.learner.pack_metrics import PackMetrics, averaged, combined, pack_metrics
-from grouprl.learner.packs import Pack, after, make_packs, minibatches, pack_forward, pack_hidden, to_grid
-from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, token_traces, watched_group
-from grouprl.learner.work import TokenGrid as TokenGrid
-from grouprl.learner.work import TokenLoss as TokenLoss
-from grouprl.learner.work import UpdateWork
+from grouprl.learner.packs import (
+    Pack,
+    PackMetrics,
+    after,
+    averaged,
+    combined,
+    cut,
+    make_packs,
+    minibatches,
+    pack_forward,
+    pack_hidden,
+    pack_metrics,
+    to_grid,
+)
+from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, is_watched, token_traces, watched_group
 from grouprl.models.adapters import as_reference
 from grouprl.models.attention import hidden_states, is_packed
-from grouprl.models.critic import Critic
 from grouprl.models.experts import noted_routing, watch_routers
 from grouprl.models.layouts import Prefix
 from grouprl.models.load import mix_weights
@@ -40,7 +48,6 @@ from grouprl.models.progress import PROGRESS
 from grouprl.models.shard import own_part, reshard
 from grouprl.models.workers import side_by_side, worker_count
 from grouprl.ranks import Ranks
-from grouprl.record.rows import is_watched
 from grouprl.types import Batch, TokenTrace
 
 _Update = tuple[dict[str, float], list[TokenPass]]
@@ -67,8 +74,7 @@ class Learner:
     device: torch.device
     dtype: str
     micro_batch_tokens: int
-    critic: Critic | None = None
-    critic_optimizer: Optimizer | None = None
+    critic: CriticLearner | None = None
     ranks: Ranks = field(default_factory=Ranks)  # those that compute every batch together
     kl_coef: float = field(init=False)  # of this step; 0 without a reference
     entropy_coefs: tuple[float, float] = field(init=False)  # as steered, and of this step's bonus
@@ -93,7 +99,7 @@ class Learner:
                     batch, lambda pack: {"reference_NT": pack_forward(frozen, begun(pack), batch.sampling).logprobs_C}
                 )
         if policy_too or self.critic is not None:
-            trunk = None if self.critic is None else self.critic.trunk
+            trunk = None if self.critic is None else self.critic.critic.trunk
             prefixes = [network and self._prefix(network, batch) for network in (self.policy, trunk)]
             found |= self._evaluated(batch, partial(self._own_columns, batch, prefixes, policy_too=policy_too))
         return PolicyEvaluation(**found, at_reference=self._is_at_reference(batch, found))
@@ -132,7 +138,7 @@ class Learner:
 
     def _reshard(self) -> None:
         if self.ranks.mesh is not None:
-            for network in filter(None, (self.policy, self.reference, self.critic)):
+            for network in filter(None, (self.policy, self.reference, self.critic and self.critic.critic)):
                 reshard(network)
 
     def _shared(self, batch: Batch) -> int:
@@ -153,13 +159,13 @@ class Learner:
         self, batch: Batch, prefixes: Sequence[Prefix | None], pack: Pack, *, policy_too: bool
     ) -> dict[str, Tensor]:
         columns: dict[str, Tensor] = {}
-        if policy_too or (self.critic is not None and self.critic.trunk is None):
+        if policy_too or (self.critic is not None and self.critic.critic.trunk is None):
             own = pack_forward(self.policy, after(prefixes[0], pack), batch.sampling)
             columns |= {"policy_NT": own.logprobs_C, "entropies_NT": own.entropies_C} if policy_too else {}
         if self.critic is not None:
-            trunk = self.critic.trunk
+            trunk = self.critic.critic.trunk
             hidden_CH = own.hidden_CH if trunk is None else pack_hidden(trunk, after(prefixes[1], pack))
-            columns["values_NT"] = self.critic.values(hidden_CH)
+            columns["values_NT"] = self.critic.critic.values(hidden_CH)
         return columns
 
     def learn(
@@ -167,7 +173,6 @@ class Learner:
         batch: Batch,
         credit: Credit,
         before: PolicyEvaluation,
-        loss: TokenLoss,
         *,
         step: int,
     ) -> LearnResult:
@@ -177,7 +182,6 @@ class Learner:
             batch: the completions.
             credit: their advantages, and the returns for a critic.
             before: the result of `evaluate`.
-            loss: computes the loss of a pack's tokens; this method adds an entropy bonus and a shared critic's loss.
             step: 1, 2, ...; the first steps may update the critic alone, and every tenth step evaluates one group
                 again after its last update (`TokenTrace.updated`).
 
@@ -186,10 +190,10 @@ class Learner:
             each token. An update whose loss or gradient is not finite is not made; `skipped_updates` counts them.
         """
         critic_only = self.algorithm.warms_up(step)
-        work, metrics = UpdateWork.of(batch, credit, before, loss, self.algorithm)
+        work, metrics = UpdateWork.of(batch, credit, before, self.algorithm)
         passes, first = [], (step - 1) * self.algorithm.updates.count
         for _ in range(self.algorithm.updates.passes):
-            seed = self.optimizer.updates + (self.critic_optimizer.updates if self.critic_optimizer else 0)
+            seed = self.optimizer.updates + (self.critic.optimizer.updates if self.critic else 0)
             parts = minibatches(batch, self.algorithm.updates.minibatches, seed)
             passes.append([self._update(work, rows, critic_only, turn) for turn, rows in enumerate(parts, first)])
             first += self.algorithm.updates.minibatches
@@ -239,7 +243,8 @@ class Learner:
 
     def networks_mib(self) -> dict[str, float]:
         """Memory in MiB of each network's weights and each optimizer's moments; shared weights count once."""
-        networks = {"policy": self.policy, "reference": self.reference, "critic": self.critic}
+        critic = self.critic
+        networks = {"policy": self.policy, "reference": self.reference, "critic": critic and critic.critic}
         counted: set[int] = set()
         shares = {}
         for name, network in networks.items():
@@ -247,40 +252,45 @@ class Learner:
             own = [part for part in parts if part.data_ptr() not in counted]
             counted |= {part.data_ptr() for part in own}
             shares[name] = mib(own)
-        for name, optimizer in {"optimizer": self.optimizer, "critic_optimizer": self.critic_optimizer}.items():
+        for name, optimizer in {
+            "optimizer": self.optimizer,
+            "critic_optimizer": None if critic is None else critic.optimizer,
+        }.items():
             shares[name] = 0.0 if optimizer is None else optimizer.mib
         return {name: share for name, share in shares.items() if share}
 
     def _update(self, work: UpdateWork, rows: Sequence[int], critic_only: bool, turn: int) -> _Update:
         """Makes one update from some rows of the batch; returns its metrics and forward passes."""
-        for optimizer in filter(None, (self.optimizer, self.critic_optimizer)):
+        critic = self.critic
+        for optimizer in (self.optimizer, *([] if critic is None else [critic.optimizer])):
             optimizer.turn = turn  # by the step: the rate follows the run, whichever updates had no gradient
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
         weights_NT[list(rows)] = self.algorithm.objective.weights(
             batch.trained_NT[list(rows)], max_tokens=batch.sampling.max_tokens
         )
-        value_weights_NT = work.value_weights(rows)
-        valued = [row for row in rows if value_weights_NT is not None and value_weights_NT[row].any()]
-        shared = self.critic is not None and self.critic.trunk is None
+        value = None if critic is None else critic.loss(work.valuation, rows)
+        valued = [] if value is None else value.rows
+        trunk = None if critic is None else critic.critic.trunk
+        shares_trunk = critic is not None and trunk is None
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
-        packs, prefix = self._learned_packs(self.policy, batch, sorted({*moving, *valued}) if shared else moving)
-        shares, value_weights = self._expert_shares(packs, weights_NT), value_weights_NT if shared else None
-        losses = [partial(self._policy_loss, work, pack, weights_NT, value_weights, shares) for pack in packs]
-        networks = [self.policy, *([self.critic] if self.critic is not None and shared else [])]
+        packs, prefix = self._learned_packs(self.policy, batch, sorted({*moving, *valued}) if shares_trunk else moving)
+        shares, shared = self._expert_shares(packs, weights_NT), value if shares_trunk else None
+        losses = [partial(self._policy_loss, work, pack, weights_NT, shared, shares) for pack in packs]
+        networks = [self.policy, *([critic.critic] if critic is not None and shares_trunk else [])]
         done = self._add_gradients(losses, packs, networks, prefix)
         metrics = combined(list(self.ranks.merged(((place, one) for place, (one, _) in done.items()), "metrics")))
         passes = all_passes(packs, {place: one for place, (_, one) in done.items()}, self.ranks)
-        if self.critic is not None and self.critic.trunk is not None and value_weights_NT is not None:
-            packs_of_critic, prefix = self._learned_packs(self.critic.trunk, batch, valued)
-            costs = [partial(self._critic_loss, work, pack, value_weights_NT) for pack in packs_of_critic]
-            valuations = self._add_gradients(costs, packs_of_critic, [self.critic], prefix)
+        if value is not None and trunk is not None:
+            packs_of_critic, prefix = self._learned_packs(trunk, batch, valued)
+            costs = [partial(self._critic_loss, value, trunk, pack) for pack in packs_of_critic]
+            valuations = self._add_gradients(costs, packs_of_critic, [value.critic], prefix)
             metrics |= combined(list(self.ranks.merged(valuations.items(), "metrics")))
         # Without any signal there is no gradient: skip the optimizer, whose decay and momentum would move the weights.
         loss = metrics.get("loss", 0.0) + metrics.get("value_loss", 0.0)
         norm = step_if_finite(self.optimizer, loss) if packs else 0.0
-        if self.critic_optimizer is not None:
-            metrics["critic_grad_norm"] = step_if_finite(self.critic_optimizer, loss) if valued else 0.0
+        if critic is not None:
+            metrics["critic_grad_norm"] = step_if_finite(critic.optimizer, loss) if valued else 0.0
         return {**metrics, "grad_norm": norm, "learning_rate": learning_rate}, passes
 
     def _add_gradients(
@@ -317,7 +327,7 @@ class Learner:
     def _expert_shares(self, packs: Sequence[Pack], weights_NT: Tensor) -> ExpertShares | None:
         if not packs or not self.algorithm.router_aux_coef:
             return None
-        found = self._without_gradient(packs, lambda pack: choices(self.policy, pack, self._cut(pack, weights_NT)))
+        found = self._without_gradient(packs, lambda pack: choices(self.policy, pack, cut(pack, weights_NT)))
         counts = chain.from_iterable(self.ranks.gather([counts_LE.tolist() for _, counts_LE in found], "experts"))
         tokens = int((weights_NT > 0).sum())
         return ExpertShares(torch.tensor(list(counts), device=self.device).sum(0) / tokens, tokens)
@@ -327,22 +337,22 @@ class Learner:
         work: UpdateWork,
         pack: Pack,
         weights_NT: Tensor,
-        value_weights_NT: Tensor | None,
+        value: ValueLoss | None,
         shares: ExpertShares | None,
     ) -> tuple[Tensor, tuple[PackMetrics, TokenPass]]:
         a, batch, bonus = self.algorithm, work.batch, self.entropy_coefs[1]
         with autocast(self.device, self.dtype), noted_routing() as noted:
             forward = pack_forward(self.policy, pack, batch.sampling, entropy_gradient=bonus > 0)
         logprobs_nT, reference_NT = to_grid(pack, forward.logprobs_C), work.before.reference_NT
-        mask_nT, weights_nT = self._cut(pack, batch.mask_NT), self._cut(pack, weights_NT)
-        sampled_nT, advantages_nT = self._cut(pack, batch.old_logprobs_NT), self._cut(pack, work.advantages_NT)
+        mask_nT, weights_nT = cut(pack, batch.mask_NT), cut(pack, weights_NT)
+        sampled_nT, advantages_nT = cut(pack, batch.old_logprobs_NT), cut(pack, work.advantages_NT)
         counted_nT = mask_nT & (weights_nT > 0).any(1, keepdim=True) & (advantages_nT != 0).any(1, keepdim=True)
-        loss, stats = work.loss(
+        loss, stats = self.token_loss(
             TokenGrid(
                 logprobs_NT=logprobs_nT,
-                old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else self._cut(pack, work.old_NT),
+                old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else cut(pack, work.old_NT),
                 sampler_logprobs_NT=sampled_nT,
-                reference_NT=None if reference_NT is None else self._cut(pack, reference_NT),
+                reference_NT=None if reference_NT is None else cut(pack, reference_NT),
                 advantages_NT=advantages_nT,
                 weights_NT=weights_nT,
                 mask_NT=mask_nT,
@@ -360,41 +370,40 @@ class Learner:
         if shares is not None:
             aux = shares.loss(noted, pack, weights_nT)
             loss, stats = loss + a.router_aux_coef * aux, stats | {"router_aux_loss": aux}
-        if value_weights_NT is not None and isinstance(a.critic, SharedCritic):
-            cost, value_stats = self._value_loss(work, pack, forward.hidden_CH, value_weights_NT)
-            loss, stats = loss + a.critic.value_coef * cost, stats | value_stats
+        if value is not None:
+            cost, value_stats = value(pack, forward.hidden_CH)
+            loss, stats = loss + value.coef * cost, stats | value_stats
         gaps = (logprobs_nT.detach() - sampled_nT)[mask_nT]
         stats |= {"loss": loss, "sampler_learner_gap": gaps.abs().max(), "sampler_learner_gap_mean": gaps.mean()}
         return loss, (pack_metrics(stats, counted, len(gaps)), TokenPass.of(pack, forward))
+
+    def token_loss(self, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
+        """Equation 3 of arXiv:2402.03300 as a loss: sum of weight * (-min(ratio * A, clip(ratio) * A) + kl_coef * KL).
+
+        The ratio is exp(log-prob - old log-prob); `grouprl.algorithms.surrogates` has the other surrogates.
+        """
+        kl = self.algorithm.kl or Kl()
+        return self.algorithm.objective.loss(
+            tokens.logprobs_NT,
+            tokens.old_logprobs_NT,
+            tokens.advantages_NT,
+            tokens.weights_NT,
+            ref_logprobs_NT=tokens.reference_NT,
+            kl_coef=self.kl_coef if self.algorithm.pulls else 0.0,
+            kl=kl.kl_estimator,
+            kl_unbiased=kl.kl_unbiased,
+            sampler_logprobs_NT=tokens.sampler_logprobs_NT,
+            mask_NT=tokens.mask_NT,
+            counted_NT=tokens.counted_NT,
+        )
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
         with autocast(self.device, self.dtype):
             return TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling))
 
-    def _critic_loss(self, work: UpdateWork, pack: Pack, value_weights_NT: Tensor) -> tuple[Tensor, PackMetrics]:
-        assert self.critic is not None
-        assert self.critic.trunk is not None
+    def _critic_loss(self, value: ValueLoss, trunk: PreTrainedModel, pack: Pack) -> tuple[Tensor, PackMetrics]:
         with autocast(self.device, self.dtype):
-            hidden_CH = pack_hidden(self.critic.trunk, pack)
-        cost, stats = self._value_loss(work, pack, hidden_CH, value_weights_NT)
+            hidden_CH = pack_hidden(trunk, pack)
+        cost, stats = value(pack, hidden_CH)
         return cost, pack_metrics(stats, {}, len(pack.row_C))
-
-    def _value_loss(
-        self, work: UpdateWork, pack: Pack, hidden_CH: Tensor, value_weights_NT: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert self.critic is not None
-        assert self.algorithm.critic is not None
-        assert work.credit.returns_NT is not None
-        assert work.before.values_NT is not None
-        cost, stats = value_loss(
-            to_grid(pack, self.critic.values(hidden_CH)),
-            self._cut(pack, work.before.values_NT),
-            self._cut(pack, work.credit.returns_NT),
-            self._cut(pack, value_weights_NT),
-            clip=self.algorithm.critic.value_clip,
-        )
-        return cost, stats | {"value_loss": cost}
-
-    def _cut(self, pack: Pack, whole_NT: Tensor) -> Tensor:
-        return whole_NT[list(pack.rows), : pack.width].to(self.device)

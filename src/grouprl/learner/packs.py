@@ -1,9 +1,12 @@
-"""Packs a batch into micro-batches by a token budget, each prompt once beside its completions; models read packs."""
+"""Packs a batch into micro-batches by a token budget, each prompt once beside its completions; models read packs.
+
+The metrics of packs become those of an update, and these those of a pass.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -130,6 +133,11 @@ def to_grid(pack: Pack, values_C: Tensor) -> Tensor:
     return grid.index_copy(0, pack.row_C * pack.width + pack.column_C, values_C).view(len(pack.rows), pack.width)
 
 
+def cut(pack: Pack, whole_NT: Tensor) -> Tensor:
+    """[n, width]: the part of an [N, T] tensor that a pack holds, on its device."""
+    return whole_NT[list(pack.rows), : pack.width].to(pack.row_C.device)
+
+
 @dataclass(frozen=True)
 class Forward:
     """The output of a model for a pack's C completion tokens, in packed order."""
@@ -162,3 +170,38 @@ def pack_hidden(model: PreTrainedModel, pack: Pack) -> Tensor:
     """Returns the [C, H] hidden states that predict the pack's completion tokens."""
     hidden_SH = hidden_states(model, pack.input_ids_S, pack.layout.position_ids_S, pack.layout)
     return hidden_SH.index_select(0, pack.predictors_C)
+
+
+PackMetrics = dict[str, tuple[float, float]]
+"""Of each metric its value, and the number of tokens that it describes."""
+
+
+def pack_metrics(stats: Mapping[str, Tensor], tokens: Mapping[str, int], others: int) -> PackMetrics:
+    """The metrics of one pack as plain numbers; `others` counts the tokens of those that `tokens` does not name."""
+    return {name: (float(value.detach()), tokens.get(name, others)) for name, value in stats.items()}
+
+
+def combined(metrics: Sequence[PackMetrics]) -> dict[str, float]:
+    """Combines the packs' metrics: sums of losses, maxima of maxima, token-weighted means of the others.
+
+    A metric that describes no token of any pack is absent.
+    """
+    combined: dict[str, float] = {}
+    for name in metrics[0] if metrics else ():
+        found = [pack[name] for pack in metrics if pack[name][1]]
+        if not found:
+            continue
+        if name in ("loss", "value_loss", "router_aux_loss"):
+            combined[name] = sum(value for value, _ in found)
+        elif name in ("sampler_learner_gap", "ratio_max"):
+            combined[name] = max(value for value, _ in found)
+        else:
+            combined[name] = sum(value * count for value, count in found) / sum(count for _, count in found)
+    return combined
+
+
+def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Averages the metrics of a pass over its updates; `ratio_max` is the largest."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    columns = {name: [update[name] for update in updates if name in update] for name in names}
+    return {name: max(values) if name == "ratio_max" else sum(values) / len(values) for name, values in columns.items()}

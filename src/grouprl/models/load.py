@@ -25,10 +25,9 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
-from grouprl.config.run import ModelConfig
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
-from grouprl.models.names import BUNDLED, check_name
+from grouprl.models.names import BUNDLED, ModelSource, check_name
 from grouprl.models.precision import quantize_weights, round_weights
 from grouprl.models.received import INDEX, TOKENIZER_FILES, refuse_model, shard_names
 from grouprl.models.templates import prepare_template
@@ -44,7 +43,7 @@ _SPARE = 1 << 24  # weights beside two for each byte of the files
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def load_model(source: str | ModelConfig, *, device: torch.device, weights: str = "float32") -> PreTrainedModel:
+def load_model(source: str | ModelSource, *, device: torch.device, weights: str = "float32") -> PreTrainedModel:
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
     With `weights` "bfloat16" or "nf4" it is loaded and checked in float32 on the CPU, then rounded (`round_weights`,
@@ -224,7 +223,7 @@ def hide_warnings() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: str | ModelSource) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; an adapter that was saved without one has the tokenizer of its base model.
 
     A configuration gives it another chat template, or arguments for it: see `prepare_template`.
@@ -232,8 +231,7 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
     Raises:
         UserError: there is no such tokenizer, it has no end token, or the chat template cannot be used.
     """
-    config = ModelConfig(path=model) if isinstance(model, str) else model
-    path, revision = located(config)
+    path, revision = located(model)
     folder = _resolve(path)
     if is_adapter(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
         base, revision = _base(folder)
@@ -250,7 +248,10 @@ def load_tokenizer(model: str | ModelConfig) -> PreTrainedTokenizerBase:
         raise _not_loadable(path, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"model {path!r}: expected a tokenizer with an end token (eos_token), got none: set one")
-    prepare_template(tokenizer, config)
+    if isinstance(model, str):
+        prepare_template(tokenizer, path)
+    else:
+        prepare_template(tokenizer, path, model.chat_template, model.chat_template_kwargs)
     return tokenizer
 
 
@@ -264,7 +265,7 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
         )
 
 
-def located(model: str | ModelConfig) -> tuple[str, str]:
+def located(model: str | ModelSource) -> tuple[str, str]:
     """Path and hub revision of a model.
 
     Raises:

@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
-from grouprl.kernels.functions import linear_logprobs
-from grouprl.models.precision import padded_rows
+from grouprl.models.compiled import kernels
 from grouprl.types import Sampling
 
 # 128 MiB of float32, or 220 rows of a vocabulary of 152,000. Each chunk reads the whole head, so small chunks are slow.
@@ -70,14 +67,14 @@ def token_logprobs(
     if _kernel_serves(head, hidden_SH) and sampling.only_scales and not entropy_gradient:
         assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
-        if uses_kernel(LOGPROBS, len(head.weight), dtype):
-            return _compiled_logprobs(head, hidden_SH.to(dtype), targets_S, sampling.temperature, rows)
+        if (compiled := kernels()) is not None and compiled.has_logprobs(len(head.weight), dtype):
+            return compiled.logprobs(head, hidden_SH.to(dtype), targets_S, sampling.temperature, rows)
     rows = max(1, rows // _ARRAYS)
     if len(targets_S) <= rows:
-        return _chunk(head, hidden_SH, targets_S, sampling, entropy_gradient, context)
+        return chunk_logprobs(head, hidden_SH, targets_S, sampling, entropy_gradient, context)
     parts = [
         checkpoint(
-            _chunk,
+            chunk_logprobs,
             head,
             hidden_SH[at : at + rows],
             targets_S[at : at + rows],
@@ -98,32 +95,7 @@ def _kernel_serves(head: nn.Module, hidden_SH: Tensor) -> bool:
     return type(head) is nn.Linear and floats and hidden_SH.device.type == "cpu"
 
 
-def _compiled_logprobs(
-    head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor, temperature: float, rows: int
-) -> tuple[Tensor, Tensor]:
-    dtype, count = hidden_SH.dtype, len(targets_S)
-    weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-    if padding := padded_rows(count, dtype) - count:
-        hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, padding)), F.pad(targets_S, (0, padding))
-    found = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
-    return found[0][:count], found[1][:count]
-
-
-def _forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
-    # Not fewer rows than bfloat16 is filled up to (`padded_rows`): packs have hundreds.
-    rows, hidden = max(64, min(256, (1 << 18) // width)), 16
-    head = nn.Linear(hidden, width, bias=False).requires_grad_(False)  # its gradient is no work of the kernel
-    hidden_SH, targets_S = grid(rows, hidden, dtype=dtype), torch.arange(rows)
-    return (
-        with_gradient(_compiled_logprobs, head, hidden_SH, targets_S, 1.0, rows),
-        with_gradient(_chunk, head, hidden_SH, targets_S, Sampling(max_tokens=1), False),
-    )
-
-
-LOGPROBS = Contest("log-probs", "vocabulary", (512, 4096, 32_768), _forms)
-
-
-def _chunk(
+def chunk_logprobs(
     head: nn.Module,
     hidden_SH: Tensor,
     targets_S: Tensor,
@@ -132,6 +104,7 @@ def _chunk(
     context: Context | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
+    """See `token_logprobs`; all logits are in memory at once. The first row is row `first` of the context."""
     logits_SV = head(hidden_SH).float()
     part = slice(first, first + len(logits_SV))
     if sampling.penalizes:

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from grouprl.types import UserError, nearest_name
 
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 """The models that come with the package, by name."""
+
+PLAIN, QUESTION = "plain", "question"  # the built-in chat templates
+ALL_LINEAR = "all-linear"  # of an adapter's targets: every linear layer
+
+
+class ModelSource(Protocol):
+    """Where a model and its chat template come from; a configuration's section `model` is one."""
+
+    @property
+    def path(self) -> str:
+        """A bundled name, a folder or a hub id."""
+        ...
+
+    @property
+    def revision(self) -> str | None:
+        """Of a hub id; None = its main branch."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """None = the tokenizer's; `plain`, `question` or a file."""
+        ...
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, bool | int | float | str]:
+        """Variables of the chat template."""
+        ...
+
 
 _FILES = ("config.json", "adapter_config.json")
 

@@ -7,21 +7,17 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grouprl.config.run import RunConfig
-from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
 from grouprl.models.workers import one_thread
 from grouprl.types import UserError, import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
 
 Form = Callable[[], object]
 """One way to compute something, ready to be called."""
@@ -96,16 +92,6 @@ def resolve_device(name: str) -> torch.device:
             f"model.device: expected a GPU {name!r}, found {torch.cuda.device_count()}: use model.device=auto or cpu"
         )
     return device
-
-
-def with_dtype(config: _Config, begun: str | None = None) -> _Config:
-    """Replaces model.dtype=auto by bfloat16 for such weights, by `begun`, or else by the faster dtype here."""
-    if config.model.dtype != "auto":
-        return config
-    dtype = begun or faster_dtype(resolve_device(config.model.device))
-    if isinstance(config, RunConfig) and config.model.weights != "float32":
-        dtype = "bfloat16"
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
 
 
 @cache  # all runs of a comparison get one answer

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from grouprl.models.attention import Layout, Rule
-from grouprl.models.layouts import Prefix, TreeLayout, rotate
-from grouprl.models.llama_form import Unrotated
+from grouprl.models.layouts import Prefix, TreeLayout
 
 # The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most. 16 of 67 tokens save 6 % of a step of 8
 # groups (SmolLM2-135M, whose template begins with a system message).
@@ -36,7 +35,7 @@ def shared_tokens(prompts: Iterable[tuple[int, ...]]) -> int:
 def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> Prefix:
     """Reads the tokens of a prefix; with gradients the keys and values belong to the graph of this forward pass."""
     ids_S = torch.tensor(token_ids, device=device)
-    layout = _Keeping(TreeLayout((len(ids_S),), ((),), device))
+    layout = KeepingLayout(TreeLayout((len(ids_S),), ((),), device))
     read(ids_S, layout.tree.position_ids_S, layout)
     pairs = [layout.kept[layer] for layer in sorted(layout.kept)]
     least = torch.float32  # as the kernels read
@@ -65,21 +64,18 @@ class LearnedPrefix:
             torch.autograd.backward([one for one, _ in used], [gradient for _, gradient in used])
 
 
-class _Keeping:
+class KeepingLayout:
     """The layout of one prompt, which keeps the keys and values of each layer."""
 
     def __init__(self, tree: TreeLayout) -> None:
         self.tree, self.longest = tree, tree.longest
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keeps keys, with positions applied, and values."""
+        self.kept.setdefault(layer, (key, value))  # layers that are recomputed come again
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
-        self.kept.setdefault(layer, (key, value))  # layers that are recomputed come again
+        self.keep(layer, key, value)
         return self.tree.attend(layer, query, key, value, rule)
-
-    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
-        """See `RotatingLayout.attend_rotated`."""
-        tokens = self.tree.size  # without the padding of the products
-        key = rotate(given.key.float(), given.cosine, given.sine)
-        self.kept.setdefault(layer, (key[:tokens], given.value[:tokens]))
-        return self.tree.attend_rotated(layer, given)

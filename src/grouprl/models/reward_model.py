@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.config.run import ModelConfig
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import hide_warnings, load_pretrained, located
+from grouprl.models.names import ModelSource
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError
 
@@ -24,7 +24,7 @@ _HEAD = "score.weight"
 
 
 def new_reward_model(
-    source: str | ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int, device: torch.device
+    source: str | ModelSource, tokenizer: PreTrainedTokenizerBase, *, seed: int, device: torch.device
 ) -> PreTrainedModel:
     """The decoder of a model with a score on top; a checkpoint that is already a reward model keeps its head.
 

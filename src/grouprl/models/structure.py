@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from grouprl.config.run import RolloutConfig
 from grouprl.models.byte_automaton import NONE, byte_automaton
 from grouprl.models.load import end_token_ids
 from grouprl.types import Sampling, UserError
@@ -85,17 +84,19 @@ class Structure:
         return self._copies[device]
 
 
-def structured_sampling(rollout: RolloutConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """The sampling parameters of training, with the automaton of `rollout.regex` for a model's tokens.
+def structured_sampling(
+    sampling: Sampling, regex: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Sampling:
+    """The sampling parameters with the automaton of a regular expression for a model's tokens; None = without one.
 
     Raises:
         UserError: see `structure_of` and `token_bytes`.
     """
-    if rollout.regex is None:
-        return rollout.sampling
+    if regex is None:
+        return sampling
     tokens, strips = token_bytes(tokenizer, len(model.get_input_embeddings().weight))
     vocabulary = Vocabulary(tokens, end_token_ids(model, tokenizer), strips)
-    return replace(rollout.sampling, structure=structure_of(rollout.regex, vocabulary))
+    return replace(sampling, structure=structure_of(regex, vocabulary))
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, count: int) -> tuple[tuple[bytes, ...], bool]:

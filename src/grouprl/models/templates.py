@@ -11,14 +11,15 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.config.run import PLAIN, QUESTION, ModelConfig
 from grouprl.files import read_needed
+from grouprl.models.names import PLAIN, QUESTION
 from grouprl.types import Message, UserError
 
 _SECONDS, _BYTES = 2, 256 << 20
@@ -54,8 +55,13 @@ _FOLDED: dict[str, bool] = {}  # by template: whether it gets _FOLD
 _ASKED: dict[tuple[str, str | None], str] = {}  # by template and BOS: a rendered question
 
 
-def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
-    """Gives a tokenizer, in place, the chat template of a configuration with its arguments.
+def prepare_template(
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    template: str | None = None,
+    arguments: Mapping[str, bool | int | float | str] = MappingProxyType({}),
+) -> None:
+    """Gives the tokenizer of a model, in place, another chat template (None = its own) and arguments for it.
 
     A template without a system role, which raises or drops the message, gets the system message at the start of the
     first user message.
@@ -63,33 +69,35 @@ def prepare_template(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> 
     Raises:
         UserError: the file cannot be read, the template has no such arguments, or it hangs or fills memory.
     """
-    if (built_in := _BUILT_IN.get(model.chat_template or "")) is not None:
+    if (built_in := _BUILT_IN.get(template or "")) is not None:
         ids = tokenizer("")["input_ids"]
         begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + built_in
-    elif model.chat_template is not None:
+    elif template is not None:
         what = f"model.chat_template: expected null, {PLAIN}, {QUESTION} or a file with a Jinja template"
-        tokenizer.chat_template = read_needed(Path(model.chat_template), what, most=_MOST_TEMPLATE)
-    _set_arguments(tokenizer, model)
+        tokenizer.chat_template = read_needed(Path(template), what, most=_MOST_TEMPLATE)
+    _set_arguments(tokenizer, path, arguments)
     if tokenizer.chat_template is not None and _lacks_system(tokenizer):
         tokenizer.chat_template = _FOLD + tokenizer.get_chat_template()
 
 
-def _set_arguments(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
-    if not model.chat_template_kwargs:
+def _set_arguments(
+    tokenizer: PreTrainedTokenizerBase, path: str, arguments: Mapping[str, bool | int | float | str]
+) -> None:
+    if not arguments:
         return
     template = "" if tokenizer.chat_template is None else tokenizer.get_chat_template()
     known = set(re.findall(r"\w+", template)) - {"messages", "add_generation_prompt"}
-    unknown = [name for name in model.chat_template_kwargs if name not in known]
+    unknown = [name for name in arguments if name not in known]
     if unknown:
         raise UserError(
-            f"model.chat_template_kwargs: expected variables of the chat template of {model.path}, got "
+            f"model.chat_template_kwargs: expected variables of the chat template of {path}, got "
             f"{', '.join(unknown)}, which {'it does not read' if template else 'has none'}: check the names"
         )
     # A caller's own value comes first, as with any variable that a template sets where it is not defined.
     given = "".join(
         f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}"
-        for name, value in model.chat_template_kwargs.items()
+        for name, value in arguments.items()
     )
     tokenizer.chat_template = given + "{{ '' }}" + template
 

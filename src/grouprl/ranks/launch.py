@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from grouprl.config.run import RunConfig
 from grouprl.ranks.ranks import Ranks
 from grouprl.types import UserError
 
@@ -32,7 +31,9 @@ _RUNS = count()  # of this process: a second run must not meet the addresses of 
 
 
 @contextmanager
-def open_ranks(config: RunConfig) -> Iterator[Ranks]:
+def open_ranks(
+    *, exact: bool = False, shard: bool = False, seconds: float = 1500.0, device: str = "auto", threads: int = 0
+) -> Iterator[Ranks]:
     """The ranks of this run: those that torchrun started, or a single process.
 
     It chooses the rank's GPU, and gives each of a machine's ranks its part of the processor's cores.
@@ -42,27 +43,27 @@ def open_ranks(config: RunConfig) -> Iterator[Ranks]:
     """
     world = _number("WORLD_SIZE")
     if world == 1:
-        yield Ranks(exact=config.distributed.exact)
+        yield Ranks(exact=exact)
         return
     if lacking := [name for name in _VARIABLES if not os.environ.get(name)]:
         raise UserError(
             f"WORLD_SIZE={world}: expected also {', '.join(lacking)}, got none: start the ranks with torchrun, or "
             "unset WORLD_SIZE"
         )
-    Ranks(world=world, exact=config.distributed.exact)  # raises for a wrong number, before anything is started
+    Ranks(world=world, exact=exact)  # raises for a wrong number, before anything is started
     _end_with_torchrun()
     backend, local, on_machine = "gloo", _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
-    if config.model.device != "cpu" and torch.cuda.is_available():
-        if local >= torch.cuda.device_count() or config.model.device not in ("auto", "cuda"):
+    if device != "cpu" and torch.cuda.is_available():
+        if local >= torch.cuda.device_count() or device not in ("auto", "cuda"):
             raise UserError(
                 f"model.device: expected auto with a GPU for each of the {on_machine} ranks of this machine, got "
-                f"{config.model.device} with {torch.cuda.device_count()}: lower --nproc-per-node, or set it to auto"
+                f"{device} with {torch.cuda.device_count()}: lower --nproc-per-node, or set it to auto"
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    if not config.model.threads and os.environ.get("OMP_NUM_THREADS") == "1":  # set by torchrun, whatever the machine
+    if not threads and os.environ.get("OMP_NUM_THREADS") == "1":  # set by torchrun, whatever the machine
         torch.set_num_threads(max(1, _cores() // on_machine))
-    seconds, rank, store = config.distributed.seconds, _number("RANK"), _store(f"run {next(_RUNS)}")
+    rank, store = _number("RANK"), _store(f"run {next(_RUNS)}")
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
     except RuntimeError as error:
@@ -70,8 +71,8 @@ def open_ranks(config: RunConfig) -> Iterator[Ranks]:
             f"expected {world} ranks at {os.environ['MASTER_ADDR']} within {seconds:g} s, got {error}: see the "
             "output of the others"
         ) from error
-    mesh = _mesh("cuda" if "cuda" in backend else "cpu", world, on_machine) if config.distributed.shard else None
-    yield Ranks(rank, world, on_machine, config.distributed.exact, seconds, store, mesh)
+    mesh = _mesh("cuda" if "cuda" in backend else "cpu", world, on_machine) if shard else None
+    yield Ranks(rank, world, on_machine, exact, seconds, store, mesh)
     # Not after an error: the others must not see a closed connection before this rank has reported it.
     dist.destroy_process_group()
 

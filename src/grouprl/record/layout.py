@@ -43,6 +43,7 @@ _CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
 _MOST_ENTRIES = 200_000  # files and folders in a run
 _READ = (".yaml", ".json", ".jsonl", ".jinja")  # suffixes of files that are read as a whole
 _TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
+COURSE_STEPS = (1, 5, 10, 60)  # after which held-out completions are recorded, if there are that many steps
 
 
 class Checkpoint:

@@ -34,14 +34,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 _REASONS = frozenset(reason.value for reason in StopReason)
 
 
-def is_watched(step: int) -> bool:
-    """Whether a step records `updated_logprobs` of one group, evaluated again after its update.
-
-    That takes 0.9 % of a step of the demo.
-    """
-    return step % 10 == 1
-
-
 def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqlite3.Row]:
     """Makes a row factory of the database at `path`: `sqlite3.Row`, or a UserError that names the damaged column.
 

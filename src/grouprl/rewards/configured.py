@@ -9,8 +9,6 @@ from pathlib import Path
 from reprlib import repr as shown
 
 from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
-from grouprl.engines.ray_cluster import Cluster
-from grouprl.engines.ray_scorers import RemoteRewards
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks
@@ -21,7 +19,7 @@ from grouprl.rewards.outcomes import Overlong
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.rewards.scorer import Scorer, signature_of
 from grouprl.rewards.workers.frames import ParcelError, pack
-from grouprl.rewards.workers.pool import RewardPool, cores
+from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, cores
 from grouprl.rewards.workers.zygote import Source
 from grouprl.tasks import Task
 from grouprl.tasks.mixture import PartReward
@@ -76,7 +74,7 @@ def configured_scorer(
     max_invalid: float | None = None,
     verified: bool = False,
     ranks: Ranks | None = None,
-    cluster: Cluster | None = None,
+    elsewhere: OpenWorkers | None = None,
     state: TrainingState | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
@@ -93,7 +91,7 @@ def configured_scorer(
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
         ranks=ranks,
-        cluster=cluster,
+        elsewhere=elsewhere,
         state=state or TrainingState(0, config.steps),
     )
 
@@ -106,7 +104,7 @@ def open_scorer(
     limits: ScoringConfig | None = None,
     overlong: Overlong | None = None,
     ranks: Ranks | None = None,
-    cluster: Cluster | None = None,
+    elsewhere: OpenWorkers | None = None,
     state: TrainingState = OUTSIDE,
 ) -> Iterator[Scorer]:
     """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
@@ -117,7 +115,7 @@ def open_scorer(
         limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
         overlong: the length penalty of each completion; None = there is none.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
-        cluster: whose scorers run the workers; None = this machine does.
+        elsewhere: opens workers on other machines; None = this machine runs them.
         state: before the first step, for rewards that ask for `trainer_state`.
 
     Raises:
@@ -139,12 +137,10 @@ def open_scorer(
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
     sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
-    if cluster is not None and cluster.settings.scorers:
-        opened: RemoteRewards | RewardPool = RemoteRewards(cluster, sources, limits)
-    else:
+    if elsewhere is None:
         workers = limits.workers or max(1, cores() // ranks.on_machine)
-        opened = RewardPool(sources, limits.model_copy(update={"workers": workers}))
-    with opened as pool:
+        limits = limits.model_copy(update={"workers": workers})
+    with (elsewhere or RewardPool)(sources, limits) as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
 
 

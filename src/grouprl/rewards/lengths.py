@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.checks.symbolic import MathVerify
+from grouprl.leaves import leaf
 from grouprl.rewards.functions import RewardFunction
 from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text, correct_answer, is_finite
 
@@ -66,7 +66,7 @@ class CosineLength:
     def _verify(self) -> RewardFunction:
         if callable(self.verifier):
             return self.verifier
-        return MathVerify() if self.verifier == "math_verify" else correct_answer
+        return leaf("reward.math_verify")() if self.verifier == "math_verify" else correct_answer
 
     def _value(self, correct: bool, length: int) -> float:
         if length >= self.max_tokens:

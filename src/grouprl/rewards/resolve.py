@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from grouprl.checks.json_schema import JsonSchema
-from grouprl.checks.judge_model.grading import JudgeModel
-from grouprl.checks.symbolic import MathVerify
-from grouprl.checks.unit_tests import UnitTests
+from grouprl.leaves import Named
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.rewards.lengths import CosineLength, NearLength
@@ -21,21 +18,23 @@ from grouprl.rewards.steps import equation_steps
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
 
-REWARDS: dict[str, Callable[..., Any]] = {
-    "boxed_format": boxed_format,
-    "correct_answer": correct_answer,
-    "cosine_length": CosineLength,
-    "json_schema": JsonSchema,
-    "judge_model": JudgeModel,
-    "last_number": last_number,
-    "math_verify": MathVerify,
-    "near_length": NearLength,
-    "regex": Regex,
-    "repetition": Repetition,
-    "think_format": ThinkFormat,
-    "unit_tests": UnitTests,
-}
-"""The built-in reward functions by name: functions in TRL's form, or classes whose fields are settings."""
+REWARDS = Named(
+    "reward",
+    {
+        "boxed_format": boxed_format,
+        "correct_answer": correct_answer,
+        "cosine_length": CosineLength,
+        "last_number": last_number,
+        "near_length": NearLength,
+        "regex": Regex,
+        "repetition": Repetition,
+        "think_format": ThinkFormat,
+    },
+)
+"""The built-in reward functions by name: functions in TRL's form, or classes whose fields are settings.
+
+Those of leaves are among them: json_schema, judge_model, math_verify, unit_tests.
+"""
 
 STEP_REWARDS: dict[str, Callable[..., Any]] = {"equation_steps": equation_steps}
 """Process rewards: a value for each step of a completion."""
@@ -88,10 +87,10 @@ def built_in(
     Raises:
         UserError: there is no such function, or it does not take the arguments.
     """
-    known = {**REWARDS, **(own or {}), **STEP_REWARDS}
+    known = ChainMap(STEP_REWARDS, dict(own or {}), REWARDS)  # type: ignore[arg-type]  # it only reads
     if function not in known:
         raise unknown_name("rewards", function, known)
-    found = known[function]
+    found: Any = known[function]
     if isinstance(found, type):
         found = _made(function, found, arguments or {})
     elif arguments:

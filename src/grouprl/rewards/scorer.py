@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from grouprl.engines.ray_scorers import RemoteRewards
 from grouprl.models.progress import PROGRESS
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import (
@@ -41,7 +40,7 @@ from grouprl.rewards.outcomes import (
     step_rewards,
     written,
 )
-from grouprl.rewards.workers.pool import RewardPool
+from grouprl.rewards.workers.pool import RewardWorkers
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Scorer:
         self,
         rewards: tuple[WeightedReward, ...],
         verifier: WeightedReward | None,
-        pool: RewardPool | RemoteRewards,
+        pool: RewardWorkers,
         max_invalid: float,
         overlong: Overlong | None = None,
         ranks: Ranks | None = None,
@@ -302,7 +301,7 @@ class Scorer:
 
 
 def batch_calls(
-    rewards: Sequence[WeightedReward], groups: Sequence[Group], pool: RewardPool | RemoteRewards, state: TrainingState
+    rewards: Sequence[WeightedReward], groups: Sequence[Group], pool: RewardWorkers, state: TrainingState
 ) -> dict[str, list[Called]]:
     """Calls each of the rewards that has one call for all groups; returns what it gave for each group, by name.
 
@@ -321,7 +320,7 @@ def batch_calls(
     return {name: shared_out(called, groups) for name, called in calls.items()}
 
 
-def signature_of(reward: WeightedReward, pool: RewardPool | RemoteRewards) -> Signature:
+def signature_of(reward: WeightedReward, pool: RewardWorkers) -> Signature:
     """The signature of a reward of this process or of the workers."""
     if reward.in_process:
         return signature(reward.function)  # type: ignore[arg-type]

@@ -13,11 +13,9 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.kernels.compiled_forward import CompiledForward, is_faster
-from grouprl.kernels.compiled_weights import CompiledWeights
 from grouprl.models.attention import attention_layers, hidden_states, is_packed
+from grouprl.models.compiled import kernels
 from grouprl.models.layouts import Prefix
-from grouprl.models.llama_form import llama_hidden_states
 from grouprl.models.load import end_token_ids
 from grouprl.models.precision import autocast
 from grouprl.models.prefix import Read, read_prefix
@@ -115,7 +113,8 @@ class NativeEngine:
 
     def _workers(self, requests: Sequence[Request]) -> int:
         """The number of parts of the rows that are decoded side by side, with a cache each; see `worker_count`."""
-        if not is_faster(self._model, getattr(torch, self._dtype)):
+        compiled = kernels()
+        if compiled is None or not compiled.decodes(self._model, getattr(torch, self._dtype)):
             return 0
         rows = min(self._max_rows, sum(request.completions for request in requests))
         return worker_count(self._model, rows // _LANE_ROWS, sampling=True)
@@ -144,11 +143,11 @@ class NativeEngine:
         if not packed:
             return [UnpackedForward(self._model, shape)]
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-        if is_faster(self._model, dtype):
-            weights = CompiledWeights(self._model, dtype)
-            prefix = self._prefix(units[0].prompt_ids[:before], partial(llama_hidden_states, weights.decoder))
-            return [CompiledForward(weights, shape, prefix) for _ in range(count)]
-        prefix = self._prefix(units[0].prompt_ids[:before], partial(hidden_states, self._model))
+        prefix_of = partial(self._prefix, units[0].prompt_ids[:before])
+        compiled = kernels()
+        if compiled is not None and compiled.decodes(self._model, dtype):
+            return compiled.forwards(self._model, dtype, shape, count, prefix_of)
+        prefix = prefix_of(partial(hidden_states, self._model))
         if self._device.type != "cuda":
             return [ModuleForward(self._model, shape, dtype, prefix=prefix)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from grouprl.kernels.build import library
-from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel
-from grouprl.kernels.functions import pointers
+from grouprl.models.compiled import kernels
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 
@@ -57,7 +54,9 @@ class Rows:
         """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
         rows = slice(first, self.count)
         key_n, length_n = self.key[rows], self.length[rows]
-        compiled = library() if self._on_cpu and uses_kernel(DRAW, logits_nV.shape[1], logits_nV.dtype) else None
+        compiled = kernels() if self._on_cpu else None
+        if compiled is not None and not compiled.has_draw(logits_nV.shape[1], logits_nV.dtype):
+            compiled = None
         if compiled is None or not self._sampling.only_scales:
             seen_nV, state_n = self._seen[rows], self._state[rows]
             drawn = draw(logits_nV, uniforms(key_n, length_n), self._sampling, seen_nV, state_n)
@@ -66,21 +65,14 @@ class Rows:
             if self._sampling.structure is not None:
                 self._state[rows] = self._sampling.structure.after(state_n, drawn[0])
         else:
-            drawn = draw_compiled(compiled, logits_nV, key_n, length_n, self._sampling.temperature)
+            drawn = compiled.draw(logits_nV, key_n, length_n, self._sampling.temperature)
         if compiled is None:
             self._append(rows, *drawn)
             self._since = (self._since + 1) % self._read_every
             over = self._since == 0 and bool(self._reason[rows].any())
         else:
-            targets = (tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs))
-            over = compiled.append(
-                *pointers(*drawn, *targets),
-                len(length_n),
-                self.tokens.shape[1],
-                self._ends.data_ptr(),
-                len(self._ends),
-                self._reason[rows].data_ptr(),
-            )
+            columns = [tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs)]
+            over = compiled.append(drawn, columns, self._ends, self._reason[rows])
         if not over:
             return {}
         reasons = self._reason[rows].tolist()
@@ -114,28 +106,3 @@ class Rows:
         slots = self.place[: self.count] // members
         for source, target in moves:
             self.place[: self.count][slots == source] += (target - source) * members
-
-
-def draw_compiled(
-    kernels: Any, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes `sampler.draw` for sampling without truncation, in one pass over each row and without [N, V] arrays."""
-    rows, v = logits_NV.shape
-    logits_NV = logits_NV.contiguous()
-    tokens_N = torch.empty(rows, dtype=torch.long)
-    drawn_N, plain_N = torch.empty(2, rows)
-    tensors = (logits_NV, keys_N, positions_N, tokens_N, drawn_N, plain_N)
-    kernels.draw(*pointers(*tensors), rows, v, temperature, logits_NV.dtype == torch.bfloat16)
-    return tokens_N, drawn_N, plain_N
-
-
-def _forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
-    rows = min(128, (1 << 18) // width)
-    logits_NV, numbers_N = grid(rows, width, dtype=dtype).detach(), torch.arange(rows)
-    return (
-        lambda: draw_compiled(library(), logits_NV, numbers_N, numbers_N, 1.0),
-        lambda: draw(logits_NV, uniforms(numbers_N, numbers_N), Sampling(max_tokens=1)),
-    )
-
-
-DRAW = Contest("draw", "vocabulary", (512, 4096, 32_768), _forms)

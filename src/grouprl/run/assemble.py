@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig
-from grouprl.engines.ray_samplers import RemoteEngine, Samplers
-from grouprl.engines.vllm import VllmEngine
-from grouprl.learner import Learner, Optimizer
+from grouprl.learner import CriticLearner, Learner, Optimizer
+from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
 from grouprl.models.load import check_tokens, context_length, fingerprint, frozen_copy, load_model, load_tokenizer
@@ -27,6 +27,7 @@ from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
+from grouprl.rollout.engine import EarlyEngine
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
@@ -53,7 +54,7 @@ def assemble(
     *,
     saved: tuple[Checkpoint, TrainerState] | None = None,
     ranks: Ranks | None = None,
-    samplers: Samplers | None = None,
+    samplers: Any | None = None,
 ) -> RunParts:
     """Loads and checks the parts of a run.
 
@@ -133,7 +134,7 @@ def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | 
 
 def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks) -> Learner:
     algorithm, settings = config.algorithm, config.learner
-    reference, critic, critic_optimizer, device = None, None, None, resolve_device(config.model.device)
+    reference, critic, critic_learner, device = None, None, None, resolve_device(config.model.device)
     total = config.steps * algorithm.updates.count
     if algorithm.kl is not None and config.model.lora is not None:
         reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
@@ -147,12 +148,13 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
         critic = Critic(policy, shared=isinstance(algorithm.critic, SharedCritic))
     if ranks.mesh is not None:
         _shard(ranks.mesh, config.model.dtype, policy, None if reference is policy else reference, critic)
-    if critic is not None:
+    if critic is not None and algorithm.critic is not None:
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         changed = settings.model_copy(update={"learning_rate": rate})
-        critic_optimizer = Optimizer(
+        optimizer = Optimizer(
             critic, changed, total_updates=total, rate_name="learner.critic_learning_rate", seed=config.seed
         )
+        critic_learner = CriticLearner(critic, optimizer, algorithm.critic)
     return Learner(
         policy=policy,
         reference=reference,
@@ -161,8 +163,7 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
         device=device,
         dtype=config.model.dtype,
         micro_batch_tokens=settings.micro_batch_tokens,
-        critic=critic,
-        critic_optimizer=critic_optimizer,
+        critic=critic_learner,
         ranks=ranks,
     )
 
@@ -178,27 +179,27 @@ def _shard(
 
 
 def _engine(
-    config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, start: str, samplers: Samplers | None
+    config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, start: str, samplers: Any | None
 ) -> Engine:
     """Makes the engine that samples; a server is checked now, before the run directory is touched."""
     policy, rows, seed = learner.policy, config.rollout.max_rows, config.seed
     engine: Engine
     if config.rollout.engine.name == "vllm":
         folder = RunDirectory(Path(config.runs_dir) / config.name).published
-        server = VllmEngine(
+        server = leaf("engine.vllm")(
             config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder, ranks=learner.ranks
         )
         server.check_server()
         return server if learner.ranks.world == 1 else SpreadEngine(server, learner.ranks, None)
     if samplers is not None:
-        engine = RemoteEngine(samplers, policy, start, rows)
+        engine = leaf("cluster.engine")(samplers, policy, start, rows)
     else:
         engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=config.model.dtype)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
 def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Ahead | None:
-    if not config.cluster.max_staleness or not isinstance(parts.engine, RemoteEngine):
+    if not config.cluster.max_staleness or not isinstance(parts.engine, EarlyEngine):
         return None
     ahead = Ahead(parts, parts.engine, config.steps)
     if saved is not None:
@@ -222,7 +223,7 @@ def _parts(
         engine=engine,
         learner=learner,
         tokenizer=tokenizer,
-        sampling=structured_sampling(rollout, policy, tokenizer),
+        sampling=structured_sampling(rollout.sampling, rollout.regex, policy, tokenizer),
         longest_prompt=longest_prompt,
         problems_per_step=rollout.problems_per_step,
         group_size=rollout.group_size,

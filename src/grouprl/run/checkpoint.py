@@ -137,9 +137,9 @@ def prune_checkpoints(run: Path, keep: int) -> None:
 def _tensors(learner: Learner) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yields what a resume needs in addition to the policy, by file name."""
     yield "optimizer", learner.optimizer.moments()
-    if learner.critic is not None and learner.critic_optimizer is not None:
-        yield "critic", trained_tensors(learner.critic)
-        yield "critic_optimizer", learner.critic_optimizer.moments()
+    if learner.critic is not None:
+        yield "critic", trained_tensors(learner.critic.critic)
+        yield "critic_optimizer", learner.critic.optimizer.moments()
     if learner.reference is not None and learner.algorithm.moves_reference:
         yield "reference", learner.reference.state_dict()
 
@@ -199,9 +199,9 @@ def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coef = state.kl_coef
     learner.entropy_coefs = (state.entropy_coef, state.entropy_bonus)
-    if learner.critic is not None and learner.critic_optimizer is not None:
-        load_whole(learner.critic, saved("critic"))  # frozen weights are not saved
-        learner.critic_optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
+    if learner.critic is not None:
+        load_whole(learner.critic.critic, saved("critic"))  # frozen weights are not saved
+        learner.critic.optimizer.load_state(saved("critic_optimizer"), state.critic_updates)
     if learner.reference is not None and learner.algorithm.moves_reference:
         load_whole(learner.reference, saved("reference"))
 

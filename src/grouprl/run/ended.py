@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
+from grouprl.leaves import find_leaf
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_run
 from grouprl.run.verdict import verdict
@@ -116,3 +117,9 @@ def _curve(run: RecordedRun, name: str, label: str) -> str:
         f'stroke="#2a78b8" stroke-width="1.5"/></svg><figcaption>{html.escape(said)} (least {low:.3g}, largest '
         f"{high:.3g})</figcaption></figure>"
     )
+
+
+def report_of(directory: Path) -> Path | str:
+    """Writes the report of a run directory; its path, or why there is none."""
+    write = find_leaf("report")
+    return "none, because the folder grouprl/lab is missing" if write is None else cast(Path, write(directory))

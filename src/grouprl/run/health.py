@@ -21,7 +21,7 @@ from grouprl.run.watch import WENT_BACK, Explosion, Health
 
 def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
     """Rank 0 looks at a step: see `Health.after`. The `Explosion` that it finds is raised on every rank."""
-    networks = [learner.policy, *([learner.critic] if learner.critic is not None else [])]
+    networks = [learner.policy, *([learner.critic.critic] if learner.critic is not None else [])]
     own = not_finite(chain.from_iterable(network.named_parameters() for network in networks))
     broken = next(filter(None, learner.ranks.gather(own, "weights that are not finite")), None)
 

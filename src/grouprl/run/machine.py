@@ -1,4 +1,4 @@
-"""Facts about this machine and process, for the record of a run."""
+"""Facts about this machine and process, for the record of a run; the dtype that is faster on it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ import platform
 import resource
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
+
+from grouprl.config.run import RunConfig
+from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
+from grouprl.models.precision import faster_dtype, resolve_device
+
+_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
+
+
+def with_dtype(config: _Config, begun: str | None = None) -> _Config:
+    """Replaces model.dtype=auto by bfloat16 for such weights, by `begun`, or else by the faster dtype here."""
+    if config.model.dtype != "auto":
+        return config
+    dtype = begun or faster_dtype(resolve_device(config.model.device))
+    if isinstance(config, RunConfig) and config.model.weights != "float32":
+        dtype = "bfloat16"
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
 
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:

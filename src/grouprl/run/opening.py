@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.lab.report.write import write_report
 from grouprl.ranks import note_begun
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_summary
@@ -14,7 +13,7 @@ from grouprl.record.write import NoRecord, RunRecord
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import prune_checkpoints
-from grouprl.run.ended import Run
+from grouprl.run.ended import Run, report_of
 from grouprl.run.terminal import Terminal
 
 
@@ -42,8 +41,7 @@ def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Term
             for path in unfinished:
                 path.unlink()
         if left or not files.report.exists():
-            write_report(directory)
-            terminal.say(f"Completed what a kill at the end of {directory} left: {files.report}")
+            terminal.say(f"Completed what a kill at the end of {directory} left: {report_of(directory)}")
         terminal.say(
             f"{directory} has finished all of its {step} steps: nothing is missing. To train further, give a larger "
             "number, steps=N, or in Python RunConfig(steps=N)."

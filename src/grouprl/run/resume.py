@@ -14,14 +14,14 @@ from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, load_config
 from grouprl.files import read_json
-from grouprl.learner.schedule import follows_the_end
-from grouprl.models.precision import with_dtype
+from grouprl.learner.optimizer import follows_the_end
 from grouprl.ranks import Ranks, was_begun
 from grouprl.record.complete import incomplete_steps
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, read_state
+from grouprl.run.machine import with_dtype
 from grouprl.run.trust import code_of, refuse_changed_code
 from grouprl.tasks import Task
 from grouprl.types import UserError

@@ -17,15 +17,12 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.engines.ray_cluster import open_cluster
-from grouprl.engines.ray_samplers import open_samplers
 from grouprl.evaluation import ProblemResults, compare_results
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.lab.report.course import STEPS as COURSE
-from grouprl.lab.report.write import write_report
+from grouprl.leaves import leaf
 from grouprl.models.precision import resolve_device
 from grouprl.ranks import open_ranks
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines, read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
@@ -35,6 +32,7 @@ from grouprl.rewards.learned import LearnedReward
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.ended import Run as Run
+from grouprl.run.ended import report_of
 from grouprl.run.findings import GAPS
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, peak_rss_mib
@@ -51,7 +49,6 @@ from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts
 from grouprl.tasks.held_out import trained_on_the_rest
-from grouprl.tools.trackers import Trackers
 from grouprl.types import StepRecord, import_extra
 
 Callback = Callable[[StepRecord], None]
@@ -93,24 +90,29 @@ def train(
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
-        ranks = stack.enter_context(open_ranks(config))
+        ranks = stack.enter_context(
+            open_ranks(**dict(config.distributed), device=config.model.device, threads=config.model.threads)
+        )
         if not ranks.leads:
             terminal = Terminal(Console(quiet=True))
         ranks.agree(
             f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
         )
-        trackers = stack.enter_context(Trackers(config, terminal.say, leads=ranks.leads))
-        lock = saved = cluster = samplers = None
+        trackers: list[Any] = []
+        if config.trackers.names:
+            trackers.append(stack.enter_context(leaf("trackers")(config, terminal.say, leads=ranks.leads)))
+        lock = saved = samplers = scorers = None
         if resume:
             lock, made, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
             if made is not None:
                 return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
         if config.cluster.backend == "ray":
-            cluster = stack.enter_context(open_cluster(config.cluster, terminal.say, ranks))
-            samplers = stack.enter_context(open_samplers(cluster, config))
+            cluster = stack.enter_context(leaf("cluster")(config.cluster, terminal.say, ranks))
+            samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
+            scorers = partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
         before = state_before(config, task)
-        scoring = configured_scorer(config, task, rewards, ranks=ranks, cluster=cluster, state=before)
+        scoring = configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
         scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
             parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
@@ -167,7 +169,7 @@ class _RunLoop:
         config: RunConfig,
         run: str,
         terminal: Terminal,
-        trackers: Trackers,
+        trackers: Sequence[Any],
         parts: RunParts,
         record: RunRecord,
         *,
@@ -186,7 +188,8 @@ class _RunLoop:
 
     def run(self) -> Run:
         """Makes the remaining steps, with an evaluation before and after."""
-        self._trackers.begin(self._state.step)
+        for tracker in self._trackers:
+            tracker.begin(self._state.step)
         evaluations: dict[str, Any] = {"before": self._evaluate("before")}
         saved = self._train()
         if saved < self._state.step or not self._state.step:
@@ -235,7 +238,8 @@ class _RunLoop:
             metrics["staleness"] = self._state.updates - min(versions)
         record = replace(record, metrics=metrics)
         self._record.step(record)
-        self._trackers.step(record)
+        for tracker in self._trackers:
+            tracker.step(record)
         self._terminal.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
@@ -247,7 +251,7 @@ class _RunLoop:
             kl_coef=learner.kl_coef,
             entropy_coef=learner.entropy_coefs[0],
             entropy_bonus=learner.entropy_coefs[1],
-            critic_updates=learner.critic_optimizer.updates if learner.critic_optimizer else 0,
+            critic_updates=learner.critic.optimizer.updates if learner.critic else 0,
             train_seconds=self._state.train_seconds + time.perf_counter() - began,
             completion_tokens=self._state.completion_tokens + int(metrics["completion_tokens"]),
             peak_rss_mib=max(self._state.peak_rss_mib, peak_rss_mib()),
@@ -262,7 +266,7 @@ class _RunLoop:
     def _look_at_held_out(self) -> None:
         """Records the examples and the evaluation that are due after this step, if they are not recorded."""
         every, step = self._config.evaluation.every, self._state.step
-        if step in COURSE:
+        if step in COURSE_STEPS:
             self._record_course()
         if every and self._parts.held_out and step % every == 0 and step < self._config.steps:
             self._evaluate()
@@ -315,7 +319,8 @@ class _RunLoop:
         if when is not None:
             self._record.examples(when, self._examples(found))
         self._record.evaluation(self._state.step, found.metrics)
-        self._trackers.evaluation(self._state.step, found.metrics)
+        for tracker in self._trackers:
+            tracker.evaluation(self._state.step, found.metrics)
         if self._ranks.leads:
             self._health.warn()
         return found.metrics
@@ -386,7 +391,7 @@ class _RunLoop:
         if self._ranks.leads:
             self._record.summary(summary)
             with self._terminal.status("writing the report"):
-                report = write_report(directory)
+                report = report_of(directory)
             self._terminal.say(verdict(read_run(directory)))
             self._terminal.legend()
             self._terminal.say(f"Report: {report}\nModel: {run.checkpoint}")

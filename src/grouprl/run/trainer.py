@@ -15,6 +15,8 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
+from grouprl.leaves import leaf
+from grouprl.models.names import is_gguf
 from grouprl.models.objects import folder_of
 from grouprl.ranks import show_errors_once
 from grouprl.record.layout import RunDirectory
@@ -34,7 +36,6 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
-from grouprl.tools.gguf import loadable
 from grouprl.types import Problem, UserError, unknown_name
 
 
@@ -170,7 +171,8 @@ class Trainer:
         path = self.model
         if path is not None and not isinstance(path, str | Path):
             path = folder_of(path, self.tokenizer, Path(self.config.runs_dir) / "models")
-        return self.config.model.model_copy(update={"path": loadable(model_at(str(path or self.config.model.path)))})
+        found = model_at(str(path or self.config.model.path))
+        return self.config.model.model_copy(update={"path": leaf("gguf")(found) if is_gguf(found) else found})
 
     def _task_config(self, made: Task | None = None) -> TaskConfig:
         """The settings of the task; of one that a program made, its name."""

@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grouprl.config.run import PLAIN, QUESTION, RunConfig, load_config
+from grouprl.config.run import RunConfig, load_config
 from grouprl.files import read_file, read_json
+from grouprl.models.names import PLAIN, QUESTION
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
 from grouprl.rewards.functions import FromFile, WeightedReward, read_code

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
-from grouprl.kernels.build import setting, why_no_library
 from grouprl.models.attention import is_packed
+from grouprl.models.compiled import kernels
 from grouprl.models.precision import is_emulated
 from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
 from grouprl.run.assemble import RunParts
@@ -40,7 +40,7 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             "this processor emulates bfloat16 matrix products in software, several times slower than float32 "
             "products. Set model.dtype=float32."
         )
-    if parts.step_parts.learner.device.type == "cpu" and setting() != "off" and (reason := why_no_library()):
+    if parts.step_parts.learner.device.type == "cpu" and (reason := _why_slow()):
         yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
 
 
@@ -60,3 +60,8 @@ def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerB
                 f"{lost[0]!r:.60}, so the policy does not see it. Set model.chat_template, or change the prompts."
             )
             return
+
+
+def _why_slow() -> str | None:
+    compiled = kernels()
+    return "the folder grouprl/kernels is missing" if compiled is None else compiled.why_slow()

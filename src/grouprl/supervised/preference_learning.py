@@ -16,12 +16,13 @@ from grouprl.config.supervised import DpoConfig, PreferenceLearningConfig, Rewar
 from grouprl.evaluation import wilson_interval
 from grouprl.learner.packs import Pack, pack_forward, to_grid
 from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device, with_dtype
+from grouprl.models.precision import resolve_device
 from grouprl.models.reward_model import completion_scores, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
+from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
 from grouprl.supervised.training import PackMetrics, SupervisedLoss, fit, model_folder

@@ -13,12 +13,13 @@ from grouprl.config.run import dump_config
 from grouprl.config.supervised import SftConfig
 from grouprl.learner.packs import Pack, pack_forward
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device, with_dtype
+from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord
 from grouprl.rewards import completion_text
+from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grouprl.checks.code import Code
-from grouprl.checks.reasoning_gym import ReasoningGym
+from grouprl.leaves import Named
 from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
 from grouprl.tasks.countdown import Countdown
@@ -23,19 +22,19 @@ from grouprl.tasks.sums import Sums
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name
 
-NamedTask = WordProblems | Code | Gsm8k | MathProblems | Countdown | Jsonl | Mixture | ReasoningGym | Sums
-
-TASKS: Mapping[str, type[NamedTask]] = {
-    "code": Code,
-    "countdown": Countdown,
-    "gsm8k": Gsm8k,
-    "jsonl": Jsonl,
-    "math": MathProblems,
-    "mixture": Mixture,
-    "reasoning_gym": ReasoningGym,  # reasoning_gym:NAME
-    "sums": Sums,
-    "word_problems": WordProblems,
-}
+TASKS = Named(
+    "task",
+    {
+        "countdown": Countdown,
+        "gsm8k": Gsm8k,
+        "jsonl": Jsonl,
+        "math": MathProblems,
+        "mixture": Mixture,
+        "sums": Sums,
+        "word_problems": WordProblems,
+    },
+)
+"""The classes of the built-in tasks, those of leaves (code, reasoning_gym:NAME) among them."""
 
 _GYM = "reasoning_gym"
 _MIXTURE = "mixture"

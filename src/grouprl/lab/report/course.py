@@ -9,11 +9,10 @@ from typing import Any
 from grouprl.lab.report.groups import cut
 from grouprl.lab.report.prompts import Shared, shared_beginning
 from grouprl.lab.report.recorded import recorded
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import read_examples, read_summary
 from grouprl.record.rows import truth
 
-STEPS = (1, 5, 10, 60)  # that are shown if there are that many; and the last one
 _VISITS = 3  # of a problem, from which on it is shown alone
 _MOST = 2_000  # completions of a step that the typical one is chosen from
 _PROMPT, _TEXT = 300, 500  # characters
@@ -41,7 +40,7 @@ def course_answer(folder: Path) -> dict[str, Any]:
         ).fetchone()
         if first is None:
             return {"same": False, "steps": []}
-        wanted = [step for step in STEPS if first <= step < last] + [last]
+        wanted = [step for step in COURSE_STEPS if first <= step < last] + [last]
         problem, visits = _revisited(database, first)
         same = len(visits) >= _VISITS
         steps = sorted({min(visits, key=lambda visit: abs(visit - step)) for step in wanted} if same else set(wanted))
@@ -52,7 +51,7 @@ def course_answer(folder: Path) -> dict[str, Any]:
 def _held_out(folder: Path) -> list[dict[str, Any]]:
     """One of the problems of examples.json after each step that it has; nothing with fewer than two."""
     examples = read_examples(RunDirectory(folder).examples)
-    found = {step: examples[f"step {step}"] for step in STEPS if examples.get(f"step {step}")}
+    found = {step: examples[f"step {step}"] for step in COURSE_STEPS if examples.get(f"step {step}")}
     last = read_summary(folder).get("steps")
     if isinstance(last, int) and last > max(found, default=last) and examples.get("after"):
         found[last] = examples["after"]

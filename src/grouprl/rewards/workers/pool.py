@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
@@ -36,6 +36,31 @@ _START = (
 )
 
 Keywords = Mapping[str, Sequence[Any]]
+
+
+class RewardWorkers(Protocol):
+    """What calls reward functions elsewhere than in this process."""
+
+    def signatures(self) -> Mapping[str, Signature]:
+        """The signature of each function."""
+        ...
+
+    def submit(
+        self,
+        name: str,
+        keywords: Keywords,
+        *,
+        per_step: bool = False,
+        about: str = "",
+        state: TrainingState = OUTSIDE,
+        whole: bool = False,
+    ) -> PendingValues:
+        """See `RewardPool.submit`."""
+        ...
+
+
+OpenWorkers = Callable[[Mapping[str, Source], ScoringConfig], AbstractContextManager[RewardWorkers]]
+"""Starts workers that load these functions."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
-from grouprl.models.precision import with_dtype
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
 from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
 from grouprl.tasks import Task, load_task
 from grouprl.tools.check_reward.findings import (

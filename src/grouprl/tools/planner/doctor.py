@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.requirements import Requirement
@@ -18,23 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.checks.sandbox import BACKENDS, why_unavailable
 from grouprl.config.run import PolicyConfig, RunConfig
-from grouprl.kernels.build import setting, why_no_library
-from grouprl.kernels.calibration import Timing, timings
-from grouprl.kernels.compiled_forward import DECODE_STEP
-from grouprl.kernels.compiled_weights import PRODUCT
-from grouprl.kernels.functions import ADD_NORM, SWIGLU
-from grouprl.models.layouts import TREE_ATTENTION
-from grouprl.models.logprobs import LOGPROBS
+from grouprl.leaves import find_leaf
 from grouprl.models.precision import is_emulated
-from grouprl.rollout.rows import DRAW
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
 from grouprl.tools.planner.pace import USUAL_PROMPT
 from grouprl.tools.planner.screen import plan_run
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-CONTESTS = (ADD_NORM, SWIGLU, TREE_ATTENTION, LOGPROBS, DRAW, PRODUCT, DECODE_STEP)
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
@@ -128,16 +120,17 @@ def _model(path: str) -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    why_not = why_no_library()
+    kernels: Any = find_leaf("kernels")
+    why_not = "the folder grouprl/kernels is missing" if kernels is None else kernels.why_no_library()
     if why_not:
         yield Finding("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
         return
-    if setting() == "on":
+    if kernels.setting() == "on":
         yield Finding("kernels", "compiled", "C kernels for this processor, all used because of GROUPRL_KERNELS=on")
         return
     yield Finding("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
-    for contest in CONTESTS:
-        found = timings(contest)
+    for contest in kernels.CONTESTS:
+        found = kernels.timings(contest)
         lines = [
             f"{contest.size} " + ", ".join([*(_times(timing) for timing in found if timing.dtype == dtype), dtype])
             for dtype in dict.fromkeys(timing.dtype for timing in found)
@@ -145,13 +138,14 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("kernels", contest.name, "\n".join(lines))
 
 
-def _times(timing: Timing) -> str:
+def _times(timing: Any) -> str:
     used = ("*", "") if timing.kernel_wins else ("", "*")
     return f"{timing.width} {1000 * timing.kernel:.2f}{used[0]}/{1000 * timing.torch:.2f}{used[1]}"
 
 
 def _sandbox() -> Iterator[Finding]:
-    reasons = {name: why_unavailable(name) for name in BACKENDS}
+    sandbox = find_leaf("sandbox")
+    reasons = {} if sandbox is None else {name: sandbox.why_unavailable(name) for name in sandbox.BACKENDS}
     usable = [name for name, why_not in reasons.items() if why_not is None]
     for name, why_not in reasons.items():
         if name in usable:

@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from grouprl.rewards.outcomes import Overlong
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
-from grouprl.step import token_loss, update_policy
+from grouprl.step import update_policy
 from grouprl.tasks import load_task
 from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
 
@@ -167,7 +166,8 @@ def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> Scored
     outcomes = [group.outcomes for group in recorded]
     kept = _kept(config, outcomes) if recorded[0].kept is None else [bool(group.kept) for group in recorded]
     weights = _penalty_weight(config) | dict(known)
-    sampling = structured_sampling(config.rollout, learner.policy, load_tokenizer(config.model))
+    rollout, tokenizer = config.rollout, load_tokenizer(config.model)
+    sampling = structured_sampling(rollout.sampling, rollout.regex, learner.policy, tokenizer)
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
 
 
@@ -197,40 +197,41 @@ class _GradientSum(Optimizer):
         return super().step()
 
 
-class _Pushes:
-    """The policy loss, which also adds up minus its derivative by each token's log-prob, by row of the batch."""
+class _Pushing(Learner):
+    """The same learner, which also adds up minus the derivative of its loss by each token's log-prob, by row."""
 
     def __init__(self, learner: Learner) -> None:
-        self._loss = partial(token_loss, learner)
+        self.__dict__.update(learner.__dict__)
         self.rows: dict[int, list[float]] = {}
 
-    def __call__(self, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_loss(self, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Learner.token_loss`."""
         logprobs_NT = tokens.logprobs_NT.detach().requires_grad_()
         # Apart from the learner's graph, whose bits must not change.
-        loss, _ = self._loss(replace(tokens, logprobs_NT=logprobs_NT))
+        loss, _ = super().token_loss(replace(tokens, logprobs_NT=logprobs_NT))
         (derivative_NT,) = torch.autograd.grad(loss, logprobs_NT)
         for row, values, mask in zip(tokens.rows, derivative_NT, tokens.mask_NT, strict=True):
             own = [-value for value in values[mask].tolist()]
             self.rows[row] = [a + b for a, b in zip(self.rows[row], own, strict=True)] if row in self.rows else own
-        return self._loss(tokens)
+        return super().token_loss(tokens)
 
 
 def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     """Makes the update; the learner then has the weights after the step."""
-    optimizer, pushes = _GradientSum(learner.optimizer), _Pushes(learner)
-    learner.optimizer = optimizer
-    result = update_policy(learner, scored, Clock("reference", "learn"), pushes)
+    optimizer = learner.optimizer = _GradientSum(learner.optimizer)
+    pushing = _Pushing(learner)
+    result = update_policy(pushing, scored, Clock("reference", "learn"))
     skipped = result.metrics.get("skipped_updates")
     error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
     advantages, traces = token_record(scored.groups, scored.kept, result.tokens)
-    metrics, own = result.metrics, _in_groups(scored, pushes)
+    metrics, own = result.metrics, _in_groups(scored, pushing)
     return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
 
 
-def _in_groups(scored: ScoredGroups, pushes: _Pushes) -> list[list[list[float]]]:
+def _in_groups(scored: ScoredGroups, pushing: _Pushing) -> list[list[list[float]]]:
     found, row = [], 0
     for group, kept in zip(scored.groups, scored.kept, strict=True):
-        found.append([pushes.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
+        found.append([pushing.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
         row += len(group.completions) if kept else 0
     return [
         [own or [0.0] * len(one) for own, one in zip(rows, group.completions, strict=True)]

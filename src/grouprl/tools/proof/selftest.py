@@ -19,13 +19,14 @@ from torch import Tensor
 
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device, with_dtype
+from grouprl.models.precision import resolve_device
 from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rollout import NativeEngine, requests
 from grouprl.run.assemble import make_learner
+from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
 from grouprl.run.terminal import Terminal
 from grouprl.run.train import train
@@ -62,7 +63,8 @@ def _on_groups(config: RunConfig) -> Iterator[Check]:
     start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
     learner = make_learner(config.model_copy(update={"learner": still}), start, None)
-    sampling = structured_sampling(_short(config), start, tokenizer)
+    rollout = _short(config)
+    sampling = structured_sampling(rollout.sampling, rollout.regex, start, tokenizer)
     problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
     asked = requests(
         [(problem, "selftest") for problem in problems],

@@ -6,15 +6,19 @@ the model's own forward pass when a model is loaded.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.kernels.functions import add_norm, fits, swiglu
+from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
+from grouprl.kernels.functions import add_norm, fits, swiglu, tree_attention
+from grouprl.models.attention import Rule
+from grouprl.models.layouts import TreeLayout
 from grouprl.models.precision import as_float32, padded_rows
+from grouprl.models.prefix import KeepingLayout
 
 # Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,
 # of each head's queries and keys), silu(gate) * up.
@@ -41,14 +45,6 @@ class Unrotated(NamedTuple):
     window: int | None = None  # a token sees this many tokens, itself included; None = all before it
 
 
-class RotatingLayout(Protocol):
-    """A layout for queries and keys without positions applied."""
-
-    def attend_rotated(self, layer: int, given: Unrotated) -> Tensor:
-        """Applies the rotations, then attends as `Layout.attend`: [S, heads, d]."""
-        ...
-
-
 def has_llama_form(decoder: nn.Module) -> bool:
     """Whether `llama_hidden_states` computes this decoder's forward pass here."""
     if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
@@ -71,7 +67,7 @@ def _is_untouched(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_KNOWN) and not hooks
 
 
-def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: RotatingLayout) -> Tensor:
+def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
     size = len(input_ids_S)
     if padding := padded_rows(size, _dtype()) - size:
@@ -91,7 +87,7 @@ def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tenso
 
 
 def _layer(
-    layer: Any, index: int, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor], layout: RotatingLayout
+    layer: Any, index: int, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, Tensor], layout: Any
 ) -> tuple[Tensor, Tensor]:
     """Runs one layer on the sum x + delta; gives such a pair, because the next norm computes the sum."""
     dtype, attention, mlp = _dtype(), layer.self_attn, layer.mlp
@@ -102,7 +98,7 @@ def _layer(
     )
     if hasattr(attention, "q_norm"):
         q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
-    attended = layout.attend_rotated(index, Unrotated(q, k, v, *rotation, attention.scaling, window_of(attention)))
+    attended = attend_rotated(layout, index, Unrotated(q, k, v, *rotation, attention.scaling, window_of(attention)))
     after = layer.post_attention_layernorm
     x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
     return x, mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
@@ -123,3 +119,48 @@ def head_norm(x: Tensor, norm: Any) -> Tensor:
     """RMS norm over each head of [S, heads, d]."""
     _, normed = add_norm(x.float().flatten(0, 1), None, norm.weight, norm.variance_epsilon, x.dtype)
     return normed.view_as(x)
+
+
+def attend_rotated(layout: Any, layer: int, given: Unrotated) -> Tensor:
+    """Applies the rotations, then attends as `Layout.attend`: [S, heads, d]. A layout around a tree keeps its part."""
+    if isinstance(layout, TreeLayout):
+        return _attend(layout, layer, given)
+    tree: TreeLayout = layout.tree
+    if isinstance(layout, KeepingLayout):
+        key = rotate(given.key.float(), given.cosine, given.sine)
+        layout.keep(layer, key[: tree.size], given.value[: tree.size])  # without the padding of the products
+    else:
+        layout.keep(layer, given)
+    return _attend(tree, layer, given)
+
+
+def _attend(tree: TreeLayout, layer: int, given: Unrotated) -> Tensor:
+    query, key, value, cosine, sine, scaling, window = given
+    window = None if window is None or window >= tree.longest else window
+    if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
+        before = None if tree.prefix is None else (tree.prefix.keys[layer], tree.prefix.values[layer])
+        return tree_attention(query, key, value, cosine, sine, tree.tree, scaling, window or tree.longest, before)
+    rotated = (rotate(query, cosine, sine), rotate(key, cosine, sine))
+    attended = tree.attend(layer, *rotated, value, Rule(scaling, window))
+    return F.pad(attended, (0, 0, 0, 0, 0, len(query) - tree.size))  # the padding of a pack sees nothing
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Applies rotary positions (RoPE, arXiv:2104.09864) with halves of a head as pairs."""
+    first, second = x.chunk(2, -1)
+    return (x * cosine[:, None] + torch.cat([-second, first], -1) * sine[:, None]).to(x.dtype)
+
+
+def _attention_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
+    layout = TreeLayout((48, 32), ((24, 16, 32, 20), (12, 32, 8)), torch.device("cpu"))
+    inputs = [grid(layout.size, heads, width, dtype=dtype) for heads in (4, 2, 2)]
+    rotation = [grid(layout.size, width).detach() for _ in range(2)]
+
+    def in_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return layout.attend(0, rotate(query, *rotation), rotate(key, *rotation), value, Rule(0.1))
+
+    kernel = with_gradient(tree_attention, *inputs, *rotation, layout.tree, 0.1, layout.longest)
+    return kernel, with_gradient(in_torch, *inputs)
+
+
+TREE_ATTENTION = Contest("attention", "head size", (32, 64, 128), _attention_forms)

@@ -1,0 +1,79 @@
+"""The leaves by name: the one place where the trunk knows them. A leaf is imported when its name is used.
+
+A folder of a leaf can be deleted: what does not ask for it computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from grouprl.types import UserError
+
+PLACES: Mapping[str, str] = {
+    "kernels": "grouprl.kernels.offers",
+    "cluster": "grouprl.engines.ray_cluster:open_cluster",
+    "cluster.engine": "grouprl.engines.ray_samplers:RemoteEngine",
+    "cluster.samplers": "grouprl.engines.ray_samplers:open_samplers",
+    "cluster.scorers": "grouprl.engines.ray_scorers:RemoteRewards",
+    "engine.vllm": "grouprl.engines.vllm:VllmEngine",
+    "gguf": "grouprl.tools.gguf:loadable",
+    "memory": "grouprl.tools.planner.needs:memory_of",
+    "report": "grouprl.lab.report.write:write_report",
+    "reward.json_schema": "grouprl.checks.json_schema:JsonSchema",
+    "reward.judge_model": "grouprl.checks.judge_model.grading:JudgeModel",
+    "reward.math_verify": "grouprl.checks.symbolic:MathVerify",
+    "reward.unit_tests": "grouprl.checks.unit_tests:UnitTests",
+    "sandbox": "grouprl.checks.sandbox",
+    "task.code": "grouprl.checks.code:Code",
+    "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",
+    "trackers": "grouprl.tools.trackers:Trackers",
+}
+
+
+def leaf(name: str) -> Any:
+    """What stands at the place of a name.
+
+    Raises:
+        UserError: this installation lacks the folder of the leaf.
+    """
+    found = find_leaf(name)
+    if found is None:
+        folder = "/".join(PLACES[name].split(".")[:2])
+        raise UserError(f"{name}: expected the folder {folder}, got an installation without it: install all of grouprl")
+    return found
+
+
+@cache
+def find_leaf(name: str) -> Any | None:
+    """What stands at the place of a name; None where this installation lacks the folder of the leaf."""
+    module, _, member = PLACES[name].partition(":")
+    if find_spec(".".join(module.split(".")[:2])) is None:
+        return None
+    found = import_module(module)
+    return getattr(found, member) if member else found
+
+
+class Named(Mapping[str, Any]):
+    """Names of one kind and what they stand for: `own` of the trunk, and those of the leaves as `KIND.NAME`."""
+
+    def __init__(self, kind: str, own: dict[str, Any]) -> None:
+        self._kind, self.own = kind, own
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.own or f"{self._kind}.{name}" not in PLACES:
+            return self.own[name]
+        return leaf(f"{self._kind}.{name}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or f"{self._kind}.{name}" in PLACES
+
+    def __iter__(self) -> Iterator[str]:
+        kind = f"{self._kind}."
+        return iter(sorted({*self.own, *(name.removeprefix(kind) for name in PLACES if name.startswith(kind))}))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
