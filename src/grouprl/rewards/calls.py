@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -17,6 +16,17 @@ from typing import Any, TypeVar
 
 from grouprl.types import Completion, Group, Problem, UserError
 
+PROVIDED = ("trainer_state", "log_extra", "log_metric")
+_MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
+Extra = bool | int | float | str | None
+"""A value that a reward recorded beside a completion."""
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
+LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
+_HERE = Path(__file__)
+_T = TypeVar("_T")
+PendingValues = Future[Any]
+"""The `Called` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
+
 
 @dataclass(frozen=True)
 class Invalid:
@@ -27,13 +37,6 @@ class Invalid:
     """
 
     reason: str
-
-
-PROVIDED = ("trainer_state", "log_extra", "log_metric")
-_MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
-
-Extra = bool | int | float | str | None
-"""A value that a reward recorded beside a completion."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,6 @@ def _completion(problem: Problem, completion: Completion) -> str | list[dict[str
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 
 
-OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
-LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
-_MIB = 1 << 20
-_HERE = Path(__file__)
-_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
-
-_T = TypeVar("_T")
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
 """The value of one completion; a process reward gives pairs of (end, value)."""
 
@@ -155,10 +151,6 @@ class Called:
     values: Sequence[Value]  # one for each completion
     extra: Mapping[str, Sequence[Extra]]  # columns that it logged, with a value for each completion
     metrics: Sequence[tuple[str, float]] = ()  # numbers that it logged, by name
-
-
-PendingValues = Future[Any]
-"""The `Called` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
 
 
 class WrongCountError(ValueError):

@@ -25,6 +25,10 @@ from grouprl.tasks import Task
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 
+_IN_A_CALL = 32  # problems; a gold answer is read in at most 0.1 s, and a call may take seconds
+_NAMED = 3
+_NOTHING = Completion(0, (), (), (), "", StopReason.END, 0)
+
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """Returns the rewards that a configuration names, or the task's default rewards."""
@@ -225,11 +229,6 @@ def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
             f"rewards: expected a reward for whole completions besides the process reward {per_step[0]}, got none: "
             "right steps alone need not lead to an answer; add one, such as correct_answer"
         )
-
-
-_IN_A_CALL = 32  # problems; a gold answer is read in at most 0.1 s, and a call may take seconds
-_NAMED = 3
-_NOTHING = Completion(0, (), (), (), "", StopReason.END, 0)
 
 
 def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:

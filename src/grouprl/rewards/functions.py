@@ -26,6 +26,8 @@ Scope = Literal["group", "batch"]
 SOFT_OVERLONG = "soft_overlong"
 _LARGEST_WEIGHT = 1e6
 
+_MOST_MODULES, _MOST_BYTES = 1000, 4 << 20  # of all the files; the tree of a source takes 400 times its size
+
 
 @dataclass(frozen=True)
 class FromFile:
@@ -157,9 +159,6 @@ async def _awaited(given: Sequence[Any]) -> list[Any]:
 
 def _score(value: Any) -> Any:
     return value["score"] if isinstance(value, Mapping) else value
-
-
-_MOST_MODULES, _MOST_BYTES = 1000, 4 << 20  # of all the files; the tree of a source takes 400 times its size
 
 
 def read_code(path: Path) -> dict[str, bytes]:

@@ -22,6 +22,9 @@ Row = Mapping[str, Value]  # the values of one completion by reward name
 Metrics = Sequence[tuple[str, float]]  # what rewards logged
 Scored = tuple[Sequence[RewardOutcome], Sequence[str], Metrics]  # with the reasons why completions are invalid
 
+_WINDOW = 200  # completions over which invalid ones are counted, if a step has fewer
+_FEW = 50  # the share is computed over at least so many completions
+
 
 def rows_of(calls: Mapping[str, Called], group: Group) -> list[Row]:
     """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
@@ -78,10 +81,6 @@ def read(rows: Sequence[Any]) -> Scored:
     outcomes, reasons, logged = rows
     plain = ({**row, "steps": tuple(StepReward(**step) for step in row["steps"])} for row in outcomes)
     return [RewardOutcome(**row) for row in plain], reasons, [(name, value) for name, value in logged]
-
-
-_WINDOW = 200  # completions over which invalid ones are counted, if a step has fewer
-_FEW = 50  # the share is computed over at least so many completions
 
 
 class InvalidCount:

@@ -31,6 +31,15 @@ _EQUATION = re.compile(
     rf"{_TERM}\s{{0,3}}(?:[-+*/x×÷−]|\\times|\\div|\\cdot)\s{{0,3}}{_TERM}\s{{0,3}}=\s{{0,3}}-?{_TERM}"
 )
 
+BOXED_PROMPT = "Reason step by step, and put your final answer within \\boxed{}."
+EQUATION_STEPS: Mapping[str, float] = {"equation_steps": 1.0}
+"""The process reward where solutions consist of equations: 1.0 for each worked equation that belongs to one."""
+Format = Literal["boxed", "think"]
+THINK_PROMPT = (
+    "First think about the question, then answer it. Write your reasoning between <think> and </think>, and after it "
+    "the final answer alone between <answer> and </answer>: <think> reasoning </think> <answer> answer </answer>"
+)
+
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last \boxed{...}, with balanced braces; None without a box or when the last is not closed.
@@ -169,11 +178,6 @@ def is_worked(text: str) -> bool:
     return _EQUATION.search(text[: boxes[-1]] if boxes else text) is not None
 
 
-BOXED_PROMPT = "Reason step by step, and put your final answer within \\boxed{}."
-EQUATION_STEPS: Mapping[str, float] = {"equation_steps": 1.0}
-"""The process reward where solutions consist of equations: 1.0 for each worked equation that belongs to one."""
-
-
 class BoxedAnswers:
     """The rewards of a `Task` whose verifier compares answers: 1.0 for the right answer, 0.5 for a box."""
 
@@ -221,14 +225,6 @@ def boxed(answer: str) -> str:
     '\\boxed{7}'
     """
     return f"\\boxed{{{answer}}}"
-
-
-Format = Literal["boxed", "think"]
-
-THINK_PROMPT = (
-    "First think about the question, then answer it. Write your reasoning between <think> and </think>, and after it "
-    "the final answer alone between <answer> and </answer>: <think> reasoning </think> <answer> answer </answer>"
-)
 
 
 def with_format(task: Task, format: Format = "boxed", system_prompt: str | None = None) -> Task:  # noqa: A002  as in a configuration

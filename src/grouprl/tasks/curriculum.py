@@ -37,6 +37,9 @@ Verdict = tuple[str, int, int]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
+Visit = tuple[Problem, str]
+"""A problem, and the name of the random stream that draws its completions at this visit."""
+
 
 @dataclass(frozen=True)
 class PassRates:
@@ -159,10 +162,6 @@ def _beta_fraction(x: float, a: float, b: float) -> float:
         odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
         value = 1 + odd / (1 + even / value)
     return 1 / value
-
-
-Visit = tuple[Problem, str]
-"""A problem, and the name of the random stream that draws its completions at this visit."""
 
 
 class ProblemOrder(Protocol):

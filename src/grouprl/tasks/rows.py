@@ -23,6 +23,12 @@ _SPLITS: Mapping[str, Split] = {
     "test": "test",
 }
 
+HELD_OUT = 0.1
+BY_ANSWER = frozenset({"correct_answer", "math_verify"})
+"""Built-in verifiers that compare the final answer with the column `answer`."""
+Rows = Any
+"""What `splits_of` reads: rows, a data frame, or a mapping of splits."""
+
 
 def splits_of(data: Any) -> dict[Split, list[Mapping[str, Any]]]:
     """Reads the rows of every split of some data.
@@ -87,14 +93,6 @@ def rows_of_table(data: Any) -> list[Mapping[str, Any]]:
 
 def _known(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-HELD_OUT = 0.1
-BY_ANSWER = frozenset({"correct_answer", "math_verify"})
-"""Built-in verifiers that compare the final answer with the column `answer`."""
-
-Rows = Any
-"""What `tables.splits_of` reads: rows, a data frame, or a mapping of splits."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def task_from_list(
 
 
 def problems_from_rows(rows: Any, name: str) -> Sequence[Problem]:
-    """The problems of rows in any form of `tables.rows_of_table`, all of them and in their order.
+    """The problems of rows in any form of `rows_of_table`, all of them and in their order.
 
     Raises:
         UserError: there are no rows, or a row has no usable prompt.

@@ -34,25 +34,6 @@ _NO_UNIT = re.compile(
     r"tie)s"
 )
 
-
-def is_unit(text: str, *, upright: bool) -> bool:
-    r"""Whether text behind a number is a unit, such as `cm`, `square feet`, `miles per hour`, `dollars`.
-
-    `upright`: it stands in `\text{}` or the like. Only there abbreviations count, because `5 cm` may be 5 times c
-    times m, and so does what is counted, one plural such as `apples`, unless it is itself a number (`dozens`).
-    """
-    words = _PERCENT.sub(" percent", text).replace("/", " / ").replace(".", " ").split()
-    kinds = "".join("U" if _is_named(word, upright) else _ORDER.get(word.lower(), "-") for word in words)
-    if _PHRASE.fullmatch(kinds):
-        return True
-    counted = words[0].lower() if upright and len(words) == 1 else ""
-    return counted in _COUNTED or (_PLURAL.fullmatch(counted) is not None and _NO_UNIT.fullmatch(counted) is None)
-
-
-def _is_named(word: str, upright: bool) -> bool:
-    return word.lower() in _WORDS or word.lower().removesuffix("s") in _WORDS or (upright and word in _SYMBOLS)
-
-
 _UPRIGHT = "text|textrm|textnormal|textup|textit|textbf|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname"
 _TOKENS = re.compile(
     rf"\\(?:{_UPRIGHT})[ ~]*\{{[^{{}}]*\}}(?!\s*\()|\\sqrt\s*\[[^\[\]{{}}\\]*\]|\\[A-Za-z]+|\\.|(?<=[_^])-?[0-9]+|.",
@@ -108,6 +89,24 @@ _IDLE = re.compile(
     r"|(?<=[0-9]) +(?=[A-Za-z](?![A-Za-z]))"
 )
 _BEHIND_COMMAND = re.compile(r"(\\[A-Za-z]+) +(?![A-Za-z ])")
+
+
+def is_unit(text: str, *, upright: bool) -> bool:
+    r"""Whether text behind a number is a unit, such as `cm`, `square feet`, `miles per hour`, `dollars`.
+
+    `upright`: it stands in `\text{}` or the like. Only there abbreviations count, because `5 cm` may be 5 times c
+    times m, and so does what is counted, one plural such as `apples`, unless it is itself a number (`dozens`).
+    """
+    words = _PERCENT.sub(" percent", text).replace("/", " / ").replace(".", " ").split()
+    kinds = "".join("U" if _is_named(word, upright) else _ORDER.get(word.lower(), "-") for word in words)
+    if _PHRASE.fullmatch(kinds):
+        return True
+    counted = words[0].lower() if upright and len(words) == 1 else ""
+    return counted in _COUNTED or (_PLURAL.fullmatch(counted) is not None and _NO_UNIT.fullmatch(counted) is None)
+
+
+def _is_named(word: str, upright: bool) -> bool:
+    return word.lower() in _WORDS or word.lower().removesuffix("s") in _WORDS or (upright and word in _SYMBOLS)
 
 
 def without_units(text: str) -> str:

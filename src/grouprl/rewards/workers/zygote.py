@@ -40,6 +40,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 Source = bytes | tuple[str, str, dict[str, Any]] | tuple[str, str, dict[str, Any], dict[str, bytes]]
 """A reward function: pickled by value, or (file, name, arguments), with the sources that `read_code` gives, if read."""
 
+_MIB = 1 << 20
+_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
+MOST = 16 << 10  # bytes of one call
+_WAIT_SECONDS = 1.0  # longest wait for the last bytes of a call
+
 
 def request(channel: socket.socket, pid: int = 0, fd: int | None = None) -> int:
     """Asks the zygote to fork a worker on the socket `fd` (returns its pid) or to kill one (returns its wait status).
@@ -214,10 +219,6 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-_MIB = 1 << 20
-_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
-
-
 def work(
     channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
 ) -> None:
@@ -274,10 +275,6 @@ def _data_mib() -> int:
         return 0
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * resource.getpagesize() // _MIB
-
-
-MOST = 16 << 10  # bytes of one call
-_WAIT_SECONDS = 1.0  # longest wait for the last bytes of a call
 
 
 class Printed:
