@@ -15,6 +15,7 @@ from grouprl.types import UserError
 
 PLACES: Mapping[str, str] = {
     "kernels": "grouprl.kernels.offers",
+    "cli": "grouprl.cli:main",
     "cluster": "grouprl.engines.ray_cluster:open_cluster",
     "cluster.engine": "grouprl.engines.ray_samplers:RemoteEngine",
     "cluster.samplers": "grouprl.engines.ray_samplers:open_samplers",

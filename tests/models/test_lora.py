@@ -20,6 +20,7 @@ from grouprl.config.run import LearnerConfig, LoraConfig
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation
 from grouprl.models.adapters import as_reference
 from grouprl.models.load import fingerprint, load_model
+from grouprl.run.machine import networks_mib
 from grouprl.types import Batch
 from letter_rewards import InProcess
 from lora_models import (
@@ -113,7 +114,7 @@ def test_shared_weights_are_counted_once(tiny: Path) -> None:
     learner = learner_of(policy, policy)
     batch = sampled(policy, tiny)
     learn(learner, batch)
-    mib = learner.networks_mib()
+    mib = networks_mib(learner)
     assert set(mib) == {"policy", "optimizer"}
     assert mib["policy"] * (1 << 20) == 4 * (base + adapter)
     assert mib["optimizer"] * (1 << 20) == pytest.approx(2 * 4 * adapter, rel=0.01)  # and a step count each

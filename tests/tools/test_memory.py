@@ -44,6 +44,7 @@ from grouprl.models.recompute import recompute_activations
 from grouprl.rollout.cache import CacheShape, GroupCache
 from grouprl.rollout.forward import ModuleForward
 from grouprl.rollout.sampler import draw
+from grouprl.run.machine import networks_mib
 from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
 from tape import TapeRecorder
@@ -268,7 +269,7 @@ def peak_of_an_update(step: StepShape, networks: Networks = GRPO, shape: ModelSh
         seen = learner.evaluate(batch)
         with Costs() as costs:
             learner.learn(batch, credit, seen, step=2)
-    return costs.peak, sum(learner.networks_mib().values()) * MIB
+    return costs.peak, sum(networks_mib(learner).values()) * MIB
 
 
 @needs_kernels

@@ -209,8 +209,12 @@ def main() -> None:
     _open_standard_streams()
     try:
         app()
-    except (UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError) as error:
+    except (
+        *(UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError, ModuleNotFoundError),
+    ) as error:
         if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
+            raise
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("grouprl."):
             raise
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
         if _reports():
@@ -245,6 +249,9 @@ def _of_the_machine(error: Exception) -> str:
             return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
             return f"{error}: check the disk and the limits of this machine; continue with --resume"
+        case ModuleNotFoundError():
+            folder = "/".join(str(error.name).split(".")[:2])
+            return f"expected the folder {folder}, got an installation without it: install all of grouprl"
         case RuntimeError():
             return "no thread is left for this user: end other programs, or raise `ulimit -u`; continue with --resume"
         case sqlite3.OperationalError() if "locked" in str(error):

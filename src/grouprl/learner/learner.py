@@ -21,7 +21,7 @@ from grouprl.learner.credit import token_rows
 from grouprl.learner.critic import CriticLearner, ValueLoss
 from grouprl.learner.experts import ExpertShares, choices
 from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
-from grouprl.learner.optimizer import Optimizer, mib
+from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import (
     Pack,
     PackMetrics,
@@ -45,7 +45,7 @@ from grouprl.models.load import mix_weights
 from grouprl.models.precision import autocast
 from grouprl.models.prefix import LearnedPrefix, read_prefix, shared_tokens
 from grouprl.models.progress import PROGRESS
-from grouprl.models.shard import own_part, reshard
+from grouprl.models.shard import reshard
 from grouprl.models.workers import side_by_side, worker_count
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, TokenTrace
@@ -240,24 +240,6 @@ class Learner:
         """Moves the reference to the policy, or towards it (iterative GRPO, DeepSeekMath 4.1.4)."""
         if self.reference is not None and self.algorithm.kl is not None:
             mix_weights(self.reference, self.policy, self.algorithm.kl.reference_mixup)
-
-    def networks_mib(self) -> dict[str, float]:
-        """Memory in MiB of each network's weights and each optimizer's moments; shared weights count once."""
-        critic = self.critic
-        networks = {"policy": self.policy, "reference": self.reference, "critic": critic and critic.critic}
-        counted: set[int] = set()
-        shares = {}
-        for name, network in networks.items():
-            parts = [] if network is None else list(map(own_part, network.parameters()))
-            own = [part for part in parts if part.data_ptr() not in counted]
-            counted |= {part.data_ptr() for part in own}
-            shares[name] = mib(own)
-        for name, optimizer in {
-            "optimizer": self.optimizer,
-            "critic_optimizer": None if critic is None else critic.optimizer,
-        }.items():
-            shares[name] = 0.0 if optimizer is None else optimizer.mib
-        return {name: share for name, share in shares.items() if share}
 
     def _update(self, work: UpdateWork, rows: Sequence[int], critic_only: bool, turn: int) -> _Update:
         """Makes one update from some rows of the batch; returns its metrics and forward passes."""

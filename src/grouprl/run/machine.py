@@ -14,7 +14,10 @@ import transformers
 
 from grouprl.config.run import RunConfig
 from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
+from grouprl.learner import Learner
+from grouprl.learner.optimizer import mib
 from grouprl.models.precision import faster_dtype, resolve_device
+from grouprl.models.shard import own_part
 
 _Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
 
@@ -47,6 +50,22 @@ def peak_rss_mib() -> float:
     """Returns the largest memory that this process has had, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def networks_mib(learner: Learner) -> dict[str, float]:
+    """Memory in MiB of each network's weights and each optimizer's moments; shared weights count once."""
+    critic, own_critic = learner.critic, None if learner.critic is None else learner.critic.critic
+    networks = {"policy": learner.policy, "reference": learner.reference, "critic": own_critic}
+    optimizers = {"optimizer": learner.optimizer, **({} if critic is None else {"critic_optimizer": critic.optimizer})}
+    counted: set[int] = set()
+    shares = {}
+    for name, network in networks.items():
+        parts = [] if network is None else list(map(own_part, network.parameters()))
+        own = [part for part in parts if part.data_ptr() not in counted]
+        counted |= {part.data_ptr() for part in own}
+        shares[name] = mib(own)
+    shares |= {name: optimizer.mib for name, optimizer in optimizers.items()}
+    return {name: share for name, share in shares.items() if share}
 
 
 def _cpu_name() -> str:

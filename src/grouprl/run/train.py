@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,25 +17,25 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.evaluation import ProblemResults, compare_results
-from grouprl.evaluation.evaluate import Evaluation, evaluate
 from grouprl.leaves import leaf
 from grouprl.models.precision import resolve_device
-from grouprl.ranks import open_ranks
-from grouprl.record.layout import COURSE_STEPS, RunDirectory
-from grouprl.record.read import Example, read_examples, read_json_lines, read_run
+from grouprl.ranks import Ranks, open_ranks
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
 from grouprl.rewards.configured import configured_scorer, is_measured_by, state_before
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
+from grouprl.rewards.workers.pool import OpenWorkers
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.ended import Run as Run
 from grouprl.run.ended import report_of
+from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.health import go_back, look_on_all, record_going_back
-from grouprl.run.machine import machine_facts, peak_rss_mib
+from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of
 from grouprl.run.opening import finished_run, open_record, reward_weights
 from grouprl.run.process import StopRequest, stop_on_signal
@@ -52,7 +52,6 @@ from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.types import StepRecord, import_extra
 
 Callback = Callable[[StepRecord], None]
-_EXAMPLES = 5
 
 
 def train(
@@ -98,19 +97,15 @@ def train(
         ranks.agree(
             f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
         )
-        trackers: list[Any] = []
-        if config.trackers.names:
-            trackers.append(stack.enter_context(leaf("trackers")(config, terminal.say, leads=ranks.leads)))
-        lock = saved = samplers = scorers = None
+        opening = [leaf("trackers")(config, terminal.say, leads=ranks.leads)] if config.trackers.names else []
+        trackers = [stack.enter_context(one) for one in opening]
+        lock = saved = None
         if resume:
             lock, made, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
             if made is not None:
                 return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
-        if config.cluster.backend == "ray":
-            cluster = stack.enter_context(leaf("cluster")(config.cluster, terminal.say, ranks))
-            samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
-            scorers = partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
+        samplers, scorers = _elsewhere(stack, config, ranks, terminal)
         before = state_before(config, task)
         scoring = configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
         scorer = stack.enter_context(scoring)
@@ -136,6 +131,15 @@ def train(
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, found, parts.state.step)
                 return loop(parts, record).run()
+
+
+def _elsewhere(stack: ExitStack, config: RunConfig, ranks: Ranks, terminal: Terminal) -> tuple[Any, OpenWorkers | None]:
+    """The actors of a cluster that sample, and what opens those that score; None = this process does."""
+    if config.cluster.backend == "none":
+        return None, None
+    cluster = stack.enter_context(leaf("cluster")(config.cluster, terminal.say, ranks))
+    samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
+    return samplers, partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
 
 
 def _directory(config: RunConfig, *, resume: bool) -> Path:
@@ -182,6 +186,7 @@ class _RunLoop:
         self._state, self._started = replace(parts.state, run=run), time.perf_counter()
         sampler = "vllm" if config.rollout.engine.name == "vllm" else config.model.dtype
         self._health = Health(record, terminal, GAPS[sampler])
+        self._evaluations = Evaluations(config, parts, record, terminal, trackers, self._health)
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
         known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
         self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
@@ -190,7 +195,7 @@ class _RunLoop:
         """Makes the remaining steps, with an evaluation before and after."""
         for tracker in self._trackers:
             tracker.begin(self._state.step)
-        evaluations: dict[str, Any] = {"before": self._evaluate("before")}
+        evaluations: dict[str, Any] = {"before": self._evaluations.evaluate(self._state.step, "before")}
         saved = self._train()
         if saved < self._state.step or not self._state.step:
             self._save()
@@ -198,9 +203,9 @@ class _RunLoop:
         if finished:
             if self._ranks.leads:
                 self._health.end()
-            after, scorer = self._evaluate("after"), self._parts.step_parts.scorer
+            after, scorer = self._evaluations.evaluate(self._state.step, "after"), self._parts.step_parts.scorer
             measure = "greedy_accuracy" if is_measured_by(scorer.verifier, scorer.rewards) else "reward"
-            change = self._ranks.decided(self._change, "change")
+            change = self._ranks.decided(partial(self._evaluations.change, self._state.step), "change")
             self._terminal.comparison(evaluations["before"], after, measure=measure)
             evaluations |= {"after": after, "measure": measure, "change": change}
         return self._finish(evaluations, finished)
@@ -208,14 +213,16 @@ class _RunLoop:
     def _train(self) -> int:
         """Makes the steps; returns the last step with a checkpoint."""
         config, saved = self._config, self._state.step
-        self._look_at_held_out()
+        self._evaluations.look(self._state.step)
         completions = config.rollout.problems_per_step * config.rollout.group_size
         scorer = self._parts.step_parts.scorer
         self._terminal.heading(accuracy=scorer.verifier in scorer.rewards)
         with self._terminal.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
-                self._look_at_held_out()  # before the checkpoint: a run that resumes from it does not look again
+                self._evaluations.look(
+                    self._state.step
+                )  # before the checkpoint: a run that resumes from it does not look again
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     saved = self._save()
@@ -263,14 +270,6 @@ class _RunLoop:
         self._stop.check()
         bars.sampled(count)
 
-    def _look_at_held_out(self) -> None:
-        """Records the examples and the evaluation that are due after this step, if they are not recorded."""
-        every, step = self._config.evaluation.every, self._state.step
-        if step in COURSE_STEPS:
-            self._record_course()
-        if every and self._parts.held_out and step % every == 0 and step < self._config.steps:
-            self._evaluate()
-
     def _save(self) -> int:
         ahead = self._parts.ahead
         save_checkpoint(
@@ -283,94 +282,10 @@ class _RunLoop:
         )
         return self._state.step
 
-    def _recorded_evaluation(self, when: str | None) -> dict[str, Any] | None:
-        files, step = RunDirectory(self._record.directory), 0 if when == "before" else self._state.step
-        if when is not None and when not in read_examples(files.examples):
-            return None
-        rows = [row for row in read_json_lines(files.evaluations) if row["step"] == step]
-        return {name: value for name, value in rows[-1].items() if name != "step"} if rows else None
-
-    def _evaluate(self, when: Literal["before", "after"] | None = None) -> dict[str, Any]:
-        """Evaluates the policy on the held-out problems; a resumed run reads an evaluation that it has recorded."""
-        recorded: dict[str, Any] | None
-        recorded = self._ranks.decided(partial(self._recorded_evaluation, when), "recorded evaluation")
-        if recorded is not None:
-            return recorded
-        config, prompts = self._config.evaluation, self._parts.held_out
-        if not prompts:  # evaluation.problems=0
-            return {"problems": 0}
-        self._parts.step_parts.scorer.begin_step(self._state.step + 1)
-        moment = when or f"step {self._state.step}"
-        with self._terminal.progress(f"evaluate {moment}", len(prompts) * (config.samples + 1)) as advance:
-            found = evaluate(
-                self._parts.step_parts.engine,
-                self._parts.step_parts.task,
-                self._parts.step_parts.scorer,
-                prompts,
-                sampling=self._parts.step_parts.sampling,
-                samples=config.samples,
-                tokenizer=self._parts.step_parts.tokenizer,
-                judged=config.judge,
-                on_finished=advance,
-            )
-        self._terminal.invalid(found.invalid, len(prompts) * max(1, config.samples), "held-out completions")
-        if found.results.problem_ids:
-            self._record.held_out(self._state.step, asdict(found.results))
-        if when is not None:
-            self._record.examples(when, self._examples(found))
-        self._record.evaluation(self._state.step, found.metrics)
-        for tracker in self._trackers:
-            tracker.evaluation(self._state.step, found.metrics)
-        if self._ranks.leads:
-            self._health.warn()
-        return found.metrics
-
-    def _change(self) -> dict[str, Any]:
-        """The differences of the last evaluation to the first one, paired by problem."""
-        rows = {row["step"]: row for row in read_json_lines(RunDirectory(self._record.directory).held_out)}
-        before, after = (ProblemResults.read(rows.get(step, {})) for step in (0, self._state.step))
-        if before is None or after is None or not set(before.problem_ids) & set(after.problem_ids):
-            return {}
-        return {name: asdict(found) for name, found in compare_results(after, before).items()}
-
-    def _record_course(self) -> None:
-        """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
-        parts, prompts, when = self._parts.step_parts, self._parts.held_out[:_EXAMPLES], f"step {self._state.step}"
-        files = RunDirectory(self._record.directory)
-        if self._ranks.decided(lambda: when in read_examples(files.examples), "recorded examples"):
-            return
-        if not prompts or self._parts.ahead is not None:  # the engine is sampling the next step
-            return
-        parts.scorer.begin_step(self._state.step + 1)
-        found = evaluate(
-            parts.engine,
-            parts.task,
-            parts.scorer,
-            prompts,
-            sampling=parts.sampling,
-            samples=0,
-            tokenizer=parts.tokenizer,
-            judged=self._config.evaluation.judge,
-        )
-        self._record.examples(when, self._examples(found))
-
-    def _examples(self, evaluation: Evaluation) -> list[Example]:
-        return [
-            Example(
-                problem_id=group.problem.id,
-                prompt=group.problem.prompt_text,
-                answer=str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip(),
-                completion=group.completions[0].text,
-                correct=outcome.correct,
-                reward=outcome.total if outcome.valid else None,
-            )
-            for group, outcome in zip(evaluation.greedy[:_EXAMPLES], evaluation.outcomes, strict=False)
-        ]
-
     def _networks_mib(self) -> dict[str, float]:
         parts = self._parts.step_parts
         learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
-        return parts.learner.networks_mib() | ({"reward_model": sum(learned)} if learned else {})
+        return networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {})
 
     def _finish(self, evaluations: dict[str, Any], finished: bool) -> Run:
         config, state, directory = self._config, self._state, self._record.directory
