@@ -221,10 +221,10 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
             )
 
 
-def _choices(kinds: tuple[type[Part], ...], name: str) -> dict[str, None]:
+def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
     """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
     types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
-    return dict.fromkeys(word for one in types if get_origin(one) is Literal for word in get_args(one))
+    return tuple(dict.fromkeys(word for one in types if get_origin(one) is Literal for word in get_args(one)))
 
 
 def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mapping[str, Any]) -> UserError:

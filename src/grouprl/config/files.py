@@ -186,7 +186,8 @@ def _misplaced(kind: Any, layer: _Layer, above: Collection[_Key]) -> Iterator[_M
         names = _fields(section)
         null = value is None and (not names or type(None) in typing.get_args(section))
         below = typing.get_origin(section) is dict or (key in above and not isinstance(value, list))
-        if (names or below) and not null:
+        item = any(part.isdecimal() for part in key)  # of a list, which pydantic reports
+        if (names or below) and not null and not item:
             yield key, f"expected a section with keys of its own, got {shown(value)}; {_inside(section, key, value)}"
 
 
