@@ -182,12 +182,12 @@ def _misplaced(kind: Any, layer: _Layer, above: Collection[_Key]) -> Iterator[_M
     `above` has the keys with further keys below them in an override.
     """
     for key, value in _plain_values(layer.tree):
-        section, _ = _field(kind, key)
+        in_a_list = any(typing.get_origin(_field(kind, key[:depth])[0]) is tuple for depth in range(len(key)))
+        section = None if in_a_list else _field(kind, key)[0]
         names = _fields(section)
         null = value is None and (not names or type(None) in typing.get_args(section))
         below = typing.get_origin(section) is dict or (key in above and not isinstance(value, list))
-        item = any(part.isdecimal() for part in key)  # of a list, which pydantic reports
-        if (names or below) and not null and not item:
+        if (names or below) and not null:
             yield key, f"expected a section with keys of its own, got {shown(value)}; {_inside(section, key, value)}"
 
 
