@@ -5,7 +5,7 @@
         --name family_rest model.threads=1 evaluation.every=2 evaluation.problems=200 evaluation.samples=0
     python benchmarks/algorithm_curves.py runs/compare_family runs/family_rest
 
-luspo, sapo, gmpo, maxrl and dppo are of runs/family_soft (docs/comparison.md).
+luspo, sapo, gmpo, maxrl and dppo are of runs/family_soft (docs/evidence.md).
 """
 
 from __future__ import annotations

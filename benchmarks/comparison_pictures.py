@@ -1,4 +1,4 @@
-"""The pictures of docs/comparison.md: a comparison as PNG files, one color for each variant, the mean over its seeds.
+"""The pictures of docs/evidence.md: a comparison as PNG files, one color for each variant, the mean over its seeds.
 
 python benchmarks/comparison_pictures.py runs/compare_family FOLDER
 """

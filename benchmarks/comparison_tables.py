@@ -1,4 +1,4 @@
-"""The tables of docs/comparison.md, from the summaries of comparisons.
+"""The tables of docs/evidence.md, from the summaries of comparisons.
 
     grouprl compare compare_family && python benchmarks/comparison_tables.py runs/compare_family --costs --keep
     python benchmarks/comparison_tables.py                         those that were kept
@@ -87,7 +87,7 @@ def needed(summary: dict[str, Any], *, costs: bool) -> dict[str, Any]:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """The comparisons of docs/comparison.md whose summaries were kept, by name."""
+    """The comparisons of docs/evidence.md whose summaries were kept, by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("compare_*.json"))}
 
 

@@ -1,4 +1,4 @@
-"""The demo's figures wherever they stand: README.md, docs/demo.md, the recipe's comment, docs/lora.md and the pictures.
+"""The demo's figures wherever they stand: README.md, docs/start.md, docs/models.md, the recipe's comment, the pictures.
 
     python benchmarks/demo_figures.py --runs FOLDER --write
 
@@ -26,7 +26,6 @@ from typing import Any
 from speed_targets import instruction_set
 
 from grouprl.lab.explain_group import recorded_walk
-from grouprl.lab.report.groups import MOST_GROUPS, groups_of_step
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
@@ -101,7 +100,7 @@ def machine_words(found: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The rows of docs/demo.md, one for each seed."""
+    """The rows of docs/start.md, one for each seed."""
     rows = ""
     for seed, one in found["seeds"].items():
         cells = [f"{one[when][name]:.1%}" for name in EVALUATED for when in ("before", "after")]
@@ -162,9 +161,9 @@ def put(page: str, place: str, words: str) -> str:
 
 PLACES: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "README.md": readme,
-    "docs/demo.md": demo,
+    "docs/start.md": demo,
     "src/grouprl/recipes/demo.yaml": recipe,
-    "docs/lora.md": lora,
+    "docs/models.md": lora,
 }
 
 
@@ -178,23 +177,18 @@ def example(runs: Path, run: str) -> dict[str, Any]:
 
     Step 1 read that group again after its update. The page of `grouprl lab --export-explainer` calls the run demo.
     """
-    lab = Runs(runs)
-    listed = groups_of_step(lab.folder(run), 1, offset=0, limit=MOST_GROUPS)
-    group = next(one for one in listed["groups"] if one["signal"])
-    del group["completions"]
-    walk = recorded_walk(lab, run, 1, group["group_index"])
+    walk = recorded_walk(Runs(runs), run, 1)
     walk["source"]["run"] = "demo"
-    walk["stages"]["update"]["watched"] = walk["stages"]["update"]["watched"][:1]  # the file has no other
     return {
         "runs": {"runs": [{"id": "demo", "status": "finished", "step": 1, "algorithm": walk["algorithm"]["name"]}]},
         "comparisons": {"comparisons": []},  # which the page of PPO and GRPO asks for
-        "runs/demo/groups": {**listed, "steps": [1, 1], "groups": [group]},
-        f"explain/group?run=demo&step=1&group={group['group_index']}": walk,
+        "explain/steps?run=demo": {"steps": [1]},
+        "explain/group?run=demo&step=1": walk,
     }
 
 
 def draw(runs: Path) -> None:
-    """The pictures of the README, docs/demo.md and docs/lab.md."""
+    """The pictures of the README, docs/start.md and docs/lab.md."""
     from lab_pictures import addresses, charts, pictures  # needs Playwright
 
     browser, images = shutil.which("chromium"), ROOT / "docs" / "images"

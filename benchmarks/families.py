@@ -1,6 +1,6 @@
 """Tiny random checkpoints of many model families, by the real configuration classes of transformers: what works.
 
-python benchmarks/families.py            # the table of docs/models.md
+python benchmarks/families.py            # benchmarks/results/families.md
 python benchmarks/families.py mamba2
 
 Each family is loaded, compared with its own forward pass, given an adapter, and trained for two steps.
@@ -307,7 +307,7 @@ HEADER = "| family | form | window | learner | sampler | LoRA | trains |\n|---|-
 
 
 def row(found: Found) -> str:
-    """A row of the table of docs/models.md."""
+    """A row of benchmarks/results/families.md."""
     numbers = [f"{gap:.0e}" if found.lora else "" for gap in (found.learner_gap, found.sampler_gap)]
     return f"| {' | '.join((found.name, found.form, found.window, *numbers, found.lora, found.trains))} |"
 

@@ -25,7 +25,7 @@ from grouprl.models.precision import autocast
 from grouprl.models.verify import plain_logprobs
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tools.planner import ModelShape
-from grouprl.tools.proof.passes import gradients, packed_logprobs, relative
+from grouprl.tools.proof.checks import gradients, packed_logprobs, relative
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 # Heads of 64 numbers as in the 0.5B model, few enough words for the tokenizer of the benchmarks.

@@ -37,8 +37,8 @@ from grouprl.models.recompute import recompute_activations
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.sampler import draw
 from grouprl.tools.planner import MemoryPlan, ModelShape, Networks, StepShape, plan_memory
-from grouprl.tools.planner.machine import total_memory
-from grouprl.tools.planner.time import Rates, floor_of_step
+from grouprl.tools.planner.machine import Rates, total_memory
+from grouprl.tools.planner.time import floor_of_step
 from grouprl.types import Group, Sampling
 
 WANTED = {"floor_share": 0.60, "rate_share": 0.45, "planned_over_measured": "0.9 to 1.1"}

@@ -130,7 +130,7 @@ def questions(steps: int, rows: Rows) -> dict[str, str]:
         "search that finds nothing": "/big/search?text=no%20such%20words",
         "search that finds nothing, by reward": "/big/search?min_reward=2",
         "a problem through training": f"/big/history?problem={rows.problem(middle, 1)}&limit=100",
-        "walk-through of a group": f"/api/explain/group?run=big&step={middle}&group={rows.groups // 2}",
+        "steps with a walk-through": "/api/explain/steps?run=big",
     }
 
 

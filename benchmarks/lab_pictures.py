@@ -28,7 +28,7 @@ def addresses(run: str, other: str) -> dict[str, str]:
         "compare": f"/compare/{run},{other}",
         "groups": f"/runs/{run}/groups/5",
         "group": f"/runs/{run}/groups/1/0",
-        "step": f"/step?run={run}&step=1&group=0",
+        "step": f"/step?run={run}&step=1",
         "one-group": "/group",
         "ppo": "/ppo",
     }

@@ -1,6 +1,6 @@
 """How often sampler and learner choose other experts for a token, and what replaying the sampler's choices changes.
 
-python benchmarks/routing.py            # the table of docs/models.md
+python benchmarks/routing.py            # benchmarks/results/routing.md
 python benchmarks/routing.py mixtral
 
 Tiny random checkpoints (benchmarks/families.py) with 32 experts, of which a token chooses 4. The native engine samples
@@ -117,7 +117,7 @@ HEADER = "| family | precision | tokens | tokens with other experts | log-prob g
 
 
 def row(name: str, dtype: str, noise: float, gap: Gap) -> str:
-    """A row of the table of docs/models.md."""
+    """A row of benchmarks/results/routing.md."""
     case = f"{dtype}, routers with noise" if noise else dtype
     return f"| {name} | {case} | {gap.tokens} | {gap.other_experts:.1%} | {gap.logprobs:.1e} | {gap.replayed:.1e} |"
 

@@ -1,4 +1,4 @@
-"""The Python of the README and of the page about `Trainer` is run as it stands."""
+"""The Python of the README and of docs/start.md is run as it stands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "trainer.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "start.md")
 BLOCKS = [
     pytest.param(block, page, id=f"{page.name} {number}")
     for page in PAGES

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its Slurm script and its Ray job have options that torchrun has and settings that a run has."""
+"""docs/scale.md: its Slurm script and its Ray job have options that torchrun has and settings that a run has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from grouprl.config.run import RunConfig, load_config
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 (SCRIPT,) = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 

@@ -1,20 +1,23 @@
-"""What the site has from code: every setting, command and Python name, the packages, and a page of each algorithm."""
+"""What the site has from code: settings, commands, metrics, keys, Python names, and the options of each algorithm."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
 
-import staging
 from grouprl.algorithms.named import NAMED, source
 from grouprl.cli import app
 from grouprl.cli.settings import algorithm_rows, setting_rows
+from grouprl.record.metrics import METRICS
+from grouprl.tools.imported.table import key_table
+from grouprl.tools.imported.trl_keys import TRL
+from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
 
 # What a caller in Python may rely on: the names in `__all__` of these.
 PYTHON = {
@@ -23,25 +26,30 @@ PYTHON = {
     "grouprl.evaluation": "Evaluation",
 }
 READING = ("read_run", "RecordedRun", "read_rollouts", "RecordedGroup")
-SECTION = re.compile(r"^### (.+?)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def with_generated(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
     """The pages of the site: those that were written, completed by what code says."""
     return {
         **texts,
-        "algorithms.md": SECTION.sub(_lead, texts["algorithms.md"]),
-        "commands.md": f"{texts['commands.md']}\n{_commands()}",
         "architecture.md": f"{texts['architecture.md']}\n{_packages(root / 'src/grouprl')}",
+        "commands.md": _commands(),
         "configuration.md": _configuration(),
+        "metrics.md": f"# Metrics\n\n## metrics.jsonl\n\n{_metrics(held_out=False)}\n"
+        f"## Evaluations\n\n{_metrics(held_out=True)}",
         "python.md": _python(root),
-        **_algorithms(root),
+        **_keys(),
+        **_algorithms(root, texts),
     }
 
 
 def navigation(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups of docs/README.md; the group Reference begins with the pages that are made here."""
-    own = ["configuration.md", "python.md", {"Algorithms by name": [f"algorithms/{name}.md" for name in NAMED]}]
+    own = [
+        *("configuration.md", "commands.md", "metrics.md", "python.md"),
+        {"Algorithms by name": [f"algorithms/{name}.md" for name in (*NAMED, "options", "numbers")]},
+        {"Keys of other trainers": ["keys/trl.md", "keys/verl.md", "keys/openrlhf.md"]},
+    ]
     return [
         {title: own + pages if title == "Reference" else pages for title, pages in group.items()} for group in groups
     ]
@@ -69,9 +77,35 @@ def _commands() -> str:
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="grouprl")
     made = get_docs_for_click(obj=command, ctx=context, name="grouprl")
-    # Without the list of commands, which the page begins with.
     verbs = made[made.index("\n## ") :]
-    return "\n## Options of every command\n" + re.sub(r"^(#+) ", r"#\1 ", verbs, flags=re.MULTILINE)
+    return f"# Commands\n\n`grouprl VERB --help` shows the same; `python -m grouprl` is the same program.\n{verbs}"
+
+
+def _metrics(*, held_out: bool) -> str:
+    """A table; metrics with one meaning share a row."""
+    rows = "| key | meaning | formula | unit | TRL's name |\n|---|---|---|---|---|\n"
+    metrics = [metric for metric in METRICS.values() if metric.held_out == held_out]
+    for meaning, members in groupby(metrics, key=lambda metric: metric.meaning):
+        told = [(f"`{one.name}`", _code(one.formula), one.unit, _code(one.trl)) for one in members]
+        names, formulas, units, theirs = (
+            ", ".join(dict.fromkeys(filter(None, cells))) for cells in zip(*told, strict=True)
+        )
+        rows += f"| {names} | {meaning} | {formulas} | {units} | {theirs} |\n"
+    return rows
+
+
+def _code(text: str) -> str:
+    """As code in a cell, where an unescaped vertical bar would end the cell."""
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+def _keys() -> dict[str, str]:
+    stars = "\n".join(f"| `{pattern}` | {why} |" for pattern, why in NOT_NEEDED.items())
+    more = f"Not needed, with a star for every key below:\n\n| key | why |\n|---|---|\n{stars}\n"
+    return {
+        "keys/trl.md": f"# Keys of TRL\n\n{key_table(TRL)}",
+        "keys/verl.md": f"# Keys of verl\n\n{key_table(VERL)}\n{more}",
+    }
 
 
 def _packages(package: Path) -> str:
@@ -113,20 +147,12 @@ def _names(node: ast.Assign) -> list[str]:
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
-def _algorithms(root: Path) -> dict[str, str]:
-    page = root / staging.ALGORITHMS
-    bodies = {
-        name: body
-        for heading, body in SECTION.findall(page.read_text(encoding="utf-8"))
-        for name in heading.split(", ")
-    }
+def _algorithms(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in NAMED:
         place = f"algorithms/{name}.md"
-        body = staging.relinked(root, page, bodies[name], place)
-        found[place] = (
-            f"# {name}\n\n{body.strip()}\n\n## Every option\n\n{_options(name)}\n\n## As code\n\n{_code(root, name)}\n"
-        )
+        body = texts.get(place, f"# {name}\n\n[What it reproduces](../coming_from.md#presets)")
+        found[place] = f"{body.strip()}\n\n## Every option\n\n{_options(name)}\n\n## As code\n\n{_file(root, name)}\n"
     return found
 
 
@@ -141,20 +167,7 @@ def _options(name: str) -> str:
     return "\n".join(lines)
 
 
-def _code(root: Path, name: str) -> str:
+def _file(root: Path, name: str) -> str:
     path = f"src/grouprl/algorithms/named/{name}.py"
     code = (root / path).read_text(encoding="utf-8").rstrip()
     return f'{source(name).splitlines()[0]}\n\n```python title="{path}"\n{code}\n```'
-
-
-def _lead(found: re.Match[str]) -> str:
-    """Of an algorithm's section its first paragraph, and links to the pages that have the rest."""
-    names = found[1].split(", ")
-    if not set(names) <= set(NAMED):
-        return found[0]
-    lead = found[2].strip().partition("\n\n")[0]
-    return (
-        f"### {found[1]}\n\n{lead}\n\n"
-        + ", ".join(f"[{name}: equation, fields, pitfalls](algorithms/{name}.md)" for name in names)
-        + "\n\n"
-    )

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grouprl.algorithms.named import NAMED
 from grouprl.types import UserError
 
 # Places in the repository, and their pages on the site. Other pages keep their names; a source file gets a page.
@@ -21,7 +20,8 @@ MOVED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-ALGORITHMS = "docs/algorithms.md"
+# Folders of docs/ whose pages the list of pages does not name.
+FOLDERS = ("algorithms", "keys")
 # Code first, so that nothing in it is taken for a link.
 LINK = re.compile(r"^```.*?^```$|`[^`\n]+`|\]\((?P<target>[^)\s]+)(?=\))", re.MULTILINE | re.DOTALL)
 GROUP = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -44,18 +44,19 @@ def written(root: Path) -> dict[str, str]:
         UserError: a page links to a file that is not there.
     """
     pages = [root / "README.md", root / "CONTRIBUTING.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md"))]
+    pages += [page for folder in FOLDERS for page in sorted((root / "docs" / folder).glob("*.md"))]
     found = {place_of(root, page): relinked(root, page, page.read_text(encoding="utf-8")) for page in pages}
     notebook = root / "docs/tutorial.ipynb"
     return found | {"tutorial.md": relinked(root, notebook, of_notebook(notebook.read_text(encoding="utf-8")))}
 
 
-def relinked(root: Path, page: Path, text: str, at: str = "") -> str:
-    """`text`, all or a part of `page`, with links that fit the site; `at` is where it stands there, if elsewhere.
+def relinked(root: Path, page: Path, text: str) -> str:
+    """The text of a page with links that fit the site.
 
     Raises:
         UserError: no file is where a link leads.
     """
-    folder = Path(at or place_of(root, page)).parent
+    folder = Path(place_of(root, page)).parent
 
     def turned(found: re.Match[str]) -> str:
         if not found["target"] or "://" in found["target"]:
@@ -65,8 +66,6 @@ def relinked(root: Path, page: Path, text: str, at: str = "") -> str:
         if not target.exists():
             raise UserError(f"{page}: expected a link to a file that is there, got {found['target']}; correct the link")
         place, anchor = place_of(root, target), f"#{anchor}" if anchor else ""
-        if place == "algorithms.md" and anchor[1:] in NAMED:
-            place, anchor = f"algorithms/{anchor[1:]}.md", ""
         return f"]({os.path.relpath(place, folder)}{anchor}"
 
     return LINK.sub(turned, text)
@@ -78,7 +77,8 @@ def place_of(root: Path, path: Path) -> str:
     if name in MOVED:
         return MOVED[name]
     inside = name.removeprefix("docs/")
-    page = name.startswith("docs/") and (inside.startswith("images/") or "/" not in inside)
+    folder = inside.partition("/")[0] if "/" in inside else "images"
+    page = name.startswith("docs/") and folder in ("images", *FOLDERS)
     return inside if page else f"source/{name}.md"
 
 
@@ -113,5 +113,7 @@ def _cell(cell: Mapping[str, Any]) -> Iterator[str]:
 def _source(path: Path, name: str) -> str:
     if path.is_dir():
         return f"# {name}\n\n" + "\n".join(f"- `{one.name}`" for one in sorted(path.glob("*.py"))) + "\n"
+    if path.suffix == ".md":
+        return f"# {name}\n\n{path.read_text(encoding='utf-8')}"
     kind = "python" if path.suffix == ".py" else "text"
     return f'# {name}\n\n````{kind} linenums="1"\n{path.read_text(encoding="utf-8").rstrip()}\n````\n'

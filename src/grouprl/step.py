@@ -74,7 +74,7 @@ def grpo_step(
     found = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
     metrics = {**found, **parts.scorer.logged(), **parts.scorer.usage(), **result.metrics}
     metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
-    return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept)
+    return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept, result.stages)
 
 
 def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> LearnResult:

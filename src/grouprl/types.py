@@ -126,7 +126,7 @@ class Problem:
 
 
 class Structure(Protocol):
-    """An automaton that says which tokens may follow; `grouprl.models.structure` makes one of a regular expression."""
+    """An automaton that says which tokens may follow; `grouprl.engines.structure` makes one of a regular expression."""
 
     def restrict(self, logits_NV: Tensor, states_N: Tensor) -> Tensor:
         """Sets the logits of tokens that are not allowed in [N] states to -inf; state 0 is before the first token."""
@@ -306,4 +306,5 @@ class StepRecord:
     outcomes: Sequence[Sequence[RewardOutcome]]  # [P][G]
     token_advantages: Sequence[Sequence[Sequence[float]]]  # [P][G][tokens]
     traces: Sequence[Sequence[TokenTrace]] | None = None  # [P][G]
-    kept: Sequence[bool] | None = None  # [P] whether the group entered the loss; None = not known
+    kept: Sequence[bool] | None = None  # [P] whether the group entered the loss; None = all of them
+    stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # JSON values of the watched group

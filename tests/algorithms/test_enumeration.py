@@ -1,7 +1,7 @@
 """What each estimator expects, over every group that a tiny policy can draw, beside the true policy gradient.
 
 Truth is the derivative of a sum over all completions; the estimators are the library's own functions. The measured
-biases are those of docs/estimators.md.
+biases are those of docs/evidence.md.
 """
 
 import itertools

@@ -1,4 +1,10 @@
-"""Presets against numbers that the libraries' own code printed; docs/presets.md says how they were run."""
+"""Presets against numbers that the libraries' own code printed.
+
+They come from `pip install trl==1.16.0 verl==0.9.1 openrlhf==0.11.2` and the rewards and log-probs of this file. For
+TRL, these replace the generation and the forward pass of `GRPOTrainer`; for verl, its estimator and `ppo_loss` run with
+the defaults of its YAML; for OpenRLHF, `compute_approx_kl`, `compute_advantages_and_returns`, `PolicyLoss` and
+`aggregate_loss` run with the defaults of its argument parser. Gradients are with respect to the log-probs.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_the_recipe_trains_on_them(posts: Path, tmp_path: Path) -> None:
 
 def test_the_page_shows_the_recipe_and_the_script_has_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     root = SCRIPT.parents[1]
-    page = (root / "docs" / "course.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "start.md").read_text(encoding="utf-8")
     recipe = (root / "src/grouprl/recipes/smollm2_course.yaml").read_text(encoding="utf-8").partition("name: ")[2]
     shown = page.partition("```yaml\n")[2].partition("```")[0]
     assert shown == recipe.partition("\n")[2]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grouprl.checks.asserts import Check, SplitError, asserts_of_check, holds, parse_asserts
+from grouprl.checks.asserts import Assertion, SplitError, asserts_of_check, holds, parse_asserts
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def in_python(source: str, function: Callable[..., Any]) -> bool:
     return True
 
 
-def outside(check: Check, function: Callable[..., Any]) -> bool:
+def outside(check: Assertion, function: Callable[..., Any]) -> bool:
     """Whether it passes when only its calls are made by Python."""
     returned = {}
     for number, call in enumerate(check.calls):

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from grouprl.checks.code import BUNDLED, Code
+from grouprl.checks.code import Code
 from grouprl.checks.sandbox import BACKENDS, why_unavailable
 from grouprl.checks.unit_tests import UnitTests
 from grouprl.tasks.base import Split
@@ -161,9 +161,3 @@ def test_the_example_and_the_traits():
     assert Code().traits("```python\nx\n```") == {"fenced": True}
     assert Code().traits("x") == {"fenced": False}
     assert (Code().name, Code().verifier, Code().default_rewards) == ("code", "unit_tests", {"unit_tests": 1.0})
-
-
-def test_the_bundled_problems_are_all_different():
-    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == len({row["text"] for row in rows}) == 25
-    assert all(len(row["test_list"]) >= 3 for row in rows)

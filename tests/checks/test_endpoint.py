@@ -18,8 +18,7 @@ import pytest
 from chat_server import HANGS, ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
 from grouprl.checks.judge_model import client
-from grouprl.checks.judge_model.grading import JudgeModel
-from grouprl.checks.judge_model.text import read_score
+from grouprl.checks.judge_model.grading import JudgeModel, read_score
 from grouprl.config.run import ScoringConfig
 from grouprl.rewards.calls import Invalid
 from grouprl.rewards.configured import open_scorer

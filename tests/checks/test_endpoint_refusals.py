@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from chat_server import ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
-from grouprl.checks.judge_model.cost import Meter
-from grouprl.checks.judge_model.grading import JudgeModel
-from grouprl.checks.judge_model.text import grading_text
+from grouprl.checks.judge_model.grading import grading_text
 from grouprl.rewards.calls import Invalid
 from grouprl.types import UserError
 
@@ -238,32 +233,3 @@ def test_a_text_is_asked_about_in_the_same_words_every_time():
 def test_braces_of_a_template_stay():
     texts = {"prompt": "p", "completion": "c", "answer": "a"}
     assert r"\boxed{x} {rubric} {{" in grading_text(r"\boxed{x} {rubric} {{ {completion}", texts, (0, 1), as_json=True)
-
-
-# The page
-
-PAGE = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
-
-
-def test_examples_on_the_page_are_settings():
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    entries = [entry for block in blocks for entry in yaml.safe_load(block)["rewards"]]
-    judges = [judge_of(**entry["arguments"]) for entry in entries if entry["name"] == "judge_model"]
-    assert [made.meter.max_cost for made in judges] == [None, 2.0]
-    assert all("{completion}" in made.grading.template for made in judges)
-
-
-def test_the_page_lists_every_setting_with_its_default():
-    rows = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)?(.*?)\|", PAGE, re.MULTILINE)
-    defaults = {f.name: f.default for part in JudgeModel.parts.values() for f in fields(part) if f.init}
-    assert sorted(name for name, _, _ in rows) == sorted(defaults)
-    told = {name: yaml.safe_load(default) for name, default, _ in rows if default}
-    assert told == {name: list(value) if (value := defaults[name]) == (0.0, 10.0) else value for name in told}
-    assert [name for name, default, _ in rows if not default] == ["base_url", "model", "template"]
-
-
-def test_the_cost_on_the_page_is_right():
-    meter = Meter(0.15, 0.60, None)
-    for _ in range(60 * 16 * 8):
-        meter.add({"prompt_tokens": 700, "completion_tokens": 60})
-    assert f"{meter.cost:.2f}" == "1.08"

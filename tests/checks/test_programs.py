@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grouprl.checks.programs import program
+from grouprl.checks.unit_tests import program
 
 RIGHT = "def f(x):\n    return x + 1\n"
 WRONG = "def f(x):\n    return 0\n"

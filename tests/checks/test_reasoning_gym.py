@@ -4,7 +4,6 @@ import builtins
 import json
 import pickle
 import random
-import re
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from sympy.parsing import sympy_parser
 
-from grouprl.checks.gym_scorers import SCORERS, polynomial
+from grouprl.checks.gym_scorers import SCORERS
 from grouprl.checks.reasoning_gym import GymReward, ReasoningGym, default_arguments, gym_names
 from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task
@@ -222,11 +221,6 @@ def test_a_product_is_written_out(answer: str, right: bool) -> None:
     assert SCORERS["polynomial_multiplication"](answer, "x**2 - x - 6", {}) is right
 
 
-def test_coefficients() -> None:
-    assert polynomial("-2*x**2*y + 7 - 3*y*x*x") == {"x^2 y^1": -5, "": 7}
-    assert polynomial("x - x") == {}
-
-
 @pytest.mark.parametrize(
     ("dataset", "answer"), [("boxnet", "7"), ("boxnet", "[" * 9000), ("game_of_life", "{}"), ("game_of_life", "no")]
 )
@@ -267,8 +261,3 @@ def _mean(task: ReasoningGym, problems: Any, answer: str) -> float:
         except (TypeError, KeyError, ValueError, AttributeError, IndexError):  # the library's scorer may raise
             given.append(0.0)
     return sum(given) / len(given)
-
-
-def test_names_are_plain() -> None:
-    assert len(gym_names()) >= 100
-    assert all(re.fullmatch("[a-z0-9_]+", name) for name in gym_names())

@@ -14,26 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from grouprl.cli import app
 from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, small_settings, tree, write_rows
-from tiny import tiny_model_folder
 
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
-    *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare"),
-    *(
-        "check-reward",
-        "export",
-        "report",
-        "lab",
-        "plan",
-        "import-config",
-        "tasks",
-        "settings",
-        "doctor",
-        "check-model",
-        "import-model",
-        "merge",
-        "push",
-    ),
+    *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare", "check-reward", "export", "report", "lab"),
+    *("plan", "import-config", "tasks", "settings", "doctor", "check-model", "import-model", "merge", "push"),
     *("replay", "selftest"),
 )
 
@@ -98,15 +83,6 @@ def test_a_run_on_gsm8k_s_form_leaves_its_figures(finished: Path, guesser: Path)
     trained = AutoModelForCausalLM.from_pretrained(finished / "checkpoints/step-000002")
     start = AutoModelForCausalLM.from_pretrained(guesser)
     assert (trained.lm_head.weight - start.lm_head.weight).abs().max() > 0.001
-
-
-def test_a_random_qwen2_checkpoint_trains_by_the_same_command(tiny: Path, place: Path) -> None:
-    ended = train(place, tiny, "--name", "qwen2")
-    assert ended.code == 0, ended.err
-    run = place / "runs" / "qwen2"
-    assert json.loads((run / "summary.json").read_text())["steps"] == 2
-    trained = AutoModelForCausalLM.from_pretrained(run / "checkpoints/step-000002")
-    assert trained.config.model_type == "qwen2"
 
 
 def test_eval_of_a_checkpoint_uses_its_run_and_finds_what_the_run_found(finished: Path) -> None:
@@ -232,56 +208,17 @@ def refused(ended: Ended, *parts: str) -> None:
         assert part in ended.text
 
 
-Prepare = Callable[[Path], None]
-
-
-def rows_of(*rows: dict[str, Any]) -> Prepare:
-    return lambda path: write_rows(path, rows) and None
-
-
-@pytest.mark.parametrize(
-    ("prepare", "parts"),
-    [
-        (lambda path: None, ("expected a data file at", "new.jsonl", "found none: check the path")),
-        (rows_of(), ("expected at least one row in", "new.jsonl", "got an empty file: check how it was made")),
-        (
-            rows_of(*ROWS[:9], {"question": "How many?"}),
-            ("new.jsonl:10: expected a column 'answer', got question: rename or add",),
-        ),
-        (rows_of(*ROWS[:9], gsm8k_row(9, answer="7")), ("new.jsonl:10: expected a solution that ends in '#### 7'",)),
-        (lambda path: path.write_bytes(b"{}\n{]\n"), ("new.jsonl:2: expected one JSON object, got '{]'", "fix")),
-    ],
-    ids=["missing", "empty", "no column", "no answer", "not JSON"],
-)
-def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str, ...]) -> None:
-    data = place / "new.jsonl"
-    data.unlink(missing_ok=True)
-    prepare(data)
-    before = tree(place)
-    refused(train(place, guesser, f"task.path={data}", "--name", "new"), *parts)
-    assert tree(place) == before
-
-
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (("rolout.group_size=4",), ("rolout", "did you mean rollout?")),
         (("rollout.groupsize=4",), ("rollout.groupsize", "did you mean rollout.group_size?")),
         (("rollout.group_size=1",), ("error: rollout.group_size: expected 2", "got 1", "the others of its group")),
         (("steps=many", "seed=-1"), ("override steps=many: steps: ", "override seed=-1: seed: ")),
-        (("algorithm=grop",), ("algorithm.name: expected one of", "grpo", "got 'grop'")),
-        (("rewards=[{name: boxed_fromat}]",), ("rewards: expected one of", "did you mean 'boxed_format'?")),
         (("--task", "gsmk8"), ("word_problems, got 'gsmk8': did you mean 'gsm8k'?",)),
-        (("--task", "word_problems"), ("task.path: the task word_problems has no such option", "remove it")),
         (("--model", "./no-such-model"), ("model './no-such-model': expected a folder", "check the path")),
-        (("--model", "/no/such/model"), ("model '/no/such/model'", "no such folder")),
         (("--model", "abacuss"), ("model 'abacuss'", "did you mean 'abacus'?")),
-        (("learning_rate=1",), ("learning_rate: unknown key; did you mean learner.learning_rate?",)),
         (("learner.lr=1",), ("learner.lr: unknown key; TRL's or verl's lr is here learner.learning_rate",)),
         (("num_generations=4",), ("TRL's or verl's num_generations is here rollout.group_size",)),
-        (("trainer.total_epochs=3",), ("trainer: unknown key; TRL's or verl's total_epochs is here epochs",)),
-        (("algorithm.adv_estimator=gae",), ("TRL's or verl's adv_estimator is here algorithm, such as",)),
-        (("fp16=true",), ("TRL's or verl's fp16 is here model.dtype=bfloat16",)),
         (("--num_generations", "4"), ("a setting has no dashes: TRL's or verl's num_generations is here rollout",)),
         (("--learning-rate=1",), ("a setting has no dashes: did you mean learner.learning_rate?",)),
         (("--steps", "5"), ("--steps: expected an option that --help lists", "write steps=5")),
@@ -292,7 +229,6 @@ def test_bad_data(place: Path, guesser: Path, prepare: Prepare, parts: tuple[str
         (("rollout.max_tokens=300",), ("rollout.max_tokens: expected less than the model's context of 256", "lower")),
         (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
         (("model.device=cuda:9",), ("model.device: expected a GPU 'cuda:9', found", "use model.device=auto or cpu")),
-        (("--name", "../up"), ("name", "expected", "got '../up'")),
         (("demoo",), ("expected one of", "got 'demoo': did you mean 'demo'?")),
         (("no.yaml",), ("no.yaml: expected a YAML file, got 'No such file or directory'; check the path",)),
     ],
@@ -304,29 +240,12 @@ def test_bad_settings(place: Path, guesser: Path, change: tuple[str, ...], parts
     assert tree(place) == before
 
 
-def test_a_model_without_a_chat_template(place: Path, tmp_path: Path) -> None:
-    model = tiny_model_folder(tmp_path, chat_template=False)
-    before = tree(place)
-    parts = (
-        "its prompt is chat messages",
-        "has no chat template: set model.chat_template=plain, or use an instruction-tuned",
-    )
-    refused(train(place, model, "--name", "new"), *parts)
-    assert tree(place) == before
-
-
 def test_one_long_question_that_only_training_would_meet(place: Path, guesser: Path) -> None:
     long = gsm8k_row(1, question="pens " * 300)
     write_rows(place / "long.jsonl", [*ROWS, long])
     before = tree(place)
     ended = train(place, guesser, f"task.path={place / 'long.jsonl'}", "--name", "new", "steps=20")
     refused(ended, "problem 'gsm8k/train/", "expected a prompt of 1 to", "shorten the prompt or lower")
-    assert tree(place) == before
-
-
-def test_a_directory_that_holds_a_run_is_not_overwritten(place: Path, finished: Path, guesser: Path) -> None:
-    before = tree(place)
-    refused(train(place, guesser), str(finished), "already holds a run (config.yaml", "or choose another name")
     assert tree(place) == before
 
 

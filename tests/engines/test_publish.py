@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from grouprl.engines.publish import publish, publish_base
+from grouprl.engines.published import PublishedWeights, shape_difference, shape_of
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.published import PublishedWeights, shape_difference, shape_of
 from grouprl.types import UserError
 from lora_models import CPU, LORA
 from oracles import own_model

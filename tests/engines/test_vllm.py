@@ -347,7 +347,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "always 500": (
         Reply({"error": {"message": "no memory"}}, 500),
         "expected 2 completions of problem 'problem-0' (POST /inference/v1/generate) within 5 s, got status 500, no "
-        "memory, 6 times: start the server (docs/vllm.md), or look at its output",
+        "memory, 6 times: start the server (docs/scale.md), or look at its output",
     ),
     "no JSON": (Reply(raw=b'{"choices": [{"ind'), 'got no object in JSON but {"choices": [{"ind: look at'),
     "another model": (

@@ -158,7 +158,7 @@ def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, r
 
 ADDRESSES = [
     "/", "/runs/hostile", "/runs/hostile/groups", "/runs/hostile/groups/1", "/compare/hostile",
-    *(f"/runs/hostile/groups/1/{group}" for group in range(5)), "/step?run=hostile&step=1&group=0",
+    *(f"/runs/hostile/groups/1/{group}" for group in range(5)), "/step?run=hostile&step=3",
     "/runs/hostile/groups?text=script", "/runs/hostile/groups?text=%3Cimg", "/step", "/group", "/ppo",
 ]  # fmt: skip
 

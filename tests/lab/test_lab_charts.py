@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,14 +90,6 @@ def of_module(lab: Opened, module: str, body: str) -> Any:
     return lab.page.evaluate(f"async () => {{ const m = await import('./static/parts/{module}.js'); {body} }}")
 
 
-def test_a_moving_mean_goes_over_a_tenth_and_leaves_gaps(lab: Opened) -> None:
-    # Twenty values: a window of two would be even, so one on each side. The ends have fewer; a gap counts for nobody.
-    values = [3, 6, None, 12, *[0] * 16]
-    expected = [4.5, 4.5, None, 6, 4, *[0] * 15]
-    assert of_module(lab, "series", f"return m.smoothed({json.dumps(values)})") == expected
-    assert of_module(lab, "series", "return m.smoothed([7, 1])") == [7, 1]
-
-
 def test_a_step_that_is_made_again_takes_the_place_of_what_followed(lab: Opened) -> None:
     body = """const s = new m.Series();
       const row = (step, reward, more) => s.append({step, reward, tokens: 10 * step, seconds: step, ...more});
@@ -107,28 +98,6 @@ def test_a_step_that_is_made_again_takes_the_place_of_what_followed(lab: Opened)
     assert of_module(lab, "series", body) == [
         *([1, 2], [10, 20], [0.5, 0.9], [None, None], ["reward"], 0.9, [None, None]),
     ]
-
-
-def test_areas_stand_on_each_other_and_lack_what_a_part_lacks(lab: Opened) -> None:
-    lines = "[1, 2, 3].map(() => ({label: '', look: {variable: '--series-1', dash: []}}))"
-    body = f"const l = m.layers({{lines: {lines}, stacked: true}}, false); return l.table({{columns: C}});"
-    columns = "[[1, 1, null], [2, 0, 5], [4, 3, 1]]"
-    assert of_module(lab, "layers", body.replace("C", columns, 1)) == [[1, 1, None], [3, 1, None], [7, 4, None]]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("0.25, 'share', 0.25", "25%"),
-        ("1.00001, '', 0.00001", "1.00001"),
-        ("1500000, 'tokens', 500000", "1.5M"),
-        ("90, 's', 30", "90 s"),
-        ("7200, 's', 3600", "2 h"),
-        ("0.00015, '', 0.00005", "1.5e-4"),
-    ],
-)
-def test_marks_of_an_axis_are_short_and_differ(lab: Opened, given: str, expected: str) -> None:
-    assert of_module(lab, "text", f"return m.tick({given})") == expected
 
 
 def test_a_chart_can_be_heard(lab: Opened) -> None:
@@ -190,39 +159,6 @@ def test_a_run_that_makes_no_step_says_what_it_does(lab: Opened) -> None:
     assert phase(4, [0], status="stopped") == ""
 
 
-def test_a_fork_says_where_it_comes_from_and_a_finished_run_needs_more_steps(lab: Opened) -> None:
-    def answer(route: Any) -> None:
-        found = route.fetch().json()
-        route.fulfill(json={**found, "forked": {"from": "first", "step": 2}, "step": 10, "checkpoints": [10]})
-
-    lab.page.route("**/api/runs/second", answer)
-    page = shown(lab, "/runs/second", ".run-head")
-    assert page.get_by_text("Forked from first at step 2.").is_visible()
-    page.get_by_role("button", name="Fork second").click()
-    assert page.get_by_role("dialog").get_by_label("Changes").input_value() == "steps=20"
-    page.keyboard.press("Escape")
-    page.get_by_role("link", name="first", exact=True).click()
-    page.wait_for_selector(".run-head h1:has-text('first')")
-    lab.page.unroute_all()
-
-
-def test_a_place_that_was_walked_to_stays_when_the_axis_changes(lab: Opened) -> None:
-    page = shown(lab, "/runs/longer", ".chart-card")
-    reward = chart(page, "Reward")
-    reward.focus()
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("+")  # from 1 to 3.5 now: where step 2 was, there is step 1.42
-    page.locator('button:has-text("Show the whole run")[aria-disabled="false"]').wait_for()
-    page.wait_for_timeout(200)
-    at = page.get_by_role("region", name="Reward", exact=True).locator(".at")
-    assert at.inner_text() == "step 2"
-    page.keyboard.press("ArrowRight")
-    assert reward.get_attribute("aria-valuetext") == "step 3: total 0.375"
-    page.keyboard.press("Escape")
-    page.locator('button:has-text("Show the whole run")[aria-disabled="true"]').wait_for()
-
-
 def test_steps_arrive_without_a_reload_and_go_when_a_resume_drops_them(lab: Opened, root: Path) -> None:
     page = shown(lab, "/runs/live", ".chart-card")
     page.evaluate("window.kept = true")
@@ -235,50 +171,6 @@ def test_steps_arrive_without_a_reload_and_go_when_a_resume_drops_them(lab: Open
     page.get_by_text("2 / 10").wait_for()
     wait_for_words(page, "From step 1 to step 2. total: from 0.5 to 0.25,")
     assert page.evaluate("window.kept")
-
-
-def flat_row(step: int, **more: Any) -> dict[str, Any]:
-    """Nothing is clipped in it where something is learned; a third step learns nothing."""
-    learned = {} if step == 3 else {"clip_low_fraction": 0.0, "clip_high_fraction": 0.0, "ratio_mean": 1.0}
-    constant = {"completions/clipped_ratio": 0.0, "kl_coef": 0.04, "frac_invalid": 0.0, "accuracy": 0.0}
-    rare = {"skipped_updates": 1.0} if step in (2, 4) else {}  # absent where it is 0
-    return row(step, 0.5, **{**constant, **learned, **rare, "grad_norm": step / 2, **more})
-
-
-def test_charts_that_never_moved_are_one_line_that_opens(lab: Opened, root: Path) -> None:
-    folder = make(root, "flat", [flat_row(step) for step in range(1, 5)], steps=20)
-    page = shown(lab, "/runs/flat", ".chart-card")
-    closed = page.locator("details.folds:not([open])")
-    assert closed.count() == 0  # after four steps nobody knows yet
-    write(folder, rows := [flat_row(step) for step in range(1, 7)])
-    closed.wait_for()
-    assert closed.locator("summary").first.inner_text() == (
-        "Never: truncated completions, invalid rewards, clipped tokens. Always the same: "
-        "ratio of policy to behavior policy 1, weight of the KL 0.04, completion tokens 100."
-    )
-    hidden = page.get_by_role("region", name="Clipped tokens", exact=True)
-    assert not hidden.is_visible()
-    for title in ("Reward", "Accuracy on training problems", "Gradient norm", "Skipped updates"):
-        assert page.get_by_role("region", name=title, exact=True).is_visible()
-    page.get_by_label("Find a chart").fill("clipped")
-    assert page.locator(".chart-card:visible h3").all_inner_texts() == ["Clipped tokens"]
-    page.get_by_label("Find a chart").fill("")
-    assert (
-        words(page, "Clipped tokens")
-        == "From step 1 to step 6. from below: 0.0% throughout. from above: 0.0% throughout."
-    )
-    canvas = hidden.locator("canvas").first
-    assert canvas.bounding_box()["width"] == pytest.approx(hidden.locator(".chart-area").bounding_box()["width"], abs=2)
-    page.locator("details.folds summary", has_text="Never:").click()
-    assert not hidden.is_visible()
-    write(folder, [*rows, flat_row(7, clip_high_fraction=0.25)])
-    page.get_by_text("7 / 20").wait_for()
-    hidden.wait_for()  # it has moved: it stands where its section has it
-    assert "clipped" not in page.locator("details.folds summary", has_text="Never:").inner_text()
-    page.locator("[aria-label='Pin: Weight of the KL']").evaluate("one => one.click()")
-    assert page.locator("details.folds").first.get_by_role("region", name="Weight of the KL").is_visible()
-    page.get_by_role("button", name="Pin: Weight of the KL").click()
-    shutil.rmtree(folder)
 
 
 def test_the_list_of_runs_keeps_focus_and_choice_while_it_changes(lab: Opened, root: Path) -> None:

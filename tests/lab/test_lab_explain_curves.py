@@ -138,7 +138,7 @@ def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:
 
 
 def test_the_weight_of_a_group_by_pass_rate(page: TestClient) -> None:
-    """The table of docs/estimators.md is the mean |advantage| of a group of 8."""
+    """The table of docs/evidence.md is the mean |advantage| of a group of 8."""
     found = ask(page, "pass_rate?group_size=8")
     rates, algorithms = found["pass_rate"], found["algorithms"]
     table = {0.02: (0.101, 0.034, 0.039), 0.1: (0.419, 0.158, 0.180), 0.5: (0.928, 0.438, 0.500)}

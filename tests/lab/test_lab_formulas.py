@@ -101,7 +101,7 @@ def test_the_arithmetic_of_a_recorded_group_is_true(browser: Opened, page: Any, 
 
 @pytest.mark.parametrize("run", ["grpo", "rloo", "dual"])
 def test_the_arithmetic_of_a_stage_is_true(browser: Opened, page: Any, run: str) -> None:
-    browser.go(f"/step?run={run}&step=1&group=0&stage=advantages")
+    browser.go(f"/step?run={run}&step=1&stage=advantages")
     page.locator("#stage-advantages p", has_text="Completion 0:").wait_for()
     lines = page.locator("#stage-statistics .worked li", has_text=re.compile("^[μσ]")).all_inner_texts()
     assert sum(check(line.partition(" ")[2].partition(" ")[2]) for line in lines) >= 2
@@ -126,7 +126,7 @@ def choice(page: Any, name: str) -> Any:
 
 
 def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=rloo&step=1&group=0&stage=kl")
+    browser.go("/step?run=rloo&step=1&stage=kl")
     ratio, surrogate = formulas(page, "ratio")
     assert ratio.startswith("the ratio rho i t is pi theta of the token over pi old")
     assert surrogate == "S i t is rho i t times A"
@@ -155,51 +155,8 @@ def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
     assert "KL penalty" in page.locator("#stage-rewards thead").inner_text()
 
 
-def test_a_soft_gate_has_its_two_slopes_and_no_bounds(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=sapo&step=1&group=0&stage=loss")
-    assert signs(page, "ratio")[1] == "Si,t=4τσ(τ(ρi,t−1))Ai"
-    assert "Here τ = 1 where the advantage is above 0, and 1.05 elsewhere" in page.locator("#stage-ratio").inner_text()
-    assert signs(page, "loss")[0] == "J=∑i,twi,t(−Si,t+βρi,tDi,t)"
-    stage = page.locator("#stage-ratio")
-    stage.get_by_text("objective", exact=True).wait_for()
-    labels = stage.locator("label.field:visible span").all_inner_texts()
-    assert labels == ["Advantage A", "Surrogate", "τ where A > 0", "τ elsewhere"]
-    assert (choice(page, "τ elsewhere").input_value(), choice(page, "Surrogate").input_value()) == ("1.05", "sapo")
-
-
-def test_a_geometric_mean_has_its_bounds(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=gmpo&step=1&group=0&stage=ratio")
-    assert signs(page, "ratio")[1].startswith("Si,t=exp(1Ti∑tlogclip(ρi,t,1−εlowwhereAi<0")
-    assert "Here εlow = 0.33 and εhigh = 0.49" in page.locator("#stage-ratio").inner_text()
-    page.locator("#stage-ratio").get_by_text("1.49", exact=True).wait_for()
-    assert [choice(page, f"ε {side}").input_value() for side in ("low", "high")] == ["0.33", "0.49"]
-
-
-def test_a_ratio_of_whole_completions_has_an_axis_for_its_bounds(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=gspo&step=1&group=0&stage=update")
-    ratio, surrogate = formulas(page, "ratio")
-    assert ratio.startswith("the ratio s i of the completion is e to the mean, over its T i tokens")
-    assert surrogate.startswith("S i t is the smaller of s i times A")
-    written = ["si=exp(1Ti∑tlogπθ(oi,t)πold(oi,t))", "Si,t=min(siAi,clip(si,1−εlow,1+εhigh)Ai)"]
-    assert signs(page, "ratio") == written
-    assert "Here εlow = 0.0003 and εhigh = 0.0004" in page.locator("#stage-ratio").inner_text()
-    handle, told = page.get_by_role("slider", name="Ratio"), page.locator("#stage-ratio .read")
-    page.locator("#stage-ratio").get_by_text("0.9997", exact=True).wait_for()
-    first, last = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "max"))
-    assert (first, last) == (pytest.approx(0.999), pytest.approx(1.001))
-    assert 1 < float(handle.get_attribute("aria-valuenow")) < 1.0004
-    assert "make this completion more probable" in told.inner_text()
-    dead = {}
-    for key in ("Home", "End"):
-        handle.press(key)
-        dead[key] = "does not contribute to the update" in told.inner_text()
-    assert dead == {"Home": False, "End": True}
-    # Two groups and four minibatches: AdamW moves twice.
-    assert "in one update for each of the 2 groups of the batch" in page.locator("#stage-update").inner_text()
-
-
 def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=dual&step=1&group=0&stage=update")
+    browser.go("/step?run=dual&step=1&stage=update")
     assert formulas(page, "ratio")[2] == "where A is below 0, S i t is at least c times A"
     assert signs(page, "ratio")[1:] == ["Si,t=min(ρi,tAi,clip(ρi,t,1−εlow,1+εhigh)Ai)", "Si,t←max(Si,t,cAi)whereAi<0"]
     handle = page.get_by_role("slider", name="Ratio")
@@ -218,23 +175,13 @@ def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
     assert "in 2 updates, each on a part of the batch" in page.locator("#stage-update").inner_text()
 
 
-def test_what_a_critic_expects_has_its_formula(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=ppo&step=1&group=0&stage=kl")
-    reward, surprise, estimation, over = formulas(page, "advantages")
-    assert "less beta times D i t" in reward
-    assert surprise.startswith("the temporal-difference error delta")
-    assert estimation.startswith("generalized advantage estimation")
-    assert over.startswith("the advantage is the return less its mean over the tokens of the batch, over its deviation")
-    assert "λ = 1" in page.locator("#stage-advantages .remark").inner_text()
-    assert formulas(page, "kl")[0].startswith("the estimate D i t, k1,")
-
-
 def test_steps_are_listed_and_added_up(browser: Opened, page: Any, root: Path) -> None:
     found = rollouts(
         root / "process",
-        "SELECT step_rewards, reward FROM completions WHERE step = 1 AND group_index = 0 ORDER BY completion_index",
+        "SELECT step_rewards, reward FROM completions JOIN stages USING (step, group_index) "
+        "WHERE step = 1 AND stage = 'loss' ORDER BY completion_index",
     )
-    browser.go("/step?run=process&step=1&group=0&stage=advantages")
+    browser.go("/step?run=process&step=1&stage=advantages")
     said = page.locator("#stage-rewards dd").first.inner_text()
     assert said.startswith("A reward function scores each completion. Its value, times its weight, is the reward.")
     assert "does not include those rewards" in said
@@ -259,12 +206,6 @@ def recorded_steps(text: str) -> list[float]:
 # Choices
 
 
-def test_advantages_that_look_alike_are_one_choice(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=tied&step=1&group=0&stage=ratio")
-    shown = choice(page, "Advantage A").locator("option").all_inner_texts()
-    assert shown == ["+0.1235 (completions 0, 1)", "−0.2469 (completion 2)"]
-
-
 def test_the_page_opens_on_grpo_and_says_what_is_missing(browser: Opened, page: Any) -> None:
     browser.go("/step")
     page.locator("#stage-prompt").wait_for()
@@ -273,30 +214,6 @@ def test_the_page_opens_on_grpo_and_says_what_is_missing(browser: Opened, page: 
     browser.go("/step?run=not-yet")
     assert page.locator("select[name=run] option:checked").inner_text() == "not-yet (no steps)"
     assert "No step found for the run not-yet" in page.get_by_role("alert").last.inner_text()
-
-
-VERDICTS = {
-    "1,0": ["One against one: completion 0 gets +1 under GRPO, completion 1 −1. Each has the same weight."],
-    "1,1,0,0": ["Half and half: 2 get +1, 2 get −1 under GRPO. Each completion has the same weight."],
-    "0,0,0,1": [
-        "completion 3 gets +1.732",
-        "each of the others −0.5773",
-        "It weighs as much as the other 3 together.",
-    ],
-    "0,0.5,1,0.5": ["completion 0 (−1.414) and completion 2 (+1.414) weigh most, completions 1 and 3 (0) least."],
-    "5,1,1,0,nan": ["completion 0 (", "weighs most, completions 1 and 2 (", "Over the 4 valid rewards"],
-}
-
-
-@pytest.mark.parametrize("rewards", VERDICTS)
-def test_what_is_said_of_rewards(browser: Opened, page: Any, rewards: str) -> None:
-    browser.go(f"/group?rewards={rewards}")
-    said = page.locator(".verdicts")
-    said.locator("p").first.wait_for()
-    text = said.inner_text()
-    assert "the sum of the squared distances from the mean is divided by their number" in text
-    for sentence in VERDICTS[rewards]:
-        assert sentence in text
 
 
 def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -> None:
@@ -315,25 +232,3 @@ def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -
     assert page.locator(".editor li").count() == 16
     assert more.get_attribute("aria-disabled") == "true"
     assert page.evaluate("document.activeElement.textContent") == "Add one"
-
-
-def test_an_algorithm_that_divides_by_the_mean(browser: Opened, page: Any) -> None:
-    browser.go("/step?rewards=1,0,0,0.5&algorithm=maxrl&stage=advantages")
-    assert signs(page, "advantages") == ["Ai=ri−μμ"]  # a fraction
-    example = page.locator("#stage-advantages p", has_text="Completion 0:").inner_text()
-    # Less the mean 0.375, over the mean.
-    assert example == "Completion 0: 1 − 0.375 = 0.625, and 0.625 / 0.375 ≈ +1.6667."
-    assert page.locator("#stage-statistics .worked li").count() == 2
-
-
-def test_any_algorithm_can_stand_beside_the_four(browser: Opened, page: Any) -> None:
-    browser.go("/group?rewards=1,0,0,1")
-    page.locator("select[name=algorithm] option[value=maxrl]").wait_for(state="attached")
-    page.locator("select[name=algorithm]").select_option("maxrl")
-    panel = page.get_by_role("region", name="maxrl")
-    panel.get_by_text("(r - mean(group)) / mean(group)").wait_for()
-    bars = panel.get_by_role("img").get_attribute("aria-label")
-    assert bars == "Advantages under maxrl: 0 +1.0000, 1 −1.0000, 2 −1.0000, 3 +1.0000"
-    page.locator(".read", has_text="maxrl").wait_for()
-    page.get_by_label("Completion 0: reward as a number").fill("-1")
-    panel.get_by_text("expected rewards of 0 or more, got -1").wait_for()

@@ -106,17 +106,6 @@ def test_a_run_that_ended_is_no_zombie(client: TestClient, root: Path):
         time.sleep(0.05)
 
 
-@pytest.mark.slow  # tests/run/test_process.py has the same of the process that the lab starts
-def test_a_file_of_the_folder_is_no_library(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):
-    elsewhere = root.parent / "downloaded"
-    elsewhere.mkdir()
-    (elsewhere / "yaml.py").write_text("raise SystemExit('imported from the folder')\n")
-    monkeypatch.chdir(elsewhere)
-    started(client, "run", "steps=1")
-    ended(root / "run")
-    assert len(read_run(root / "run").metrics) == 1
-
-
 @pytest.mark.parametrize("place", ["step-000001", "step-000001/model/extra.txt"])
 def test_a_fork_brings_nothing_in_from_elsewhere(client: TestClient, root: Path, tmp_path: Path, place: str):
     folder = make_run(root / "run", [Made((1.0, 0.0))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from grouprl.lab import trying
 from grouprl.lab.app import create_app
 from grouprl.record.layout import lock_directory
 from grouprl.types import UserError
-from lab_browser import opened, served
 from lab_processes import ended, started
 from lab_runs import Made, make_run
 from small_runs import tree
@@ -180,85 +179,10 @@ def test_a_typed_completion_is_scored_as_the_run_does(tmp_path: Path) -> None:
         assert "slow" in hangs["invalid"]
         assert "expected a group below" in refusal(client, "first/try", step=1, group=99, text="a")
         for wrong in (-1, 10**16, 10**400):  # not the last group, and no error of SQLite's
-            assert "step: expected a whole number from 0" in refusal(client, "first/try", step=wrong, group=0, text="a")
+            assert "step: expected a whole number" in refusal(client, "first/try", step=wrong, group=0, text="a")
             assert "group: expected a whole number" in refusal(client, "first/try", step=1, group=wrong, text="a")
         code.write_text("print(1)\n")
         assert "names the code file" in refusal(client, "first/try", step=1, group=0, text="a")
-
-
-@pytest.mark.slow
-def test_notes_in_a_browser(root: Path) -> None:
-    """Written, found, archived, shown on request, deleted; and runs of three seeds as one line."""
-    for seed in range(3):
-        config = f"name: s{seed}\nsteps: 3\nseed: {seed}\nalgorithm: {{name: grpo}}\n"
-        make_run(root / f"s{seed}", [Made((1.0, 0.0))], [Made((1.0, 0.0))], config=config)
-    with served(root) as lab, opened(lab) as browser:
-        page = browser.page
-        browser.go("/")
-
-        def change(run: str, fill: Callable[[Any], None], button: str = "Save") -> None:
-            page.get_by_role("button", name=f"Notes on {run}").click()
-            dialog = page.get_by_role("dialog")
-            fill(dialog)
-            dialog.get_by_role("button", name=button, exact=True).click()
-            dialog.wait_for(state="detached")
-
-        change("one", lambda dialog: dialog.get_by_label("Tags").fill("best, <b>"))
-        page.locator("tr", has_text="one").locator(".tag", has_text="<b>").wait_for()
-        assert read_json(root / "one" / "notes.json")["tags"] == ["best", "<b>"]
-        page.get_by_label("Find runs").fill("best")
-        page.locator("tr", has_text="two").wait_for(state="detached")
-        change("one", lambda dialog: dialog.get_by_label("Archived").check())
-        page.get_by_text("No run matches").wait_for()
-        page.get_by_role("button", name="Show archived").click()
-        change("one", lambda dialog: dialog.get_by_label("Name", exact=True).fill("first"))
-        page.locator("tr", has_text="first").wait_for()
-
-        def sure(dialog: Any) -> None:
-            dialog.get_by_text("Delete this run").click()
-            dialog.get_by_label("Type its name").fill("first")
-            dialog.get_by_label("Type its name").press("Enter")  # which deletes, and saves nothing
-
-        browser.go("/runs/first")
-        change("first", lambda dialog: dialog.get_by_label("Note", exact=True).fill("second <i>thoughts</i>"))
-        page.locator(".run-head .kept", has_text="second <i>thoughts</i>").wait_for()
-        assert page.locator(".run-head .tag").all_inner_texts() == ["best", "<b>"]
-        page.get_by_role("button", name="Notes on first").click()
-        assert page.get_by_role("dialog").get_by_label("Note", exact=True).input_value() == "second <i>thoughts</i>"
-        page.keyboard.press("Escape")
-        browser.go("/")
-        page.get_by_role("button", name="Show archived").click()
-        page.get_by_role("button", name="Notes on first").click()
-        sure(page.get_by_role("dialog"))
-        page.locator("tr", has_text="first").wait_for(state="detached")
-        assert sorted(path.name for path in root.glob("[a-z]*")) == ["s0", "s1", "s2", "two"]
-
-        browser.go("/compare/s0,s1,s2")
-        # Steps 1 and 3 are in both runs: means 2 and 6 in (1, 3) and (5, 7); an evaluation in one run alone is none.
-        means = page.evaluate(
-            """async () => {
-              const { overSeeds, bySeed } = await import("./static/parts/compare/seeds.js");
-              const { Series } = await import("./static/parts/series.js");
-              const run = (seed, step, reward, evaluations) => {
-                const series = new Series();
-                series.fill({ step, tokens: step.map((one) => 10 * one), seconds: step, columns: { reward } });
-                return { id: `s${seed}`, run: { config: { seed, steps: 3 } }, series, evaluations };
-              };
-              const first = [{ step: 0, greedy_accuracy: 0.25 }, { step: 2, greedy_accuracy: 1 }];
-              const second = [{ step: 0, greedy_accuracy: 0.75 }];
-              const both = [run(0, [1, 2, 3], [1, 9, 5], first), run(1, [1, 3], [3, 7], second)];
-              const [one] = overSeeds(bySeed(both));
-              const other = bySeed([...both, { ...both[0], run: { config: { seed: 0, steps: 4 } } }]).length;
-              return [one.id, one.series.step, one.series.tokens, one.series.column("reward"), one.series.low.reward,
-                one.series.high.reward, one.evaluations, other];
-            }"""
-        )
-        row = {"step": 0, "greedy_accuracy": 0.5, "greedy_interval": [0.25, 0.75]}
-        assert means == ["s0 and 1 more", [1, 3], [10, 30], [2, 6], [1, 5], [3, 7], [row], 2]
-        page.get_by_role("button", name="Mean over seeds").click()
-        page.get_by_role("button", name="s0 and 2 more").wait_for()
-        assert page.get_by_role("group", name="Runs that are shown").get_by_role("button").count() == 1
-        browser.watched.assert_quiet()
 
 
 def test_a_file_of_the_current_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -164,7 +164,7 @@ def test_by_route(run: Path) -> None:
         ("step=-", "step: expected a step"),
         ("step=" + "7" * 20, "step: expected a step"),
         ("before=1-2", "before: expected what another call gave as `next`, got '1-2'"),
-        ("limit=201", "limit: expected 1 to 200"),
+        ("limit=201", "limit: expected a whole number from 1 to 200"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(run: Path, query: str, said: str) -> None:

@@ -33,7 +33,6 @@ from grouprl.types import (
     TokenTrace,
     UserError,
 )
-from lab_browser import Lab, needs_chromium, opened
 from lab_runs import CONFIG, Made, algorithm_config, make_run
 from variants import variant
 
@@ -341,29 +340,3 @@ def test_a_step_whose_kl_jumps(tmp_path: Path, kls: list[float], expected: list[
                 {"group": 0, "completion": 1, "token": 0, "share": pytest.approx(SHARE)},
             )
     assert run_answers(run, "run")["runs/run/jumps"]["jumps"] == found
-
-
-def test_a_jump_of_a_kl_that_is_in_the_reward_or_has_no_reference(tmp_path: Path) -> None:
-    """The metric then is the mean over tokens with an advantage: completion 0's alone."""
-    kls = [0.02] * 8 + [0.48] + [0.02] * 4
-    make_jump(tmp_path / "reward", kls, algorithm_config(name="rloo"))
-    make_jump(tmp_path / "none", kls, reference=False)
-    client = TestClient(create_app(tmp_path))
-    [own], [none] = (client.get(f"/api/runs/{name}/jumps").json()["jumps"] for name in ("reward", "none"))
-    assert own["token"] == {"group": 0, "completion": 0, "token": 1, "share": 1.0}
-    assert none["token"] is None
-
-
-@needs_chromium
-def test_the_page_names_the_token_of_a_jump(tmp_path: Path, shared_lab: Lab) -> None:
-    kls = [0.02] * 8 + [0.48] + [0.02] * 4
-    make_jump(shared_lab.root / "jump", kls)
-    make_jump(shared_lab.root / "unread", kls, reference=False)
-    with opened(shared_lab) as lab:
-        lab.go("/runs/unread")
-        lab.page.get_by_text("that needs reference_logprobs in rollouts.sqlite").wait_for()
-        lab.go("/runs/jump")
-        lab.page.get_by_text(f"{100 * SHARE:.0f}% of the step's KL").wait_for()
-        lab.page.get_by_role("link", name="token 1 of completion 1 in group 0").click()
-        lab.page.get_by_role("region", name="Tokens of completion 1").wait_for()
-        assert "/runs/jump/groups/9/0?c=1&t=0&view=kl" in lab.page.url

@@ -13,8 +13,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from grouprl.config.command_line import RECIPES
-from grouprl.config.run import RunConfig, load_config
 from lab_browser import Lab, Opened, needs_chromium, opened, served
 from lab_runs import Made, make_run
 
@@ -66,30 +64,6 @@ def test_a_chart_is_saved_as_its_values_and_as_a_picture(lab: Opened, tmp_path: 
     assert [int.from_bytes(head[16:20]), int.from_bytes(head[20:24])] == pytest.approx([2 * width, 2 * height], abs=2)
 
 
-def test_a_pinned_chart_comes_first_and_stays_pinned(lab: Opened) -> None:
-    page = lab.page
-    page.get_by_role("button", name="Pin: Loss").click()
-    assert page.locator(".folds h2").first.inner_text() == "Pinned"
-    assert page.evaluate("document.activeElement.ariaLabel") == "Pin: Loss"  # the card moved, and the focus with it
-    page.reload()
-    page.locator(".folds").first.get_by_role("region", name="Loss").wait_for()
-    page.get_by_role("button", name="Pin: Loss").click()
-    assert page.locator(".folds h2").first.inner_text() == "Results"
-
-
-def test_charts_are_found_and_sections_fold(lab: Opened) -> None:
-    page = lab.page
-    page.get_by_label("Find a chart").fill("LOSS")
-    assert page.locator(".chart-card:visible h3").all_inner_texts() == ["Loss"]
-    page.get_by_label("Find a chart").fill("<b>")
-    page.get_by_text("No chart has \u201c<b>\u201d in its title.").wait_for()
-    page.get_by_label("Find a chart").fill("")
-    page.locator(".folds summary h2").first.click()
-    assert not page.get_by_role("region", name="Reward", exact=True).is_visible()
-    page.locator(".folds summary h2").first.click()
-    assert page.get_by_role("region", name="Reward", exact=True).is_visible()
-
-
 def test_the_theme_is_chosen_kept_and_reaches_the_charts(lab: Opened) -> None:
     page = lab.page
     background = "getComputedStyle(document.body).backgroundColor"
@@ -101,51 +75,6 @@ def test_the_theme_is_chosen_kept_and_reaches_the_charts(lab: Opened) -> None:
     assert page.locator("canvas").first.screenshot() != drawn
     page.get_by_label("Theme").select_option("")
     assert page.evaluate(background) == light
-
-
-def test_charts_that_nobody_scrolled_to_are_drawn_for_a_picture_of_the_whole_page(lab: Opened) -> None:
-    page = lab.page
-    page.set_viewport_size({"width": 700, "height": 400})
-    lab.go("/")
-    lab.go(ADDRESS)
-    page.locator(".chart-card canvas").nth(1).wait_for()
-    assert page.locator(".chart-card canvas").nth(1).bounding_box()["y"] > 800  # twice as far down as can be seen
-    assert page.evaluate("scrollY") == 0
-    page.emulate_media(media="print")
-    assert not page.locator(".toolbar, .top").first.is_visible()
-    page.emulate_media(media="screen")
-
-
-def test_printed_charts_fit_their_cards_and_are_light(lab: Opened) -> None:
-    page = lab.page
-    page.set_viewport_size({"width": 1440, "height": 900})
-    lab.go(ADDRESS)
-    canvas = page.locator(".chart-card canvas").first
-    canvas.wait_for()
-    page.get_by_label("Theme").select_option("dark")
-    dark = page.evaluate("getComputedStyle(document.body).color")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.emulate_media(media="print")
-    page.set_viewport_size({"width": 718, "height": 900})  # of A4 at 96 dots per inch, less the margins
-    card, drawn = page.locator(".chart-card").first.bounding_box(), canvas.bounding_box()
-    assert drawn["x"] + drawn["width"] <= card["x"] + card["width"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= 718
-    assert page.evaluate("getComputedStyle(document.body).color") != dark
-    page.emulate_media(media="screen")
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate("getComputedStyle(document.body).color") == dark
-    page.get_by_label("Theme").select_option("")
-
-
-def test_a_run_has_one_peak_memory(lab: Opened, shared_lab: Lab) -> None:
-    """The evaluation after the last step may take more than any step: 900 MiB, not 700."""
-    run = make_run(shared_lab.root / "memory", [Made([1.0, 0.0])])
-    (run / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "rss_mib": 700.0}\n')
-    (run / "summary.json").write_text('{"steps": 1, "train_seconds": 1.0, "peak_rss_mib": 900.0}')
-    lab.go("/compare/memory")
-    assert lab.page.get_by_role("row", name="memory").get_by_text("900 MiB").count() == 1
-    lab.go("/runs/memory")
-    assert lab.page.get_by_role("row", name="Peak memory").inner_text().split()[-2:] == ["900.0", "MiB"]
 
 
 def test_a_folder_without_runs_says_how_to_begin(lab: Opened, tmp_path: Path) -> None:
@@ -169,72 +98,3 @@ def test_the_list_of_runs_fits_its_window(lab: Opened, width: int) -> None:
     lab.go("/")
     lab.page.locator(".runs-table").wait_for()
     assert lab.page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_the_planner_says_what_is_wrong_and_shows_no_plan_of_something_else(lab: Opened) -> None:
-    page = lab.page
-    page.set_viewport_size({"width": 1280, "height": 900})
-    lab.go("/ppo")
-    part = page.locator("section[aria-labelledby=memory]")
-    plan, wrong, model = part.locator(".stacks"), part.locator(".error"), part.get_by_label("Model: a name or hub id")
-
-    def refused(sentence: str) -> None:
-        wrong.get_by_text(sentence).wait_for()
-        assert not plan.is_visible()
-
-    def given(name: str, text: bytes) -> None:
-        part.locator("input[type=file]").set_input_files(
-            [{"name": name, "mimeType": "application/json", "buffer": text}]
-        )
-
-    plan.get_by_text("GRPO").wait_for()
-    model.fill("<b>mine</b>")
-    model.blur()
-    refused("got '<b>mine</b>': choose the config.json of any other model")
-    given("notes.json", b"{not json")
-    refused("expected the JSON object of a config.json")
-    shape = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "vocab_size": 99,
-    }
-    given("config.json", json.dumps(shape).encode())
-    part.get_by_text("your config.json").wait_for()
-    assert plan.is_visible()
-    part.get_by_text("Batch, adapter and memory settings").click()
-    part.get_by_label("Completions a problem").fill("-5")
-    part.get_by_label("Completions a problem").blur()
-    refused("group_size: expected a whole number from 1 to 256, got '-5': correct it")
-    part.get_by_label("Completions a problem").fill("8")
-    model.fill("Qwen2.5-7B")  # takes the place of the file
-    model.blur()
-    part.get_by_text("Qwen2.5-7B, 7,615").wait_for()
-    lab.watched.forget()  # Chromium says of every refusal that it was one
-
-
-def test_a_run_is_chosen_from_lists(lab: Opened) -> None:
-    """What the page sends is a configuration: of the chosen names, with the weight and the file of a reward."""
-    page, sent = lab.page, []
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.route("**/api/runs", lambda route: sent.append(route.request.post_data_json) or route.abort()
-               if route.request.method == "POST" else route.continue_())  # fmt: skip
-    lab.go("/")
-    page.get_by_role("button", name="Start a run").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Algorithm").fill("dapo")
-    dialog.get_by_label("Task, data file").fill("gsm8k")
-    dialog.get_by_label("Rewards separated by commas").fill("correct_answer, mine.py:short=0.2")
-    assert page.locator("[id='of algorithm'] option[value=rloo]").count() == 1
-    dialog.get_by_role("textbox").last.fill("steps=3")
-    dialog.get_by_role("button", name="Start").click()
-    dialog.locator(".wrong .error, .wrong .text").first.wait_for()
-    page.unroute_all()
-    dialog.get_by_role("button", name="Close").click()
-    lab.watched.forget()  # Chromium says of the request that was stopped here that it was
-    config = load_config(RunConfig, [RECIPES / "demo.yaml"], sent[0]["changes"])
-    assert (config.algorithm.name, config.task.name, config.steps) == ("dapo", "gsm8k", 3)
-    assert [(one.name, one.path, one.weight) for one in config.rewards] == [
-        ("correct_answer", None, 1.0), ("short", "mine.py", 0.2),
-    ]  # fmt: skip

@@ -57,10 +57,3 @@ def test_the_chart_of_its_metric_is_marked_at_its_step(page: Opened) -> None:
     assert marks
     assert 0.45 < sum(marks) / len(marks) < 0.62  # step 3 of 1 to 5, beside the axis
     assert page.page.evaluate(MARKED, "Reward") == []
-
-
-def test_the_ledger_is_one_chart(page: Opened) -> None:
-    chart = page.page.get_by_role("region", name="What became of the tokens")
-    text = chart.inner_text()
-    assert all(word in text for word in ("used", "no signal", "clipped", "60", "30", "10"))
-    page.watched.assert_quiet()

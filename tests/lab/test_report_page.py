@@ -10,7 +10,7 @@ import pytest
 from grouprl.lab.report.write import write_report
 from hostile_run import make_hostile_run
 from lab_browser import Opened, needs_chromium, opened
-from recorded_runs import ATTACK, record_run
+from recorded_runs import record_run
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -39,17 +39,6 @@ def test_the_page_shows_what_came_of_the_run(shown: Opened) -> None:
     shown.watched.assert_quiet()
 
 
-def test_examples_stand_side_by_side_marked_in_words(shown: Opened) -> None:
-    shown.go("/")
-    pairs = shown.page.locator("article.pair")
-    assert pairs.count() == 5
-    text = "\n".join(pairs.all_inner_texts())
-    assert (text.count("before training"), text.count("after training")) == (5, 5)
-    assert (text.count("✓ correct"), text.count("✗ wrong")) == (1 + 4, 4 + 1)
-    assert "12 - 3 = 9.\n5 to Kevin leaves 9 - 5 = 4." in text
-    assert ATTACK.replace("\u202e", "⟨202e⟩") in text
-
-
 def test_groups_and_tokens_can_be_read_and_steps_that_are_not_held_are_not_offered(shown: Opened) -> None:
     shown.go("/")
     shown.page.get_by_role("link", name="Groups and completions").first.click()
@@ -74,13 +63,6 @@ def test_nothing_is_offered_that_needs_a_lab(shown: Opened) -> None:
             assert word not in words
         assert not [word for word in words if word.startswith(("Explained", "This problem through", "This group step"))]
     shown.watched.assert_quiet()
-
-
-def test_an_address_that_the_file_does_not_hold_is_told(shown: Opened) -> None:
-    shown.page.goto(f"{shown.home}#/runs/a%20run/groups/2/0")
-    shown.page.wait_for_selector("text=This file does not hold that")
-    shown.page.get_by_role("link", name="The first page").click()
-    shown.page.wait_for_selector("main .page.run")
 
 
 def test_hostile_texts_run_nothing_in_the_file(shown: Opened, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every family that docs/models.md names is loaded, compared with its own forward pass, adapted and trained."""
+"""Every family of benchmarks/results/families.md is loaded, compared with its own forward pass, adapted and trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import families
 
 DOCUMENTED = {
     cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
-    for line in (ROOT / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "benchmarks" / "results" / "families.md").read_text(encoding="utf-8").splitlines()
     if len(cells := line.split("|")) == 9
 }
 # One of each kind: windows and soft-caps, sinks and experts, a text tower, weights that lie transposed, a state of its

@@ -251,7 +251,7 @@ def test_an_adapter_on_the_hub_is_never_loaded_implicitly(
     ended = grouprl("sample", "someone/adapter")
     assert ended.code == 2
     assert "model 'someone/adapter': expected a causal language model" in ended.text
-    assert "got an adapter: merge it into its base model (docs/lora.md); train, eval" in ended.text
+    assert "got an adapter: merge it into its base model (docs/models.md); train, eval" in ended.text
 
 
 def test_a_revision_of_the_hub_reaches_config_weights_and_tokenizer(

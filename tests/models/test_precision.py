@@ -18,7 +18,7 @@ from grouprl.config.supervised import SftConfig
 from grouprl.models import precision
 from grouprl.models.precision import faster_dtype
 from grouprl.run.machine import with_dtype
-from grouprl.tools.compare.plan import planned_runs
+from grouprl.tools.compare.variants import planned_runs
 from grouprl.tools.planner.screen import step_of
 from grouprl.types import UserError
 from letter_rewards import letters

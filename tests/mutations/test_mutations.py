@@ -34,7 +34,7 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "lock = os.open(saved_path(directory).parent, os.O_RDONLY)",
         (RESUME,),
     ),
-    ("record/complete.py", "return lacking if before or not until else (0, *lacking)", "return ()", (RESUME,)),
+    ("record/read.py", "return lacking if before or not until else (0, *lacking)", "return ()", (RESUME,)),
     ("record/write.py", 'kept = [row for row in kept if row["step"] in evaluated]', "pass", (RESUME,)),
     ("record/files.py", "os.fsync(lines.fileno())", "pass", (POWER,)),
     # The mathematics.

@@ -137,9 +137,9 @@ def test_what_no_reward_applies_to_is_laid_to_no_reward(tmp_path: Path, monkeypa
 def test_the_pass_rates_of_the_documentation(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "curriculum.md").read_text("utf-8"), re.M | re.S)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "evidence.md").read_text("utf-8"), re.M | re.S)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "demo").symlink_to(trained)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/curriculum.md", "exec"), {})
+    exec(compile(code, "docs/evidence.md", "exec"), {})
     assert len(re.findall(r"^\S+: \d+%, between \d+% and \d+% with", capsys.readouterr().out, re.M)) == 8

@@ -29,8 +29,6 @@ NAMES = {
 OTHER = {
     "tools/compare/report.py": {"summary.json", "plots"},
     "tools/imported/read.py": {"trainer"},
-    "tools/imported/trl_keys.py": {"trackers"},
-    "tools/imported/verl_keys.py": {"trainer", "trackers"},
 }
 
 
@@ -65,7 +63,7 @@ def test_every_path_is_in_the_directory_and_differs_from_the_others(tmp_path: Pa
     run = RunDirectory(tmp_path)
     paths = [value for name, value in vars(run).items() if name not in ("path", "line_files", "rollout_side_files")]
     assert {path.parent for path in paths} == {tmp_path}
-    assert len(set(paths)) == len(paths) == 21
+    assert len(set(paths)) == len(paths) == 20
     assert [path.name for path in run.rollout_side_files] == [
         "rollouts.sqlite-wal",
         "rollouts.sqlite-shm",

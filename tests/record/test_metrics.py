@@ -1,4 +1,4 @@
-"""The table of metrics: every recorded name is in it, and the docs and the page are what it makes of them."""
+"""The table of metrics: every recorded name is in it, and the page's definitions are what it makes of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.record.metric_tables import DEFINITIONS, definitions_json, docs_table, with_table
-from grouprl.record.metrics import HELD_OUT, METRICS, metric_of
+from grouprl.record.metrics import METRICS, metric_of
 from small_runs import grouprl, metrics
 
-PAGE = Path(__file__).parents[2] / "docs" / "run_directory.md"
 QUICK = (
     "steps=1", "model.threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
     "evaluation.problems=2", "evaluation.samples=0", "rollout.scoring.workers=1",
 )  # fmt: skip
-
-
-def test_the_docs_and_the_page_are_made_from_the_table() -> None:
-    """After a change: python -m grouprl.record.metric_tables."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert docs_table() in text
-    assert with_table(text) == text
-    assert DEFINITIONS.read_text(encoding="utf-8") == definitions_json()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +36,7 @@ def test_every_metric_of_a_run_is_in_the_table(tmp_path: Path, settings: tuple[s
     (row,) = metrics(tmp_path / "run")
     assert [name for name in row if metric_of(name) is None] == []
     (before, *_) = map(json.loads, (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines())
-    assert metric_of("greedy_accuracy") in HELD_OUT
+    assert METRICS["greedy_accuracy"].held_out
     assert "greedy_accuracy" in before
 
 
@@ -61,9 +51,3 @@ def test_names_with_a_part_of_their_own() -> None:
         assert found is not None
         assert found.name == expected
     assert metric_of("rewards/correct_answer") is metric_of("nonsense") is None
-
-
-def test_names_are_given_once_and_every_metric_says_what_to_worry_about() -> None:
-    names = [metric.name for metric in (*METRICS, *HELD_OUT)]
-    assert len(set(names)) == len(names)
-    assert all(metric.meaning and metric.worry and metric.label for metric in (*METRICS, *HELD_OUT))

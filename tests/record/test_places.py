@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.record.places import model_at, run_at
+from grouprl.record.layout import model_at, run_at
 from grouprl.types import UserError
 
 

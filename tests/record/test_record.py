@@ -86,7 +86,7 @@ def test_what_was_earned_and_which_groups_were_kept_come_back(tmp_path: Path) ->
     first, second = (read_rollouts(tmp_path / "run", step) for step in (1, 2))
     assert first[0].outcomes == (penalized, OUTCOMES[0][1])
     assert [group.kept for group in first] == [True, False]
-    assert [group.kept for group in second] == [None, None]
+    assert [group.kept for group in second] == [True, True]
     assert query(tmp_path / "run", "SELECT earned, kept FROM completions WHERE step = 1") == [
         (0.3, 1), (0.0, 1), (0.25, 0), (None, 0)
     ]  # fmt: skip
@@ -94,16 +94,14 @@ def test_what_was_earned_and_which_groups_were_kept_come_back(tmp_path: Path) ->
 
 def test_rewards_come_back_with_their_kinds(run: Path, tmp_path: Path) -> None:
     with RunRecord.reopen(run, 3) as record:
-        assert read_rewards(run) == RecordedRewards({}, None)
+        assert read_rewards(run) == RecordedRewards({}, {})
         record.rewards({"weights": 0.5}, {})
         assert read_rewards(run) == RecordedRewards({"weights": 0.5}, {})
         record.rewards({"right": 1.0}, {"steps": 0.25})
     assert read_rewards(run) == RecordedRewards({"right": 1.0}, {"steps": 0.25})
-    (run / "rewards.json").write_text('{"weights": 0.5}')  # an older version's, whose reward has that name
-    assert read_rewards(run) == RecordedRewards({"weights": 0.5}, None)
-    for damaged in ('{"right": "x"}', '{"weights": {"right": "x"}, "process": {}}'):
+    for damaged in ('{"weights": 0.5}', '{"weights": {"right": "x"}, "process": {}}', '{"process": {"right": true}}'):
         (run / "rewards.json").write_text(damaged)
-        with pytest.raises(UserError, match="got 'right' and 'x'"):
+        with pytest.raises(UserError, match="expected the weight of each reward by its name"):
             read_rewards(run)
 
 

@@ -74,14 +74,12 @@ def test_create_leaves_a_step_without_metrics_and_a_foreign_file_alone(run: Path
     assert (tmp_path / "config.yaml").read_text() == "mine"
 
 
-def test_a_run_of_an_older_version_is_not_touched(run: Path) -> None:
+def test_a_database_of_something_else_is_not_touched(run: Path) -> None:
     with closing(sqlite3.connect(run / "rollouts.sqlite")) as database:
         database.execute("ALTER TABLE completions DROP COLUMN correct")
     kept = {path.name: path.read_bytes() for path in run.iterdir() if path.name != "run.lock"}
     for _ in range(2):  # the refusal let go of the lock
-        with pytest.raises(
-            UserError, match=r"rollouts.sqlite: expected .* columns correct, found none: an older version"
-        ):
+        with pytest.raises(UserError, match=r"rollouts.sqlite: expected .* columns correct, found none: restore"):
             RunRecord.reopen(run, 1)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != "run.lock"} == kept
 

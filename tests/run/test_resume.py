@@ -20,9 +20,8 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.models.load import load_model
 from grouprl.models.manifest import MANIFEST
 from grouprl.models.precision import resolve_device
-from grouprl.record.complete import incomplete_steps
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_json_lines, read_rollouts
+from grouprl.record.read import incomplete_steps, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.resume import check_resumable

@@ -19,6 +19,7 @@ from grouprl.config.run import RunConfig
 from grouprl.record.read import Example
 from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StepRecord, StopReason, TokenTrace
+from lab_runs import stages_of
 
 SCRIPT = "<script>window.hostile = 1; alert(1)</script>"
 IMAGE = "<img src=/fetched/image onerror=\"window.hostile=1;alert('image')\">"
@@ -62,7 +63,8 @@ def make_hostile_run(directory: Path, steps: int = 3, *, longest: int = LONGEST 
             advantages = [list(map(_advantages, group.completions, scored)) for group, scored in pairs]
             traces = [[_trace(completion, step) for completion in group.completions] for group in groups]
             metrics = {"reward": 0.5, "accuracy": 0.5, f"rewards/{IMAGE}/mean": 0.5, f"{SCRIPT}_share": 0.5}
-            record.step(StepRecord(step, metrics, groups, outcomes, advantages, traces))
+            stages = stages_of(len(TEXTS)) if step == 3 else {}
+            record.step(StepRecord(step, metrics, groups, outcomes, advantages, traces, stages=stages))
         record.evaluation(steps, {"greedy_accuracy": 0.5, "greedy_interval": [0.4, 0.6], SCRIPT: IMAGE})
         for when in ("before", "after"):
             record.examples(when, [Example(name, text, IMAGE, text, None) for name, text in TEXTS.items()])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grouprl.record.write import RunRecord
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, TokenTrace
 
 CONFIG = "name: run\nsteps: 3\nalgorithm: {name: grpo}\n"
 FULL_CONFIG = (
@@ -27,6 +27,7 @@ class Made:
     correct: Sequence[bool | None] | None = None
     stops: Sequence[StopReason] | None = None
     penalties: Sequence[float] | None = None  # the length penalty's part of the rewards
+    kept: bool = True  # whether it was learned from
 
     def group(self) -> Group:
         size = len(self.rewards)
@@ -55,9 +56,34 @@ class Made:
 
 def add_step(record: RunRecord, step: int, made: Sequence[Made]) -> None:
     advantages = [[[advantage] * 2 for advantage in one.advantages or [0.0] * len(one.rewards)] for one in made]
+    groups, outcomes = [one.group() for one in made], [one.outcomes() for one in made]
+    kept = [one.kept for one in made]
+    if step % 10 != 1:
+        record.step(StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, kept=kept))
+        return
+    traces = [
+        [TokenTrace(updated=(-0.5, -0.25))] * len(one.rewards) if one is made[0] else [TokenTrace()] * len(one.rewards)
+        for one in made
+    ]
     record.step(
-        StepRecord(step, {"reward": 0.5}, [one.group() for one in made], [one.outcomes() for one in made], advantages)
+        StepRecord(step, {"reward": 0.5}, groups, outcomes, advantages, traces, kept, stages_of(len(made[0].rewards)))
     )
+
+
+def stages_of(size: int) -> dict[str, dict[str, object]]:
+    """What a learner records of a watched group of this size, the same of every completion."""
+    numbers = {"mean": 1.0, "max": 1.0, "sum": 0.0, "weight": 0.25, "before": -0.75, "after": -0.75}
+    stages: dict[str, dict[str, object]] = {
+        stage: {"completions": [numbers] * size} for stage in ("ratio", "gradient", "update")
+    }
+    stages["loss"] = {
+        "completions": [0.0] * size,
+        "share": 0.0,
+        "surrogate": 0.0,
+        "kl": 0.0,
+        "batch": {"groups": 1, "completions": size},
+    }
+    return {**stages, "kl": {"coefficient": 0.0, "completions": None}}
 
 
 def make_run(folder: Path, *steps: Sequence[Made], config: str = CONFIG) -> Path:

@@ -22,7 +22,7 @@ TOKEN = "a-token-of-the-tests"
 
 
 class RealVllm:
-    """The server of a model with the command of docs/vllm.md. A context manager; no process of it stays."""
+    """The server of a model with the command of docs/scale.md. A context manager; no process of it stays."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

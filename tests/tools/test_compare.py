@@ -17,8 +17,7 @@ import pytest
 from grouprl.algorithms.named import NAMED
 from grouprl.config.comparison import CompareConfig, load_comparison, varied
 from grouprl.config.run import RunConfig, load_config
-from grouprl.tools.compare.plan import planned_runs
-from grouprl.tools.compare.variants import compare
+from grouprl.tools.compare.variants import compare, planned_runs
 from grouprl.types import UserError
 from small_runs import Ended, assert_same_run, grouprl, metrics, rollouts, tree
 

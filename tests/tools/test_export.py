@@ -221,7 +221,7 @@ def test_nothing_is_overwritten_and_what_cannot_be_is_said(hostile: Path, tmp_pa
 def test_a_run_of_an_older_version_is_said_to_be_one(hostile: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(hostile / "rollouts.sqlite")) as database:
         database.execute("ALTER TABLE completions DROP COLUMN correct")
-    with pytest.raises(UserError, match="columns correct, found none: an older version"):
+    with pytest.raises(UserError, match="columns correct, found none: restore"):
         export(hostile, tmp_path / "new.parquet")
 
 

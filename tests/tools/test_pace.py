@@ -12,9 +12,9 @@ from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.tasks import load_task
-from grouprl.tools.planner import GRPO, ModelShape, StepShape, machine, pace
-from grouprl.tools.planner.pace import PromptSizes, measured_pace, prompt_sizes
+from grouprl.tools.planner import GRPO, ModelShape, StepShape, machine, time
 from grouprl.tools.planner.screen import plan_run
+from grouprl.tools.planner.time import PromptSizes, measured_pace, prompt_sizes
 from small_runs import grouprl
 
 # 160 weights in layers, 40 in the vocabulary, 12 in norms: see test_time.py.
@@ -24,7 +24,7 @@ EXAMPLES = ["demo", "task.examples=4", "evaluation.problems=10"]
 
 def test_a_run_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two FLOPs a second where rows are few, four where they are many; 1000 bytes a second."""
-    monkeypatch.setattr(pace, "product_rate", lambda device, dtype, sizes: 2.0 if sizes == (6, 4, 8) else 4.0)
+    monkeypatch.setattr(time, "product_rate", lambda device, dtype, sizes: 2.0 if sizes == (6, 4, 8) else 4.0)
     settings = ["demo", "steps=10", "algorithm.kl_coef=0", "evaluation={problems: 3, samples: 1, every: 4}"]
     config = config_of(RunConfig, settings)
     step = StepShape(2, 3, 5, 4, device="cpu", shared_tokens=2)

@@ -19,8 +19,8 @@ from grouprl.config.run import RunConfig
 from grouprl.kernels.build import library
 from grouprl.kernels.calibration import Contest, Timing
 from grouprl.tools.planner import doctor, machine
+from grouprl.tools.planner.machine import Rates
 from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
-from grouprl.tools.planner.time import Rates
 from grouprl.types import UserError
 from small_runs import grouprl as command
 
@@ -188,7 +188,7 @@ def timed(contest: Contest) -> list[Timing]:
 @pytest.mark.skipif(library() is None, reason="no C compiler")
 def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPRL_KERNELS", "")
-    monkeypatch.setattr(doctor, "timings", timed)
+    monkeypatch.setattr("grouprl.kernels.offers.timings", timed)
     console = screen(100)
     doctor.show_doctor(as_json=False, console=console)
     text = written(console)
@@ -207,7 +207,7 @@ def test_the_times_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_what_is_not_there_has_a_reason_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPRL_KERNELS", "off")
-    monkeypatch.setattr(doctor, "why_unavailable", lambda name: f"{name} is not here")
+    monkeypatch.setattr("grouprl.checks.sandbox.why_unavailable", lambda name: f"{name} is not here")
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "peft" else "1.0")
     found = {(one.topic, one.name): one for one in doctor.findings()}
     assert found["kernels", "compiled"].found == "switched off by GROUPRL_KERNELS=off"
@@ -235,33 +235,3 @@ def test_paged_moments_are_planned_on_a_gpu_and_refused_on_a_cpu() -> None:
     assert usual.peak - paged.peak == 8 * 7_615_616_512
     with pytest.raises(UserError, match=r"learner\.paged: expected false on a CPU"):
         planned("model.device=cpu", "learner.paged=true")
-
-
-BATCH = [
-    *("model.device=cuda", "model.dtype=bfloat16", "rollout.problems_per_step=16", "rollout.group_size=8"),
-    *("rollout.max_tokens=1024", "learner.moments=bfloat16"),
-]
-
-
-@pytest.mark.parametrize(
-    ("model", "gib", "settings"),
-    [
-        ("Qwen2.5-1.5B", 24, []),
-        ("Qwen2.5-7B", 24, ["model.lora={}", "rollout.max_rows=64", "learner.micro_batch_tokens=4096"]),
-        ("Qwen2.5-7B", 80, ["model.reference=cpu"]),
-        ("Qwen2.5-14B", 139, ["model.reference=cpu", "rollout.max_rows=64"]),
-    ],
-)
-def test_gpus_that_people_have_hold_these_models(model: str, gib: int, settings: list[str]) -> None:
-    """16 problems x 8 completions of up to 1,024 tokens, with prompts of 256: docs/memory.md."""
-    common = [f"model.path={model}", *BATCH, *settings]
-    fits = {
-        weights: plan_run(
-            config_of(RunConfig, [*common, f"model.weights={weights}"]),
-            prompt_tokens=256,
-            available=gib << 30,
-            rates=RATES,
-        ).fits
-        for weights in ("bfloat16", "float32")
-    }
-    assert fits == {"bfloat16": True, "float32": False}

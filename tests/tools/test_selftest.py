@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from grouprl import Trainer
 from grouprl.learner import Learner
+from grouprl.models.layouts import TreeLayout
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
-from grouprl.tools.proof import checks, passes, selftest
+from grouprl.tools.proof import checks, selftest
 from letter_rewards import letters
 from small_runs import ROWS, Ended, grouprl, small_config, write_rows
 
@@ -80,22 +81,19 @@ def advantages(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checks, "group_advantages", lambda *a, **k: 1.01 * right(*a, **k))
 
 
-class Moved:
+class Moved(TreeLayout):
     """A layout whose completions begin one position too late."""
 
     def __init__(self, layout: Any) -> None:
-        self._layout = layout
+        self.__dict__.update(layout.__dict__)
         _, branch_S, _ = layout._tokens
         self.position_ids_S = layout.position_ids_S + (branch_S > 0)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layout, name)
-
 
 def positions(monkeypatch: Patch) -> None:
-    right = passes.pack_forward
+    right = checks.pack_forward
     monkeypatch.setattr(
-        passes,
+        checks,
         "pack_forward",
         lambda model, pack, *a, **k: right(model, replace(pack, layout=Moved(pack.layout)), *a, **k),
     )
@@ -103,13 +101,13 @@ def positions(monkeypatch: Patch) -> None:
 
 def leak(monkeypatch: Patch) -> None:
     """Completions that share a prompt see each other, a little."""
-    right = passes.pack_forward
+    right = checks.pack_forward
 
     def wrong(model: Any, pack: Any, *rest: Any, **options: Any) -> Any:
         found = right(model, pack, *rest, **options)
         return found if len(pack.rows) == 1 else replace(found, logprobs_C=found.logprobs_C * 1.01)
 
-    monkeypatch.setattr(passes, "pack_forward", wrong)
+    monkeypatch.setattr(checks, "pack_forward", wrong)
 
 
 def lost_pack(monkeypatch: Patch) -> None:

@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 
 from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
+from grouprl.tools.planner.machine import Rates
 from grouprl.tools.planner.memory import MOST_COMPLETIONS, largest_group, longest_completion
-from grouprl.tools.planner.time import Rates, floor_of_step
+from grouprl.tools.planner.time import floor_of_step
 
 # One layer of 4 x (4 x 4) attention and 3 x (4 x 8) feed-forward weights = 160; a vocabulary of 10 x 4 = 40.
 TINY = ModelShape("tiny", 1, 4, 1, 1, 4, 8, 10, tied=True)

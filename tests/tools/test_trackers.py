@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 import sys
 import time
@@ -15,13 +14,11 @@ import pytest
 
 from grouprl import Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
-from grouprl.record.metrics import METRICS
 from grouprl.tools.trackers import following
+from grouprl.tools.trackers.libraries import About, Shown, Table
 from grouprl.tools.trackers.names import tracked, tracked_name
-from grouprl.tools.trackers.tracker import About, Shown, Table
 from letter_rewards import letters
 from small_runs import ROWS, rollouts, small_config
-from source_tree import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -57,12 +54,6 @@ def test_metrics_have_the_names_of_trl_where_the_meaning_is_the_same() -> None:
         "of nobody": "of nobody",
     }
     assert {name: tracked_name(name) for name in ours} == ours
-
-
-def test_the_docs_list_every_name_of_trl() -> None:
-    page = (ROOT / "docs" / "trackers.md").read_text()
-    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
-    assert rows == [(metric.name, metric.trl) for metric in METRICS if metric.trl]
 
 
 def test_a_number_of_a_reward_does_not_hide_a_metric() -> None:

@@ -53,7 +53,9 @@ def gradient_here(algorithm: Algorithm) -> Tensor:
     new, old, mask = completions()
     policy = new.clone().requires_grad_()
     weights = token_weights(mask.double(), aggregate=algorithm.objective.aggregate)
-    algorithm.loss(policy, old, torch.tensor(ADVANTAGES, dtype=torch.float64), weights, mask_NT=mask)[0].backward()
+    algorithm.objective.loss(policy, old, torch.tensor(ADVANTAGES, dtype=torch.float64), weights, mask_NT=mask)[
+        0
+    ].backward()
     return policy.grad
 
 

@@ -28,7 +28,7 @@ class SplitError(ValueError):
 
 
 @dataclass(frozen=True)
-class Check:
+class Assertion:
     """One assert, split into calls and a condition.
 
     >>> check = parse_asserts(["assert abs(area(2) - 12.57) < 0.01"])[0]
@@ -46,7 +46,7 @@ class Check:
         return self.calls[0].partition("(")[0]
 
 
-def parse_asserts(asserts: Sequence[str]) -> tuple[Check, ...]:
+def parse_asserts(asserts: Sequence[str]) -> tuple[Assertion, ...]:
     """The checks of a problem from its asserts, such as `assert add(2, 3) == 5`.
 
     An assert consists of literals, comparisons, arithmetic, the functions of `checks.conditions` and calls of the
@@ -86,7 +86,7 @@ def asserts_of_check(test: str, entry_point: str) -> list[str]:
     return asserts
 
 
-def holds(check: Check, returned: Mapping[int, Any] | Sequence[Any]) -> bool:
+def holds(check: Assertion, returned: Mapping[int, Any] | Sequence[Any]) -> bool:
     """Whether an assert passes for these return values by call number; a call without a return value has no entry.
 
     An assert does not pass if it raises, for example on a wrong type or a missing value. Nor does it pass if it would
@@ -115,7 +115,7 @@ def _parse(source: str) -> ast.Module:
     return module
 
 
-def _check(source: str) -> Check:
+def _check(source: str) -> Assertion:
     match _parse(source).body:
         case [ast.Assert(test=condition)]:
             cut = _CallExtractor(source)
@@ -124,7 +124,7 @@ def _check(source: str) -> Check:
             raise SplitError(f"expected one assert, got {source[:60]!r}")
     for part in _parts(condition):
         _check_part(part, source)
-    return Check(source, tuple(cut.calls), condition)
+    return Assertion(source, tuple(cut.calls), condition)
 
 
 def _check_part(part: ast.expr, source: str) -> None:

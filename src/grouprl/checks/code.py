@@ -29,7 +29,7 @@ class Code(FileProblems):
     The prompt of an MBPP row is its text and the first `shown_tests` asserts, which show the function's name. MBPP
     itself shows all three, and with them all answers. The prompt of a HumanEval row is the head of the function.
 
-    Reading raises UserError for a problem whose tests cannot be split (`tasks.asserts`); with `leave_out` it skips the
+    Reading raises UserError for a problem whose tests cannot be split (`checks.asserts`); with `leave_out` it skips the
     problem instead.
     """
 

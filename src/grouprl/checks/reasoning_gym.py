@@ -100,7 +100,7 @@ class ReasoningGym(DrawnProblems, BoxedAnswers):
 class GymReward:
     """1.0 when reasoning-gym's scorer of this data set gives the final answer full marks, else 0.0.
 
-    `tasks.answers.final_text` finds the answer. `tasks.gym_scorers` replaces scorers that would run it as code.
+    `tasks.answers.final_text` finds the answer. `gym_scorers` replaces scorers that would run it as code.
 
     Range: 0 or 1. Partial marks of the library count 0, because some scorers give them to any answer of the right form.
     Failure modes: those of the library's scorer. Its errors are not caught.

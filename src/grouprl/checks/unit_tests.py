@@ -1,28 +1,35 @@
-"""Unit tests as a reward: the program runs in the sandbox, and this process checks its results."""
+"""Unit tests as a reward: finds the program in a completion, runs it in the sandbox, and checks its results here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from grouprl.checks.asserts import Check, holds, parse_asserts
-from grouprl.checks.programs import program
+from grouprl.checks.asserts import Assertion, holds, parse_asserts
 from grouprl.checks.sandbox import BACKENDS, Limits, ReturnValue, choose_backend, run_in_sandbox, why_unavailable
 from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text
 from grouprl.types import UserError
 
 _MARGIN_SECONDS = 1.0  # to end a program that is out of time, and to compare results
+_OPENING = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)")
+_PYTHON = re.compile(r"\{?\s*\.?(?:python|py)[0-9.]*(?![\w-])", re.IGNORECASE)  # {.python}, python3, python title="a"
+# Not in a comment or a string, where a program may mention the tag.
+_ANSWER = re.compile(r"^[^#\"\n]*(?<!')<answer>", re.MULTILINE)
+_GLUED = re.compile(r"</?(?:think|answer)>(?=```|~~~)|(?:```|~~~)(?=</?(?:think|answer)>)")
+_BYTE_ORDER_MARK = "\ufeff"
+_DEEPER = 3  # columns of further indentation that a closing fence may have
 
 
 @dataclass(frozen=True)
 class UnitTests:
     """1.0 when the program of a completion passes every assert of the column `test_list`, else 0.0.
 
-    The program is the last closed ```python block that defines the function of the asserts; `rewards.programs` has the
+    The program is the last closed ```python block that defines the function of the asserts; `program` has the
     rule for other completions. Only this program is tested. It runs after `test_setup_code` in a fresh sandbox, which
-    gets the calls of the asserts and nothing else; their results come back as data, and `tasks.asserts` compares them.
+    gets the calls of the asserts and nothing else; their results come back as data, and `asserts` compares them.
     A result that is missing, late, or not of a plain builtin type fails its assert. With `share` the value is the share
     of asserts that pass.
 
@@ -80,7 +87,7 @@ class UnitTests:
             for completion, tests, setup in zip(completions, test_list, setups, strict=True)
         ]
 
-    def _value(self, text: str, setup: str, checks: Sequence[Check]) -> float:
+    def _value(self, text: str, setup: str, checks: Sequence[Assertion]) -> float:
         source = program(text, checks[0].function)
         if source.lstrip("\n")[:1] in (" ", "\t"):  # an indented program would continue the set-up code
             setup, source = "", f"{setup}\n{source}"
@@ -95,5 +102,68 @@ class UnitTests:
 
 
 @lru_cache(maxsize=1024)
-def _checks(tests: tuple[str, ...]) -> tuple[Check, ...]:
+def _checks(tests: tuple[str, ...]) -> tuple[Assertion, ...]:
     return parse_asserts(tests)
+
+
+def program(text: str, function: str) -> str:
+    r"""Finds the program in a completion that should define a function of this name.
+
+    It is the last closed ```python block that defines the function; else the last block without a language that does;
+    else the last ```python block; else the last block without a language; else the whole text. So a block that calls
+    the function may follow, and only the last of several programs counts, right or wrong. With an <answer> tag, only
+    the content of the last tag is searched.
+
+    Fences are CommonMark's: three or more of ` or ~, closed by as many or more of them, alone on a line; an indented
+    block, as in a list, loses the indentation of its fence.
+
+    >>> program("Here it is:\n```python\ndef f():\n    return 1\n```\nTry it:\n```python\nprint(f())\n```", "f")
+    'def f():\n    return 1\n'
+    """
+    tags = list(_ANSWER.finditer(text))
+    answer = text[tags[-1].end() :] if tags else text
+    before, tag, _ = answer.rpartition("</answer>")
+    text = before if tags and tag else answer
+    blocks = list(_blocks(_GLUED.sub(r"\g<0>\n", text.removeprefix(_BYTE_ORDER_MARK))))
+    named = [code for info, code in blocks if _PYTHON.match(info)]
+    unnamed = [code for info, code in blocks if not info]
+    name = re.escape(function)
+    defines = re.compile(
+        rf"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
+    )
+    for codes in (list(filter(defines.search, named)), list(filter(defines.search, unnamed)), named, unnamed):
+        if codes:
+            return codes[-1].removeprefix(_BYTE_ORDER_MARK)
+    return text.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the closed blocks, each as the text after its opening fence and its code.
+
+    One pass, because a search for pairs takes long on a thousand openings.
+    """
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if opening is None:
+            found = _OPENING.match(line)
+            # A fence of backquotes has no further backquotes on its line: ```x``` is text.
+            opening = found if found and not (found["mark"][0] == "`" and "`" in found["info"]) else None
+            lines = []
+        elif _closes(line, opening):
+            yield opening["info"].strip(), "".join(lines)
+            opening = None
+        else:
+            # Without up to as many blanks as stand in front of the fence.
+            lines.append(f"{line[min(len(opening['indent']), _indent(line)) :]}\n")
+
+
+def _closes(line: str, opening: re.Match[str]) -> bool:
+    mark = line.strip()
+    # A line with more indentation, such as one of a docstring, belongs to the block.
+    beside = _indent(line) <= len(opening["indent"]) + _DEEPER
+    return len(mark) >= len(opening["mark"]) and set(mark) == {opening["mark"][0]} and beside
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))

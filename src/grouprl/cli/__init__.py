@@ -3,7 +3,7 @@
 In: command-line arguments. Out: an exit code. Never has logic that a Python caller would need.
 """
 
-from grouprl.cli import verbs, verbs_of_imports, verbs_of_lists, verbs_of_models, verbs_of_proof
+from grouprl.cli import verbs, more_verbs  # isort: skip  the order of --help
 from grouprl.cli.words import app, main
 
-__all__ = ["app", "main", "verbs", "verbs_of_imports", "verbs_of_lists", "verbs_of_models", "verbs_of_proof"]
+__all__ = ["app", "main", "more_verbs", "verbs"]

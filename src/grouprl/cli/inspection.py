@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import RunConfig
+from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.lab.report.prompts import Shared
 from grouprl.lab.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal, visible
-from grouprl.run.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.run.verdict import counted
 from grouprl.tasks import Task, load_task
 from grouprl.types import Problem, RewardOutcome, UserError

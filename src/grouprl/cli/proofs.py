@@ -17,7 +17,7 @@ from grouprl.run.verdict import counted
 from grouprl.tools.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.checks import Check
 from grouprl.tools.proof.model_check import check_model
-from grouprl.tools.proof.replay import Difference, Replay
+from grouprl.tools.proof.replay import Replay, ReplayDifference
 from grouprl.tools.proof.selftest import selftest
 
 _ROWS = 10
@@ -57,7 +57,7 @@ def _record_table(found: Replay) -> Table:
     return table
 
 
-def _gap(one: Difference) -> str:
+def _gap(one: ReplayDifference) -> str:
     return f"{one.largest:.2g}" if one.differing else "0"
 
 

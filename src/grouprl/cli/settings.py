@@ -63,7 +63,7 @@ def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
 
 def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
     """Every option of an algorithm, with its value there instead of the default."""
-    yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/presets.md"
+    yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/algorithms.md"
     own = options(default)
     for part, kinds in part_kinds(default).items():
         known = {one.name: one for kind in reversed(kinds) for one in fields(kind)}

@@ -41,7 +41,7 @@ def train(
     task: TaskOption = None,
     reward: RewardOption = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="A name of docs/presets.md, or FILE.py:NAME of an Algorithm of your own.")
+        str | None, typer.Option(help="A name of docs/algorithms.md, or FILE.py:NAME of an Algorithm of your own.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the run inside runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the run's newest checkpoint.")] = False,
@@ -80,7 +80,7 @@ def train(
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     if own:
-        from grouprl.run.own_algorithm import algorithm_in_file
+        from grouprl.cli.own_algorithm import algorithm_in_file
 
         config = config.model_copy(update={"algorithm": algorithm_in_file(str(algorithm))})
     from grouprl.rewards.configured import configured_rewards
@@ -350,16 +350,16 @@ def plan(
     """
     from grouprl.config.checks import check_sections
     from grouprl.config.run import RunConfig
-    from grouprl.tools.planner.pace import USUAL_PROMPT, prompt_sizes
+    from grouprl.tools.planner.machine import Rates
     from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
-    from grouprl.tools.planner.time import Rates
+    from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
     config = configured(RunConfig, settings, {"model.path": model})
     check_sections(config)
     if gpus is not None:
-        from grouprl.tools.planner.layouts_screen import show_layouts
+        from grouprl.tools.planner.layouts import show_layouts
 
         show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return

@@ -18,8 +18,7 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.models.names import check_name, is_gguf
-from grouprl.record.layout import RunDirectory, is_config_of_a_run, refuse_links, run_of_checkpoint
-from grouprl.record.places import model_at, run_at
+from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -192,11 +191,11 @@ def again(verb: str, settings: Sequence[str] | None, options: Mapping[str, str |
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Ends a verb that makes no progress, see `grouprl.run.watchdog`."""
+    """Ends a verb that makes no progress, see `grouprl.cli.watchdog`."""
 
     @wraps(verb)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        from grouprl.run.watchdog import end_when_stalled, stall_seconds
+        from grouprl.cli.watchdog import end_when_stalled, stall_seconds
 
         with end_when_stalled(stall_seconds()):
             verb(*args, **kwargs)

@@ -169,7 +169,7 @@ Address = Annotated[str, Field(pattern=r"^https?://[^/?#@:\s]+(:[0-9]{1,5})?/?$"
 
 
 class EngineConfig(Section):
-    """What samples the completions: GroupRL's own engine on the learner's weights, or a vLLM server (docs/vllm.md)."""
+    """What samples the completions: GroupRL's own engine on the learner's weights, or a vLLM server (docs/scale.md)."""
 
     name: Literal["native", "vllm"] = Field("native", description="native shares the learner's weights in memory")
     address: Address | None = Field(
@@ -309,7 +309,7 @@ class DistributedConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where groups are sampled and scored: in this process, or by the actors of a Ray cluster (docs/scaling.md)."""
+    """Where groups are sampled and scored: in this process, or by the actors of a Ray cluster (docs/scale.md)."""
 
     backend: Literal["none", "ray"] = Field("none", description="ray = samplers and scorers are Ray actors")
     address: Text | None = Field(None, description="HOST:PORT of an existing cluster; null = start one here")

@@ -12,7 +12,7 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 class TrackersConfig(Section):
-    """What shows the run elsewhere (docs/trackers.md). `trackers: [wandb]` is short for its names."""
+    """What shows the run elsewhere (docs/run_directory.md). `trackers: [wandb]` is short for its names."""
 
     names: Annotated[
         tuple[TrackerName, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)

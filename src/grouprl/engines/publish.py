@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.engines.published import VERSION, PublishedWeights, digest_of
 from grouprl.models.manifest import write_manifest
-from grouprl.models.published import VERSION, PublishedWeights, digest_of
 from grouprl.models.save import plain_tensors, save_model
 from grouprl.record.files import atomic_directory, remove_directory
 

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import EngineConfig
 from grouprl.engines.publish import publish, publish_base
+from grouprl.engines.published import PublishedWeights, shape_difference, shape_of
 from grouprl.engines.vllm_client import Connection, NotFoundError, VllmClient
 from grouprl.engines.vllm_reply import Expected, StaleReplyError, completions_of
 from grouprl.models.adapters import has_adapter
 from grouprl.models.load import end_token_ids
 from grouprl.models.progress import PROGRESS
-from grouprl.models.published import PublishedWeights, shape_difference, shape_of
 from grouprl.models.save import plain_tensors
 from grouprl.models.shard import is_sharded
 from grouprl.models.templates import hidden_tags
@@ -33,7 +33,7 @@ from grouprl.types import Completion, Group, Sampling, UserError
 _SEEDS = (1 << 62) - 1  # vLLM adds a completion's place to the seed, and takes -1 for none
 _FRESH = "default"  # the version of a vLLM server that has loaded no other weights since its start
 _RELOADS = 3  # restarts of the server while one group is sampled
-_START = "start it with the command in docs/vllm.md"
+_START = "start it with the command in docs/scale.md"
 _TESTED = "0.32"  # the vLLM whose replies and worker this engine was tested with
 
 
@@ -357,7 +357,7 @@ class VllmEngine:
         if not isinstance(results, list) or not results or not all(isinstance(one, dict) for one in results):
             raise self._client.wrong(what, repr(results), _START)
         if errors := [str(one["error"]) for one in results if "error" in one]:
-            raise self._client.wrong(what, errors[0], "start it with the model of this run (docs/vllm.md)")
+            raise self._client.wrong(what, errors[0], "start it with the model of this run (docs/scale.md)")
         return list(results)
 
 

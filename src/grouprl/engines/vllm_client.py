@@ -29,8 +29,8 @@ _NOT_REACHED = (502, 503, 504)  # what a proxy replies in these minutes
 _QUIET = 15.0  # seconds of waiting between two lines about it
 _REMEDIES = {
     401: "export the token that the server was started with, and name its variable in rollout.engine.token_env",
-    403: "start the server with --enable-scale-out (docs/vllm.md)",
-    404: "start the server as docs/vllm.md says, with VLLM_SERVER_DEV_MODE=1",
+    403: "start the server with --enable-scale-out (docs/scale.md)",
+    404: "start the server as docs/scale.md says, with VLLM_SERVER_DEV_MODE=1",
 }
 
 
@@ -143,7 +143,7 @@ class Connection:
                 expected, f"{last} {waited}", "look at the server's output, or raise rollout.engine.seconds"
             ) from None
         raise client.wrong(
-            expected, f"{last} {failures} times", "start the server (docs/vllm.md), or look at its output"
+            expected, f"{last} {failures} times", "start the server (docs/scale.md), or look at its output"
         )
 
     async def _attempt(
@@ -162,7 +162,7 @@ class Connection:
         if status >= 500:
             raise _AgainError(f"status {status}, {_message(found)},", lost=status in _NOT_REACHED)
         if status >= 300:
-            remedy = _REMEDIES.get(status, "correct rollout.engine.address" if status < 400 else "see docs/vllm.md")
+            remedy = _REMEDIES.get(status, "correct rollout.engine.address" if status < 400 else "see docs/scale.md")
             refusal = client.wrong(expected, f"status {status}, {_message(found)}", remedy)
             raise NotFoundError(str(refusal)) if status == 404 else refusal
         value = None if found is None else parsed_json(found)

@@ -14,7 +14,7 @@ from grouprl.types import Completion, Sampling, StopReason, UserError
 
 _IMPOSSIBLE = -9999.0  # vLLM's clamp: it writes this for NaN and for minus infinity
 _ROUNDING = 1e-4  # log-probs of certain tokens are above 0 by rounding
-_LOOK = "look at the server's output, and start it again as docs/vllm.md says"
+_LOOK = "look at the server's output, and start it again as docs/scale.md says"
 
 
 class StaleReplyError(Exception):

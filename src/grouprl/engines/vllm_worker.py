@@ -1,4 +1,4 @@
-"""What GroupRL adds to the workers of a vLLM server, which start with --worker-extension-cls (docs/vllm.md).
+"""What GroupRL adds to the workers of a vLLM server, which start with --worker-extension-cls (docs/scale.md).
 
 It runs in vLLM's environment and imports nothing of GroupRL but the reader of published weights.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grouprl.models.published import PublishedWeights, shape_of
+from grouprl.engines.published import PublishedWeights, shape_of
 from grouprl.types import UserError
 
 

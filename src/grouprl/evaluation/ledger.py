@@ -10,8 +10,13 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from grouprl.record.token_ledger import CATEGORIES
 from grouprl.types import Group, RewardOutcome
+
+# A token belongs to the first category that applies; metrics.json says what each is.
+CATEGORIES = (
+    *("dropped", "invalid", "truncated", "no_signal", "corrected"),
+    *("low_entropy", "critic_only", "not_finite", "clipped", "used"),
+)
 
 
 def token_ledger(

@@ -15,8 +15,7 @@ from starlette.staticfiles import StaticFiles
 from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
-from grouprl.lab.keeping import keeping_routes
-from grouprl.lab.processes import Processes, lists, process_routes, recipes
+from grouprl.lab.processes import Processes, keeping_routes, lists, process_routes, recipes
 from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.page import STATIC
 from grouprl.lab.report.recorded import parse_config
@@ -26,6 +25,7 @@ from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.record.metrics import FILE
 from grouprl.tools.compare.read import COMPARISON_FILE, Variant, read_comparison
 from grouprl.tools.compare.report import comparison_answer
 from grouprl.types import UserError
@@ -42,6 +42,7 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
     processes = Processes(runs)
     routes = [
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
+        Route("/static/metrics.json", lambda _: FileResponse(FILE)),
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/session", json_answer(lambda request: {"token": request.state.page_token, "root": str(runs.root)})),
         Route("/api/runs", json_answer(lambda _: {"runs": [runs.overview(folder) for folder in runs.folders()]})),

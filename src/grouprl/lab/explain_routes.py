@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-import math
-import re
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from starlette.requests import Request
 from starlette.routing import Route
 
 from grouprl.algorithms.spec import Algorithm
-from grouprl.lab.answers import Answer, json_answer
-from grouprl.lab.explain_group import recorded_walk
+from grouprl.algorithms.surrogates import Surrogate
+from grouprl.lab.answers import SHOWN, Answer, Query, json_answer
+from grouprl.lab.explain_group import recorded_walk, watched_steps
 from grouprl.lab.explain_typed import (
     COMPARING,
     explained_advantages,
@@ -32,8 +30,6 @@ from grouprl.tools.planner.memory import BLOCKS, COMPARED, PARTS
 from grouprl.tools.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
 
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_SHOWN = 60  # characters of a wrong value that an error repeats
 USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
 JUDGES = ("ppo", "both", "none")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
@@ -43,7 +39,7 @@ _CODE = {
     "rewards": "types.py RewardOutcome",
     "statistics": "algorithms/statistics.py group_statistics",
     "advantages": "algorithms/advantages.py group_advantages",
-    "ratio": "algorithms/losses.py policy_ratios",
+    "ratio": "algorithms/surrogates.py policy_ratios",
     "kl": "algorithms/kl.py kl_estimate",
     "loss": "algorithms/losses.py policy_loss",
     "update": "step.py update_policy",
@@ -52,7 +48,8 @@ _CODE = {
 
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
-    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in explanations(runs).items()]
+    answers = explanations(runs) | {"steps": lambda request: _steps(runs, request)}
+    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in answers.items()]
 
 
 def explanations(runs: Runs | None) -> dict[str, Answer]:
@@ -99,7 +96,7 @@ def _advantages(request: Request) -> dict[str, Any]:
 
 def _objective(request: Request) -> dict[str, Any]:
     query = Query(request, ("advantage", "surrogate", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg"))
-    surrogate = query.choice("surrogate", ("clip", "cispo", "plain", "sapo", "gmpo"), "clip")
+    surrogate = query.choice("surrogate", get_args(Surrogate), "clip")
     if "dual_clip" in query and surrogate != "clip":
         raise UserError(f"dual_clip: expected none with surrogate={surrogate}, got one: remove it, or set clip")
     return objective_curve(
@@ -124,16 +121,19 @@ def _noise(request: Request) -> dict[str, Any]:
 
 
 def _group(runs: Runs | None, request: Request) -> dict[str, Any]:
-    query = Query(request, ("run", "step", "group", "rewards", "algorithm", "learning_rate"))
-    recorded, typed = ("run", "step", "group"), ("rewards", "algorithm", "learning_rate")
+    query = Query(request, ("run", "step", "rewards", "algorithm", "learning_rate"))
+    recorded, typed = ("run", "step"), ("rewards", "algorithm", "learning_rate")
     mixed = [name for name in (typed if "run" in query else recorded) if name in query]
     if mixed:
-        raise UserError(f"expected either a run with step and group, or rewards, got {', '.join(mixed)} as well")
+        raise UserError(f"expected either a run with a step, or rewards, got {', '.join(mixed)} as well")
     if runs is not None and "run" in query:
-        step, place = query.whole("step", 1, 10**9), query.whole("group", 0, 10**6, 0)
-        return recorded_walk(runs, query.text("run"), step, place)
+        return recorded_walk(runs, query.text("run"), query.whole("step", 1, 10**9))
     rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
     return typed_walk(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))
+
+
+def _steps(runs: Runs, request: Request) -> dict[str, Any]:
+    return watched_steps(runs.folder(Query(request, ("run",)).text("run")))
 
 
 def _pass_rate(request: Request) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _shape(query: Query) -> ModelShape:
             return known_shape(model)
         except UserError:
             raise UserError(
-                f"model: expected {', '.join(sorted(SHAPES))} or the hub id of one of them, got {model[:_SHOWN]!r}: "
+                f"model: expected {', '.join(sorted(SHAPES))} or the hub id of one of them, got {model[:SHOWN]!r}: "
                 "choose the config.json of any other model"
             ) from None
     try:
@@ -212,75 +212,3 @@ def _shape(query: Query) -> ModelShape:
     if not isinstance(found, dict):
         raise UserError("config: expected the JSON object of a config.json, got something else: choose another file")
     return config_shape(found, "your config.json", Path("config.json"))
-
-
-# The query
-
-
-class Query:
-    """What a request asks for.
-
-    Raises:
-        UserError: for a name that is not among `names`, or is given twice.
-    """
-
-    def __init__(self, request: Request, names: Sequence[str]) -> None:
-        given = request.query_params.multi_items()
-        self._values = dict(given)
-        for name, _ in given:
-            if name not in names:
-                raise UserError(f"expected the parameters {', '.join(names)}, got {name[:_SHOWN]!r}: remove it")
-        if len(self._values) < len(given):
-            raise UserError("expected each parameter once, got one of them twice: remove one")
-
-    def __contains__(self, name: str) -> bool:
-        return self._values.get(name, "") != ""
-
-    def text(self, name: str) -> str:
-        """A value that has to be there, as it is."""
-        if name not in self:
-            raise UserError(f"{name}: expected a value, got none: add &{name}=... to the address")
-        return self._values[name]
-
-    def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
-        """One of the allowed words."""
-        got = self._values.get(name) or default
-        if got not in allowed:
-            raise _wrong(name, f"one of {', '.join(allowed)}", got)
-        return got
-
-    def choices(self, name: str, allowed: Sequence[str], default: Sequence[str]) -> list[str]:
-        """Some of the allowed words, with commas between them, each once."""
-        got = self._values[name].split(",") if name in self else list(default)
-        wrong = [word for word in got if word not in allowed]
-        if wrong or len(set(got)) < len(got):
-            raise _wrong(name, f"some of {', '.join(allowed)}, each once", wrong[0] if wrong else ",".join(got))
-        return got
-
-    def number(self, name: str, low: float, high: float, default: float) -> float:
-        """A finite number in [low, high]."""
-        return self._number(name, self._values[name], low, high) if name in self else default
-
-    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """A whole number in [low, high]; without a default it has to be there."""
-        got = self.text(name) if name in self or default is None else str(default)
-        if not got.isascii() or not got.isdigit() or len(got) > 12 or not low <= int(got) <= high:
-            raise _wrong(name, f"a whole number from {low} to {high}", got)
-        return int(got)
-
-    def rewards(self, name: str = "rewards", fewest: int = 2, most: int = 16, size: float = 1e6) -> list[float]:
-        """Numbers with commas between them; "nan" is an invalid reward."""
-        got = self.text(name).split(",")
-        if not fewest <= len(got) <= most:
-            raise UserError(f"{name}: expected {fewest} to {most} of them with commas between, got {len(got)}")
-        return [math.nan if word == "nan" else self._number(name, word, -size, size) for word in got]
-
-    @staticmethod
-    def _number(name: str, text: str, low: float, high: float) -> float:
-        if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
-            raise _wrong(name, f"a number from {low:g} to {high:g}", text)
-        return float(text)
-
-
-def _wrong(name: str, expected: str, got: str) -> UserError:
-    return UserError(f"{name}: expected {expected}, got {got[:_SHOWN]!r}: correct it")

@@ -17,12 +17,11 @@ from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.kl import KlKind
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.stages import GroupTokens, group_stages
 from grouprl.algorithms.surrogates import Surrogate
 from grouprl.lab.explain_group import walk_through
-from grouprl.lab.explain_record import Peer, Recorded, material_of
 from grouprl.lab.report.worked import compared, compared_rewards, numbers
-from grouprl.record.read import RecordedGroup
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, TokenTrace
+from grouprl.types import StopReason
 
 # Those that compare whole completions by their rewards, and need no network for it.
 COMPARING = {name: one for name, one in NAMED.items() if isinstance(one.advantage, CompletionAdvantage)}
@@ -67,48 +66,54 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     Returns:
         The same keys; the prompt's text is null, and `update` is always known.
     """
-    group = _typed_group(rewards, algorithm)
-    size = len(rewards)
-    peers = [Peer(0, reward, 1, cut=False, earned=reward, kept=True, components={}, taken=0.0) for reward in rewards]
-    made = Recorded(algorithm, algorithm.kl_coef, 1, {"reward": 1.0}, (), {}, 1, 0, group, [peers], [True])
-    material = material_of(made)
-    logits_G = torch.zeros(size, dtype=torch.float64, requires_grad=True)
-    loss, _ = material.loss(torch.log_softmax(logits_G, 0)[:, None])
-    (slope_G,) = torch.autograd.grad(loss, logits_G)
-    updated_G = torch.log_softmax(logits_G.detach() - learning_rate * slope_G, 0)
-    traces = [replace(trace, updated=(after,)) for trace, after in zip(group.traces, updated_G.tolist(), strict=True)]
-    metrics = {"learning_rate": learning_rate, "grad_norm": float(slope_G.norm())}
-    updated = replace(made, metrics=metrics, group=replace(group, traces=tuple(traces)))
-    once = "one update per batch: the policy is still the behavior policy, and every ratio is 1"
-    anchor = "the policy starts equal to the reference" if algorithm.kl is not None else "kl_coef is 0"
-    nothing: dict[str, Any] = {**dict.fromkeys(("problem_id", "text", "messages", "tokens")), "columns": {}}
-    walked = walk_through(updated, material, nothing, [once] * size, anchor)
-    walked["stages"]["update"]["logits_gradient"] = (slope_G + 0.0).tolist()
-    return {"source": {"rewards": numbers(rewards), "learning_rate": learning_rate}, "notes": [], **walked}
-
-
-def _typed_group(rewards: Sequence[float], algorithm: Algorithm) -> RecordedGroup:
     size, rewards_G = len(rewards), torch.tensor(rewards, dtype=torch.float64)
     found = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
-    advantages = found.advantages(rewards_G).tolist()
-    start = tuple(torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)[:1].tolist())
-    reference = start if algorithm.kl is not None else None
-    completions = [
-        Completion(index, (0,), start, start, f"completion {index}", StopReason.END, 0) for index in range(size)
-    ]
-    outcomes = [
-        RewardOutcome(math.nan, {"reward": None}, "the reward is nan")
-        if math.isnan(reward)
-        else RewardOutcome(reward, {"reward": reward})
-        for reward in rewards
-    ]
-    return RecordedGroup(
-        Group(Problem("typed", "", {}), (0,), tuple(completions)),
-        tuple(outcomes),
-        advantages=tuple(advantages),
-        token_advantages=tuple((advantage,) for advantage in advantages),
-        traces=(TokenTrace(logprobs=start, reference=reference),) * size,
+    advantages_G = found.advantages(rewards_G).double()
+    before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
+    ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
+    tokens = GroupTokens(
+        mask_GT=ones_G1 > 0,
+        weights_GT=algorithm.objective.weights(ones_G1 > 0, max_tokens=1),
+        advantages_GT=advantages_G[:, None],
+        logprobs_GT=before_G1,
+        old_GT=before_G1,
+        sampled_GT=before_G1,
+        reference_GT=before_G1 if algorithm.kl is not None else None,
+        updated_GT=before_G1,
     )
+    kl_coef = algorithm.kl_coef
+    stages = group_stages(algorithm, tokens, kl_coef=kl_coef)
+    # The gradient by the logits of a softmax, from that by the log-probs of its outcomes.
+    slope_G = torch.tensor([one["sum"] for one in stages["gradient"]["completions"]], dtype=torch.float64)
+    slope_G = slope_G - before_G.exp() * slope_G.sum()
+    updated_G = torch.log_softmax(-learning_rate * slope_G, 0)
+    stages = group_stages(algorithm, replace(tokens, updated_GT=updated_G[:, None]), kl_coef=kl_coef)
+    stages["kl"]["reason"] = "the policy starts equal to the reference" if algorithm.kl else "kl_coef is 0"
+    stages["loss"]["batch"] = {"groups": 1, "completions": size}
+    stages["update"] |= {"learning_rate": learning_rate, "grad_norm": float(slope_G.norm())}
+    completions = [
+        {
+            "text": f"completion {index}",
+            "length": 1,
+            "stop_reason": StopReason.END.value,
+            "components": {"reward": reward},
+            "weights": {"reward": 1.0},
+            "reward": reward,
+            "invalid_reason": "the reward is nan" if reward is None else None,
+            "advantage": advantage,
+        }
+        for index, (reward, advantage) in enumerate(zip(numbers(rewards), advantages_G.tolist(), strict=True))
+    ]
+    walked = walk_through(
+        algorithm,
+        completions,
+        stages,
+        against=None,
+        token_advantages=[[advantage] for advantage in advantages_G.tolist()],
+        by_step={},
+        metrics={},
+    )
+    return {"source": {"rewards": numbers(rewards), "learning_rate": learning_rate}, "notes": [], **walked}
 
 
 # The objective

@@ -86,7 +86,8 @@ def _copy_until(source: Path, target: Path, step: int) -> None:
         open_recorded(source).close()  # raises where it is no database of a run
         steps = [row["step"] for row in read_json_lines(files.metrics)]
         for one in steps:
-            _copy_rows(copy, source, "completions", f"WHERE step = {one:d}")
+            for table in ("completions", "stages"):
+                _copy_rows(copy, source, table, f"WHERE step = {one:d}")
         _copy_rows(copy, source, "problems")
         drop_after(copy, step)
 

@@ -1,36 +1,35 @@
-"""Starts, stops, resumes and forks runs: each is a process of its own, which outlives the lab.
+"""Starts, stops, resumes, forks, renames and deletes runs: each is a process of its own, which outlives the lab.
 
 The routes are those that change something; `Guard` has let nobody else in.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config.command_line import RECIPES
 from grouprl.config.run import RunConfig, dump_config, load_config
-from grouprl.files import read_end
+from grouprl.files import read_end, read_needed
+from grouprl.lab.answers import Body, changing, field_of
 from grouprl.lab.forks import fork_directory
+from grouprl.lab.report.notes import checked_notes
 from grouprl.lab.runs import Runs
-from grouprl.record.files import json_text
-from grouprl.record.layout import RunDirectory
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
@@ -38,15 +37,12 @@ from grouprl.tasks.named import TASKS
 from grouprl.types import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_NAME_LINE = re.compile(r"^name: .*$", re.MULTILINE)
 _CHANGE = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_-]+)*=.*", re.DOTALL)
 _LAST_STEP = 10**9
 _MOST_CHANGES = 100  # a configuration has fewer keys
 _START_SECONDS = 120.0  # in which a run that cannot start says so; asking a hub in vain takes half a minute
 _SAID = 4000  # bytes of a process's last words
-
-Body = Mapping[str, Any]
-"""What a request asks for."""
-_KINDS = {"a text": str, "a whole number": int, "a list of texts": list}
 
 
 def recipes() -> list[dict[str, str]]:
@@ -275,55 +271,6 @@ def process_routes(processes: Processes) -> list[Route]:
     ]
 
 
-def changing(act: Callable[[str, Body], dict[str, Any]]) -> Callable[[Request], Any]:
-    """An endpoint that acts on a run, or on none, with the JSON that was sent."""
-
-    async def endpoint(request: Request) -> Response:
-        body = _body(await request.body())
-        answer = await run_in_threadpool(act, request.path_params.get("run", ""), body)
-        return Response(json_text(answer), media_type="application/json")
-
-    return endpoint
-
-
-def _body(given: bytes) -> Body:
-    """A JSON object in UTF-8, without a byte order mark.
-
-    Raises:
-        UserError: anything else, also a key that is given twice, NaN, infinity, and half of a surrogate pair.
-    """
-    try:
-        body = json.loads(given.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
-        json.dumps(body, ensure_ascii=False).encode()  # \ud800 alone is no text that could be written
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise UserError(f"expected a JSON object in UTF-8, each key once, got {given[:60]!r}")
-    return body
-
-
-def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key is given twice")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def field_of(body: Body, name: str, kind: str) -> Any:
-    """A field of what was sent.
-
-    Raises:
-        UserError: it is missing, or of another kind.
-    """
-    value = body.get(name)
-    if type(value) is not _KINDS[kind]:
-        raise UserError(f"{name}: expected {kind}, got {value!r:.60}")
-    return value
-
-
 def _changes(body: Body) -> list[str]:
     given = field_of({"changes": [], **body}, "changes", "a list of texts")
     if not all(isinstance(change, str) for change in given):
@@ -331,3 +278,58 @@ def _changes(body: Body) -> list[str]:
     if len(given) > _MOST_CHANGES:
         raise UserError(f"changes: expected at most {_MOST_CHANGES}, got {len(given)}: write them into a file")
     return [change.strip() for change in given if change.strip()]
+
+
+# What users keep of their runs: tags, a note, a name, whether they stay
+
+
+def keeping_routes(runs: Runs, processes: Processes) -> list[Route]:
+    """Write notes, rename, delete."""
+
+    def write(run: str, body: Body) -> dict[str, Any]:
+        notes = checked_notes(body.get("tags"), body.get("note"), body.get("archived"))
+        atomic_write_text(RunDirectory(runs.folder(run)).notes, json_text(asdict(notes)) + "\n")
+        return {"id": run}
+
+    def rename(run: str, body: Body) -> dict[str, Any]:
+        with processes.new_folder(field_of(body, "name", "a text")) as target, _ours(runs, processes, run) as folder:
+            config = RunDirectory(folder).config
+            # A resume goes by the folder; the line is for people.
+            text = _NAME_LINE.sub(f"name: {json_text(target.name)}", read_needed(config, "expected settings"), count=1)
+            atomic_write_text(config, text)
+            folder.rename(target)
+        return {"id": runs.identifier(target)}
+
+    def delete(run: str, body: Body) -> dict[str, Any]:
+        with _ours(runs, processes, run) as folder:
+            if field_of(body, "name", "a text") != folder.name:
+                raise UserError(f"expected the run's name, {folder.name}, to delete it, got {body['name'][:60]!r}")
+            leaving = runs.root / ".lab" / f"deleted-{folder.name}-{os.getpid()}"
+            leaving.parent.mkdir(exist_ok=True)
+            # A run that is half gone must not be listed.
+            folder.rename(leaving)
+        shutil.rmtree(leaving)
+        return {"id": run}
+
+    return [
+        Route(f"/api/runs/{{run}}/{name}", changing(act), methods=["POST"])
+        for name, act in (("notes", write), ("rename", rename), ("delete", delete))
+    ]
+
+
+@contextmanager
+def _ours(runs: Runs, processes: Processes, run: str) -> Iterator[Path]:
+    """The folder of a run that no process writes, and none starts to, as long as the block lasts.
+
+    Raises:
+        UserError: it is running, being started, or part of a comparison.
+    """
+    folder = runs.folder(run)
+    if folder.parent != runs.root:
+        raise UserError(f"{run}: expected a single run, got a run of the comparison {folder.parent.name}")
+    with processes.claimed(folder):
+        handle = lock_directory(folder)
+        try:
+            yield folder
+        finally:
+            os.close(handle)

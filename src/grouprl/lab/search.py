@@ -74,7 +74,7 @@ def search(
         in this call, back to the step `back_to` (None when there was nothing to look at).
 
     Raises:
-        UserError: the database cannot be read or is an older version's.
+        UserError: the database cannot be read.
     """
     # casefold knows the letters of all languages, LIKE those of English.
     folded, asked, terms, values = wanted.text.casefold(), wanted.prompt.casefold(), *wanted.condition()

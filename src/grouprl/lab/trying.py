@@ -60,11 +60,10 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
 
 def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     # Here, not above: the lab's own process needs none of it.
+    from grouprl.evaluation.trial import score_group, with_newest
     from grouprl.models.load import load_tokenizer
     from grouprl.rewards.configured import configured_rewards
-    from grouprl.rewards.functions import SOFT_OVERLONG
     from grouprl.run.machine import with_dtype
-    from grouprl.run.trial import score_group, with_newest
     from grouprl.run.trust import refuse_foreign_code
     from grouprl.tasks import load_task
     from grouprl.tasks.held_out import trained_on_the_rest
@@ -86,9 +85,7 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     completion = Completion(0, ids, (0.0,) * len(ids), (0.0,) * len(ids), text, StopReason.END, 0)
     rewards = configured_rewards(config, task)
     made = Group(problem, recorded.prompt_ids, (completion,))
-    (outcome,) = score_group(config, task, made, rewards, tokenizer, step=step)
-    # The length penalty has no weight of its own.
-    weights = {SOFT_OVERLONG: 1.0} | {reward.name: reward.weight for reward in rewards}
+    (outcome,), weights = score_group(config, task, made, rewards, tokenizer, step=step)
     shown = [{"name": name, "weight": weights.get(name), "value": value} for name, value in outcome.components.items()]
     return {
         "rewards": shown,

@@ -36,7 +36,7 @@ from grouprl.learner.packs import (
     pack_metrics,
     to_grid,
 )
-from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, is_watched, token_traces, watched_group
+from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, token_traces, watched_group, watched_stages
 from grouprl.models.adapters import as_reference
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.experts import noted_routing, watch_routers
@@ -59,8 +59,9 @@ class LearnResult:
     """Metrics of a batch's updates and numbers of its tokens, for the record."""
 
     metrics: dict[str, float]
-    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `record.token_ledger`
+    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `evaluation.ledger`
     tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
+    stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # see `watched_stages`
 
 
 @dataclass
@@ -201,28 +202,27 @@ class Learner:
         norms = [(update["grad_norm"], update.get("critic_grad_norm", 0.0)) for one in passes for update, _ in one]
         if skipped := sum(not all(map(math.isfinite, pair)) for pair in norms):
             metrics["skipped_updates"] = skipped
-        # The gap is taken from the first update with a gradient; after it the policies differ because of the updates.
+        # The gap is of the first update with a gradient; after it the policies differ because of the updates.
         read = next((update for update, _ in passes[0] if "sampler_learner_gap" in update), {})
         gaps = {name: read.get(name, math.nan) for name in ("sampler_learner_gap", "sampler_learner_gap_mean")}
-        metrics |= last | gaps | {"kl_coef": self.kl_coef}
-        if self.algorithm.kl is None:
-            del metrics["kl_coef"]
-        elif math.isfinite(metrics.get("kl", math.nan)):
+        metrics |= last | gaps | ({} if self.algorithm.kl is None else {"kl_coef": self.kl_coef})
+        if self.algorithm.kl is not None and math.isfinite(metrics.get("kl", math.nan)):
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
         if self.algorithm.spread.entropy_target is not None:
             metrics["entropy_coef"] = self.entropy_coefs[1]
         self.entropy_coefs = self.algorithm.spread.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
-        watched = watched_group(batch, work.advantages_NT) if is_watched(step) and not critic_only else []
+        watched = [] if critic_only else watched_group(batch, work.advantages_NT, step)
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         self._reshard()
         last_pass = [part for _, parts in passes[-1] for part in parts]
-        traces = token_traces(batch, before, work.old_NT, last_pass, again)
         advantages_NT = credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
-        unused = self._unused(work, passes[-1], critic_only)
-        return LearnResult(metrics, unused, list(zip(token_rows(advantages_NT, batch), traces, strict=True)))
+        traces = token_traces(batch, before, work.old_NT, last_pass, again)
+        rows = list(zip(token_rows(advantages_NT, batch), traces, strict=True))
+        stages = watched_stages(self.algorithm, work, watched, last_pass, again, metrics.get("kl_coef", 0.0))
+        return LearnResult(metrics, self._unused(work, passes[-1], critic_only), rows, stages)
 
     def _unused(self, work: UpdateWork, updates: Sequence[_Update], critic_only: bool) -> dict[str, Tensor]:
-        """[N, T] bool by category: see `record.token_ledger`."""
+        """[N, T] bool by category: see `evaluation.ledger`."""
         batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
         for update, parts in updates:
             for part in parts:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from grouprl.algorithms import clipped_tokens, policy_ratios
 from grouprl.algorithms.losses import Objective
+from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.stages import GroupTokens, group_stages
 from grouprl.algorithms.surrogates import left_out
-from grouprl.learner.batch import PolicyEvaluation
+from grouprl.learner.batch import PolicyEvaluation, UpdateWork
 from grouprl.learner.credit import token_rows
 from grouprl.learner.packs import Forward, Pack
 from grouprl.ranks import Ranks
@@ -31,14 +33,6 @@ class TokenPass:
     def of(pack: Pack, forward: Forward) -> TokenPass:
         """Detaches the numbers from the graph, which would keep all activations."""
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
-
-
-def is_watched(step: int) -> bool:
-    """Whether a step records `updated_logprobs` of one group, evaluated again after its update.
-
-    That takes 0.9 % of a step of the demo.
-    """
-    return step % 10 == 1
 
 
 def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
@@ -83,10 +77,7 @@ def cut_tokens(
 ) -> Tensor:
     """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes in the last pass."""
     own, old_NT = old_NT is None, batch.old_logprobs_NT if old_NT is None else old_NT
-    logprobs_NT = old_NT.clone()
-    for part in last_pass:
-        rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
-        logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
+    logprobs_NT = _grid(old_NT, last_pass)
     ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if own else old_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
@@ -99,11 +90,55 @@ def cut_tokens(
     return left_NT | below_NT | above_NT | far_NT
 
 
-def watched_group(batch: Batch, advantages_NT: Tensor) -> list[int]:
-    """Returns the rows of the first group with signal; empty when no group has one."""
+def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
+    """Returns the rows of the first group with signal, which steps 1, 11, 21, ... evaluate again after their update.
+
+    That takes 0.9 % of a step of the demo. Empty in other steps, and when no group has a signal.
+    """
+    if step % 10 != 1:
+        return []
     moved_N = (advantages_NT != 0).any(1).tolist()
     group = next(compress(batch.group_of_N, moved_N), None)
     return [row for row, one in enumerate(batch.group_of_N) if one == group]
+
+
+def watched_stages(
+    algorithm: Algorithm,
+    work: UpdateWork,
+    rows: Sequence[int],
+    last_pass: Sequence[TokenPass],
+    again: Sequence[TokenPass],
+    kl_coef: float,
+) -> Mapping[str, Mapping[str, object]]:
+    """What the last update made of the watched rows, see `group_stages`; as if the whole batch were one update."""
+    if not rows:
+        return {}
+    batch, reference_NT = work.batch, work.before.reference_NT
+    old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
+    logprobs_NT = _grid(old_NT, last_pass)
+    weights_NT = algorithm.objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)
+    tokens = GroupTokens(
+        mask_GT=batch.mask_NT[rows],
+        weights_GT=weights_NT[rows],
+        advantages_GT=work.advantages_NT[rows],
+        logprobs_GT=logprobs_NT[rows],
+        old_GT=(logprobs_NT if work.old_NT is None else old_NT)[rows],
+        sampled_GT=batch.old_logprobs_NT[rows],
+        reference_GT=None if reference_NT is None else reference_NT.cpu()[rows],
+        updated_GT=_grid(logprobs_NT, again)[rows],
+    )
+    stages = group_stages(algorithm, tokens, kl_coef=kl_coef)
+    batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
+    return {**stages, "loss": {**stages["loss"], "batch": batch_size}}
+
+
+def _grid(start_NT: Tensor, parts: Sequence[TokenPass]) -> Tensor:
+    """[N, T] log-probs of the passes; where there is none, those to start from."""
+    logprobs_NT = start_NT.clone()
+    for part in parts:
+        rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
+        logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
+    return logprobs_NT
 
 
 def token_record(

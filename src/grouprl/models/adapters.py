@@ -71,7 +71,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSettings, *, seed: int) -> Pre
     if has_adapter(model):
         raise UserError(
             "model.lora: expected null for a model that is an adapter already, got settings of a new one: "
-            "remove them to continue with that adapter, or merge it into its base model first (docs/lora.md)"
+            "remove them to continue with that adapter, or merge it into its base model first (docs/models.md)"
         )
     names, transposed = linear_layers(model, lora.targets)
     config = peft.LoraConfig(
@@ -278,5 +278,5 @@ def _reason(error: Exception) -> str:
 def _not_an_adapter(folder: Path, expected: str, got: str) -> UserError:
     return UserError(
         f"adapter {str(folder)!r}: expected {expected}, got {got}: choose another one, or merge it into its base model "
-        "with PEFT and load the result (docs/lora.md)"
+        "with PEFT and load the result (docs/models.md)"
     )

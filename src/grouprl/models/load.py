@@ -103,7 +103,7 @@ def _refuse_adapter(path: str, what: str, revision: str) -> None:
     _received(path, revision, CONFIG_NAME)
     if find_adapter_config_file(_resolve(path), revision=revision) is not None:
         raise UserError(
-            f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/lora.md); "
+            f"model {path!r}: expected {what}, got an adapter: merge it into its base model (docs/models.md); "
             "train, eval, sample, sft and dpo accept a local folder with an adapter"
         )
 

@@ -16,7 +16,7 @@ from grouprl.types import Sampling
 
 # 128 MiB of float32, or 220 rows of a vocabulary of 152,000. Each chunk reads the whole head, so small chunks are slow.
 CHUNK_ELEMENTS = 1 << 25
-_ARRAYS = 8  # arrays of the logits' size that torch holds at once; the kernel holds one
+ARRAYS = 8  # arrays of the logits' size that torch holds at once; the kernel holds one
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def token_logprobs(
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
         if (compiled := kernels()) is not None and compiled.has_logprobs(len(head.weight), dtype):
             return compiled.logprobs(head, hidden_SH.to(dtype), targets_S, sampling.temperature, rows)
-    rows = max(1, rows // _ARRAYS)
+    rows = max(1, rows // ARRAYS)
     if len(targets_S) <= rows:
         return chunk_logprobs(head, hidden_SH, targets_S, sampling, entropy_gradient, context)
     parts = [

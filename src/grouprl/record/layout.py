@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from grouprl.files import is_number, parse_object, read_end, read_json, refuse_file
 from grouprl.record.files import open_to_write, remove
-from grouprl.types import UserError
+from grouprl.types import UserError, nearest_name
 
 Status = Literal["running", "finished", "stopped"]
 
@@ -34,7 +34,6 @@ WRITTEN_BY_A_RUN: Mapping[str, str] = {
     "summary.json": "the results of the run",
     "report.html": "the report",
     "trackers": "the run's ids in trackers, and the files of tensorboard and wandb",
-    "plots": "the plots as PNG files",
     "checkpoints": "models in Hugging Face layout, and the state for a resume",
 }
 _LOCK = "run.lock"
@@ -90,7 +89,6 @@ class RunDirectory:
         self.code = path / "code.json"  # the digests of what else determines a run: see `grouprl.run.trust`
         self.summary = path / "summary.json"  # the results of the run, written when it ends
         self.report = path / "report.html"  # the page of the run with its data inside
-        self.plots = path / "plots"  # pictures that older versions drew
         self.published = path / "published"  # the two newest versions of the weights, for samplers in other processes
         self.forked = path / "forked.json"  # the run and the step from which this run was forked
         self.notes = path / "notes.json"  # what its user wrote about it on the page
@@ -270,3 +268,56 @@ def _locked(handle: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# The place that a user names: a run, a checkpoint, a model
+
+
+def model_at(given: str) -> str:
+    """The model that a user names: of a run its newest checkpoint or its trained model, any other name as it is.
+
+    Raises:
+        UserError: the run has saved no model.
+    """
+    place = Path(given).expanduser()
+    run = RunDirectory(place)
+    if not run.exists:
+        return str(place) if given.startswith("~") else given
+    refuse_links(run.path)
+    saved = run.saved_models()
+    if saved:
+        return str(saved[-1].path)
+    if run.model.is_dir():  # of sft, dpo and reward-model
+        return str(run.model)
+    raise UserError(f"{given}: expected a run with a checkpoint, got one without: continue it with --resume")
+
+
+def run_at(given: str | Path) -> Path:
+    """The run directory that a user names, by its folder or by one of its checkpoints.
+
+    Raises:
+        UserError: there is none; the error names the nearest run.
+    """
+    place = Path(given).expanduser()
+    if RunDirectory(place).exists:
+        return place
+    run = run_of_checkpoint(place)
+    if run is not None:
+        return run.path
+    raise UserError(
+        f"{given}: expected a run directory (one with a config.yaml), found none: "
+        f"{_near(place) or 'give the folder that a training run wrote, such as runs/NAME'}"
+    )
+
+
+def _near(place: Path) -> str:
+    runs = {path.name: path for parent in (Path("runs"), place.parent) for path in _runs_in(parent)}
+    name = nearest_name(place.name, runs)
+    return f"did you mean {runs[name]}?" if name else ""
+
+
+def _runs_in(parent: Path) -> list[Path]:
+    try:
+        return [path for path in sorted(parent.iterdir()) if RunDirectory(path).exists]
+    except OSError:
+        return []

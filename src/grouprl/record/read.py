@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,9 +15,8 @@ from typing import IO, Any
 import numpy as np
 
 from grouprl.files import is_number, opened, parse_object, read_json, read_text
-from grouprl.record.layout import RunDirectory, refuse_links
-from grouprl.record.places import run_at
-from grouprl.record.rollouts import open_recorded
+from grouprl.record.layout import RunDirectory, refuse_links, run_at
+from grouprl.record.rollouts import open_recorded, recorded_counts
 from grouprl.record.rows import checked_rows, parsed, truth
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
 
@@ -42,7 +42,7 @@ class RecordedRewards:
     """The rewards of a run, with their weights by name."""
 
     weights: Mapping[str, float]  # weight of each reward in the total
-    process: Mapping[str, float] | None  # weight of each process reward on its steps; None = not recorded
+    process: Mapping[str, float]  # weight of each process reward on its steps
 
 
 @dataclass(frozen=True)
@@ -149,24 +149,17 @@ def read_summary(directory: str | Path) -> dict[str, Any]:
 def read_rewards(directory: Path) -> RecordedRewards:
     """Reads the weights in a run's rewards.json; empty when the run has not written it.
 
-    Older versions wrote the weights alone, as one object.
-
     Raises:
         UserError: the file is damaged.
     """
     path = RunDirectory(directory).rewards
-    found = read_json(path)
-    weights, process = found.get("weights"), found.get("process")
-    if not isinstance(weights, dict):
-        weights, process = found, None
-    process = process if isinstance(process, dict) else None
-    for name, weight in (*weights.items(), *(process or {}).items()):
-        if not is_number(weight):
+    found = {"weights": {}, "process": {}} | read_json(path)
+    for weights in (found["weights"], found["process"]):
+        if not isinstance(weights, dict) or not all(map(is_number, weights.values())):
             raise UserError(
-                f"{path}: expected the name and the weight of each reward, got {name!r:.60} and {weight!r:.60}: "
-                "restore the file"
+                f"{path}: expected the weight of each reward by its name, got {weights!r:.60}: restore the file"
             )
-    return RecordedRewards(weights, process)
+    return RecordedRewards(found["weights"], found["process"])
 
 
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
@@ -193,14 +186,14 @@ class RecordedGroup:
     advantages: tuple[float, ...]  # mean over each completion's tokens
     token_advantages: tuple[tuple[float, ...], ...]
     traces: tuple[TokenTrace, ...]
-    kept: bool | None = None  # whether the group entered the loss; None = not recorded
+    kept: bool = True  # whether the group entered the loss
 
 
 def read_rollouts(directory: str | Path, step: int) -> tuple[RecordedGroup, ...]:
     """Reads the groups of one step, in order; empty when the step is not recorded.
 
     Raises:
-        UserError: `directory` has no rollouts.sqlite or an older version's, or a row of it is damaged.
+        UserError: `directory` has no rollouts.sqlite, or it is damaged.
     """
     directory = Path(directory).expanduser()
     path = RunDirectory(directory).rollouts
@@ -231,7 +224,7 @@ def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
         advantages=tuple(row["advantage"] for row in rows),
         token_advantages=tuple(_token_advantages(row) for row in rows),
         traces=tuple(_trace(row) for row in rows),
-        kept=truth(head["kept"]),
+        kept=bool(head["kept"]),
     )
 
 
@@ -269,3 +262,28 @@ def _trace(row: sqlite3.Row) -> TokenTrace:
 
 def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
     return tuple(np.frombuffer(blob, dtype).tolist())
+
+
+_COUNTED = ("groups/sampled", "completion_tokens")
+
+
+def incomplete_steps(directory: Path, until: int, *, evaluated: bool = True) -> tuple[int, ...]:
+    """Returns the steps of 0 to `until` that are not recorded, or recorded in part, ascending.
+
+    A step is whole with one line in metrics.jsonl, and with the groups and tokens in rollouts.sqlite that it names;
+    step 0, of a run that is `evaluated`, with the evaluation before training.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    files = RunDirectory(directory)
+    before = not evaluated or any(row["step"] == 0 for row in read_json_lines(files.evaluations))
+    lines = read_json_lines(files.metrics)
+    times, rows = Counter(row["step"] for row in lines), {row["step"]: row for row in lines}
+    counted = recorded_counts(directory, until)
+    lacking = tuple(
+        step
+        for step in range(1, until + 1)
+        if times[step] != 1 or counted.get(step) != tuple(rows[step].get(name) for name in _COUNTED)
+    )
+    return lacking if before or not until else (0, *lacking)

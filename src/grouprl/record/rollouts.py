@@ -52,10 +52,17 @@ CREATE TABLE IF NOT EXISTS completions (
   reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
   earned REAL,                        -- the reward before the length penalty; NULL = invalid
-  kept INTEGER,                       -- 1 = its group was learned from, 0 = dropped; NULL = not recorded
+  kept INTEGER NOT NULL,              -- 1 = its group was learned from, 0 = dropped
   extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
   old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's
   PRIMARY KEY (step, group_index, completion_index)
+);
+CREATE TABLE IF NOT EXISTS stages (
+  step INTEGER NOT NULL,         -- 1, 11, 21, ...: of a step with a signal, its first group that has one
+  group_index INTEGER NOT NULL,
+  stage TEXT NOT NULL,           -- ratio, kl, loss, gradient, update
+  value TEXT NOT NULL,           -- JSON object: what the learner computed of each completion in `completions`
+  PRIMARY KEY (step, stage)
 );
 -- One entry for each group: where a problem came, without reading every completion.
 CREATE INDEX IF NOT EXISTS visits ON completions (problem_id, step, group_index) WHERE completion_index = 0;
@@ -86,7 +93,7 @@ def open_rollouts(location: str) -> sqlite3.Connection:
     """Opens or creates a rollout database (a path, or a `file:` URI) with its tables and views.
 
     Raises:
-        UserError: an older version made it; it is not changed.
+        UserError: it is the database of something else; it is not changed.
     """
     # A reader may hold a lock for seconds; the run waits for it.
     is_uri = location.startswith("file:")
@@ -110,23 +117,27 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         sqlite3.IntegrityError: the step is recorded already.
     """
     traces = record.traces or [[TokenTrace()] * len(group.completions) for group in record.groups]
-    kept: Sequence[bool | None] = record.kept or [None] * len(record.groups)
+    kept = record.kept or [True] * len(record.groups)
     columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
     completions = [
         _completion_row(record.step, group_index, group.problem.id, keep, *member)
         for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
         for member in zip(group.completions, *scores, strict=True)
     ]
+    watched = next((place for place, row in enumerate(traces) if any(trace.updated is not None for trace in row)), None)
     with database:
         problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
+        stages = [(record.step, watched, stage, json_text(value)) for stage, value in record.stages.items()]
+        database.executemany("INSERT INTO stages VALUES (?, ?, ?, ?)", stages)
 
 
 def drop_after(database: sqlite3.Connection, step: int) -> None:
     """Removes all later steps, and the problems that only they have."""
     with database:
-        database.execute("DELETE FROM completions WHERE step > ?", (step,))
+        for table in ("completions", "stages"):
+            database.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
         database.execute("DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM completions)")
 
 
@@ -134,7 +145,7 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     """Opens the rollouts of a run for reading; the run may write meanwhile.
 
     Raises:
-        UserError: `directory` has no rollouts.sqlite, or that of an older version.
+        UserError: `directory` has no rollouts.sqlite, or that of something else.
     """
     path = RunDirectory(directory).rollouts
     if not path.is_file():
@@ -168,7 +179,7 @@ def _has_completions(database: sqlite3.Connection, place: object) -> bool:
         if found and missing:
             raise UserError(
                 f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
-                "an older version of GroupRL recorded this run; read or resume it with that version"
+                "restore the file"
             )
         on_error.pop_all()
     return bool(found)
@@ -213,6 +224,15 @@ def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, in
     )
     with closing(open_recorded(directory)) as database:
         return database.execute(query, (until,)).fetchall()
+
+
+def recorded_counts(directory: Path, until: int) -> dict[int, tuple[int, int]]:
+    """Returns the groups and the tokens of each step up to `until`; empty without rollouts."""
+    if not RunDirectory(directory).rollouts.is_file():
+        return {}
+    query = "SELECT step, COUNT(DISTINCT group_index), SUM(length) FROM completions WHERE step <= ? GROUP BY step"
+    with closing(open_recorded(directory)) as database:
+        return {step: (groups, tokens) for step, groups, tokens in database.execute(query, (until,))}
 
 
 def holds_steps(path: Path) -> bool:
@@ -293,7 +313,7 @@ def _completion_row(
     step: int,
     group_index: int,
     problem_id: str,
-    kept: bool | None,
+    kept: bool,
     completion: Completion,
     outcome: RewardOutcome,
     advantages: Sequence[float],

@@ -56,8 +56,6 @@ class RunRecord:
             os.close(lock)
             raise
         files = RunDirectory(directory)
-        for path in (files.rollouts, *files.rollout_side_files):  # it has no rows, but maybe an older version's columns
-            path.unlink(missing_ok=True)
         atomic_write_text(files.config, config_yaml)
         return cls(directory, lock)
 
@@ -71,7 +69,7 @@ class RunRecord:
             lock: a handle of `lock_directory`, which the caller closes; None = the directory is not locked yet.
 
         Raises:
-            UserError: `directory` has no run, has a run of an older version, or is in use; nothing is changed.
+            UserError: `directory` has no run, has something else in rollouts.sqlite, or is in use; nothing is changed.
         """
         files = RunDirectory(directory)
         if not files.exists:

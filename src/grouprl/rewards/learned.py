@@ -16,7 +16,7 @@ from grouprl.models.names import check_name
 from grouprl.models.precision import autocast
 from grouprl.models.prompts import completion_texts, conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
-from grouprl.record.places import model_at
+from grouprl.record.layout import model_at
 from grouprl.rewards.calls import Invalid
 from grouprl.rewards.rules import Ids, Texts
 from grouprl.types import Problem

@@ -109,6 +109,11 @@ class Scorer:
         return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
 
     @property
+    def process_weights(self) -> dict[str, float]:
+        """The weight of each process reward on its steps, by name."""
+        return {reward.name: reward.weight for reward in self.rewards if reward.per_step}
+
+    @property
     def judges(self) -> tuple[WeightedReward, ...]:
         """The rewards that count their requests: each completion may cost money."""
         return tuple(reward for reward in self.called if hasattr(reward.function, "usage"))

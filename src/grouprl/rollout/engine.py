@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.leaves import leaf
 from grouprl.models.prefix import shared_tokens
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.types import Group, Problem, Sampling
@@ -42,6 +43,18 @@ def requests(
     ]
     before = shared_tokens(request.prompt_ids for request in asked)
     return [replace(request, before=before) for request in asked] if before else asked
+
+
+def structured_sampling(
+    sampling: Sampling, regex: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Sampling:
+    """The sampling parameters with what a regular expression allows of a model's tokens; None = everything.
+
+    Raises:
+        UserError: the expression cannot be read, needs too large a table, or no completion of these tokens matches it.
+    """
+    structured: Callable[..., Sampling] | None = None if regex is None else leaf("rollout.regex")
+    return sampling if structured is None else structured(sampling, regex, model, tokenizer)
 
 
 class Engine(Protocol):

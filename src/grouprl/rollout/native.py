@@ -33,7 +33,7 @@ from grouprl.types import Completion, Group, Sampling
 # Fewest rows of a part that a thread of its own decodes: products of fewer take as long as products of these.
 _LANE_ROWS = 16
 # Factor on the group slots that full groups need: the last completions of a group occupy a slot but few rows.
-_SLOTS = 4
+SLOTS = 4
 
 
 class NativeEngine:
@@ -134,7 +134,7 @@ class NativeEngine:
             layers=len(layers),
             kv_heads=layers[0].kv_heads if packed else 0,
             head_size=layers[0].key_size if packed else 0,
-            groups=min(len(units), _SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
+            groups=min(len(units), SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
             rows=rows,
             prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before,
             own_tokens=sampling.max_tokens,

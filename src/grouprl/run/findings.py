@@ -1,7 +1,7 @@
 """Whether a run is healthy, decided from its recorded metrics: explosions, which stop it, and warnings with a remedy.
 
 In: the rows of metrics.jsonl and evaluations.jsonl, the newest last. Out: `Finding`s. The thresholds stand here alone;
-docs/health.md explains each.
+docs/trust.md explains each.
 """
 
 from __future__ import annotations

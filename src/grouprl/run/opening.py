@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from grouprl.config.run import RunConfig, dump_config
@@ -10,17 +9,10 @@ from grouprl.ranks import note_begun
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_summary
 from grouprl.record.write import NoRecord, RunRecord
-from grouprl.rewards.functions import WeightedReward
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import prune_checkpoints
 from grouprl.run.ended import Run, report_of
 from grouprl.run.terminal import Terminal
-
-
-def reward_weights(rewards: Sequence[WeightedReward]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the weights by name of the rewards in the total, and of the process rewards."""
-    whole = {reward.name: reward.weight for reward in rewards if not reward.per_step}
-    return whole, {reward.name: reward.weight for reward in rewards if reward.per_step}
 
 
 def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Terminal) -> Run:

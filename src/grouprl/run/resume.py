@@ -16,9 +16,9 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.files import read_json
 from grouprl.learner.optimizer import follows_the_end
 from grouprl.ranks import Ranks, was_begun
-from grouprl.record.complete import incomplete_steps
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
+from grouprl.record.read import incomplete_steps
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, read_state
 from grouprl.run.machine import with_dtype

@@ -26,8 +26,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from grouprl.leaves import find_leaf
 from grouprl.models.progress import PROGRESS
-from grouprl.run.notebook import CellOutput, cell_bars, cell_console, in_notebook
 from grouprl.run.verdict import counted, duration
 
 COLUMNS = (
@@ -49,6 +49,11 @@ LEGEND = (
 )
 
 WORKED = "worked share: completions with an equation before the answer."
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return Console().is_jupyter
 
 
 class Advance(Protocol):
@@ -106,9 +111,10 @@ class Terminal:
     def __init__(self, console: Console | None = None) -> None:
         self._columns: tuple[tuple[str, str, str, int], ...] = COLUMNS
         self._newest = time.monotonic()  # when the newest line was written
-        self._cell = CellOutput() if console is None and in_notebook() else None
+        notebook: Any = find_leaf("notebook") if console is None and in_notebook() else None
+        self._notebook, self._cell = notebook, None if notebook is None else notebook.CellOutput()
         if self._cell is not None:
-            self.console = cell_console(self._cell)
+            self.console = notebook.cell_console(self._cell)
         else:
             self.console = console or Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
 
@@ -172,7 +178,7 @@ class Terminal:
             TimeRemainingColumn(),
         )
         if self._cell is not None:
-            return cell_bars(self._cell, *columns)
+            return cast(Progress, self._notebook.cell_bars(self._cell, *columns))
         return Progress(
             *columns,
             console=self.console,

@@ -37,7 +37,7 @@ from grouprl.run.findings import GAPS
 from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of
-from grouprl.run.opening import finished_run, open_record, reward_weights
+from grouprl.run.opening import finished_run, open_record
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import chosen_on_all, code_of_run, locked_checkpoint, with_run_dtype
 from grouprl.run.terminal import Terminal, TrainingBars
@@ -119,7 +119,7 @@ def train(
             loop = partial(_RunLoop, config, code["run"], terminal, trackers, stop=stop, callback=callback)
             try:
                 with opened(parts=parts, resume=resume) as record:
-                    record.rewards(*reward_weights(rewards))
+                    record.rewards(scorer.weights, scorer.process_weights)
                     if ranks.leads:
                         record_code(directory, code, config)
                     return loop(parts, record).run()

@@ -15,22 +15,20 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
+from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
 from grouprl.models.objects import folder_of
 from grouprl.ranks import show_errors_once
-from grouprl.record.layout import RunDirectory
-from grouprl.record.places import model_at
+from grouprl.record.layout import RunDirectory, model_at
 from grouprl.record.write import held_files
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
-from grouprl.run.notebook import in_notebook
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
-from grouprl.run.terminal import Terminal
+from grouprl.run.terminal import Terminal, in_notebook
 from grouprl.run.train import Callback, Run, train
-from grouprl.run.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
 from grouprl.tasks.examples import with_examples

@@ -1,6 +1,6 @@
 """The family by name: one short file each, which says what differs from GRPO and which paper says so.
 
-In: nothing. Out: `NAMED`. Computes nothing; docs/algorithms.md has the equation, the reasons and a curve of each.
+In: nothing. Out: `NAMED`. Computes nothing; docs/algorithms/NAME.md has the equation, the reasons and a curve.
 """
 
 from collections.abc import Mapping

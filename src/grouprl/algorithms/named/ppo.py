@@ -7,7 +7,7 @@ from grouprl.algorithms.tokens import CriticAdvantage
 from grouprl.algorithms.values import CopiedCritic
 
 # lam = 1 as in verl and OpenRLHF: on the built-in task it needs 5.0 steps where TRL's 0.95 needs 8.7
-# (docs/comparison.md).
+# (docs/evidence.md).
 ALGORITHM = Algorithm(
     "ppo",
     advantage=CriticAdvantage(lam=1.0),

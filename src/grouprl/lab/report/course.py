@@ -30,7 +30,7 @@ def course_answer(folder: Path) -> dict[str, Any]:
         and no group, index or median.
 
     Raises:
-        UserError: examples.json is damaged; the database cannot be read or is an older version's.
+        UserError: examples.json is damaged; the database cannot be read.
     """
     if held_out := _held_out(folder):
         return {"same": True, "steps": held_out}

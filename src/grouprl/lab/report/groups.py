@@ -13,9 +13,10 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
 from grouprl.lab.report.prompts import Shared, asked_by, shared_beginning
-from grouprl.lab.report.recorded import missing_problem, read_config, recorded, reward_weights, run_algorithm
+from grouprl.lab.report.recorded import missing_problem, read_config, recorded, run_algorithm
 from grouprl.lab.report.worked import Scored, Spread, against_record, deviation_kind, of_step
 from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_rewards
 from grouprl.record.rows import parsed, truth
 from grouprl.types import UserError
 
@@ -43,7 +44,7 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
         (whether two of them differ), and its completions without their texts.
 
     Raises:
-        UserError: the database cannot be read or is an older version's.
+        UserError: the database cannot be read.
     """
     std = deviation_kind(run_algorithm(read_config(folder)))
     with recorded(folder) as database:
@@ -73,12 +74,12 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     """A group with everything but its tokens, and its statistics by `against_record`.
 
     Of each completion `weights` gives the factor of each reward in the total, None where the run recorded none.
+    `watched`: whether the run recorded the stages of this group, see `lab.explain_group`.
 
     Raises:
-        UserError: it is not recorded, or the database cannot be read or is an older version's.
+        UserError: it is not recorded, or the database cannot be read.
     """
-    config, database_path = read_config(folder), RunDirectory(folder).rollouts
-    algorithm = run_algorithm(config)
+    database_path, algorithm = RunDirectory(folder).rollouts, run_algorithm(read_config(folder))
     with recorded(folder) as database:
         rows = database.execute(
             "SELECT completion_index, problem_id, text, reward, components, invalid_reason, correct, advantage, "
@@ -97,7 +98,8 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         if problem is None:
             raise missing_problem(database_path, step, group)
         scored = list(_scored(database, step, group, algorithm))
-    weights = reward_weights(folder, config)
+        watched = database.execute("SELECT 1 FROM stages WHERE step = ? AND group_index = ?", (step, group)).fetchone()
+    rewards = read_rewards(folder)
     return {
         "step": step,
         "group_index": group,
@@ -106,7 +108,8 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "columns": parsed(database_path, problem, "columns"),
         "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
-        "completions": [_whole(database_path, row, weights) for row in rows],
+        "watched": watched is not None,
+        "completions": [_whole(database_path, row, {**rewards.process, **rewards.weights}) for row in rows],
     }
 
 
@@ -125,7 +128,7 @@ def history(folder: Path, problem: str, *, before: Place | None, limit: int) -> 
         the completions, long texts cut; `next`, what `before` has to be for those that follow, None at the end.
 
     Raises:
-        UserError: the database cannot be read or is an older version's.
+        UserError: the database cannot be read.
     """
     with recorded(folder) as database:
         # Every group has a completion 0: the index of those alone is a G-th as large.
@@ -207,8 +210,8 @@ def _completion(row: sqlite3.Row, *more: str) -> dict[str, Any]:
 def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[Scored]:
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
-        f"SELECT group_index, reward, earned, kept FROM completions WHERE step = ? {one} "
+        f"SELECT group_index, reward, kept FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
-        yield Scored(row["group_index"], row["reward"], row["earned"], truth(row["kept"]))
+        yield Scored(row["group_index"], row["reward"], bool(row["kept"]))

@@ -79,7 +79,7 @@ def asked_by(folder: Path, problem: str) -> dict[str, Any]:
     """The `prompt` of a problem of a run and its `messages`, see `Shared.marked`; both None where it is not recorded.
 
     Raises:
-        UserError: the messages are damaged, or the database cannot be read or is an older version's.
+        UserError: the messages are damaged, or the database cannot be read.
     """
     path = RunDirectory(folder).rollouts
     with recorded(folder) as database:

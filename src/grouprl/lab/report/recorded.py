@@ -1,7 +1,4 @@
-"""Opens what a run recorded, to read: its rollouts, whatever state they are in, and the settings that made them.
-
-Settings are plain values: another version's run may have some that this one does not know.
-"""
+"""Opens what a run recorded, to read: its rollouts, whatever state they are in, and the settings that made them."""
 
 from __future__ import annotations
 
@@ -20,9 +17,8 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import with_options
 from grouprl.config.yaml_text import read_yaml
-from grouprl.files import is_number, read_file, refuse_depth
+from grouprl.files import read_file, refuse_depth
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_rewards
 from grouprl.record.rollouts import empty_rollouts, open_recorded
 from grouprl.record.rows import checked_rows
 from grouprl.types import UserError
@@ -38,7 +34,7 @@ def recorded(folder: Path) -> Iterator[sqlite3.Connection]:
     A run that has recorded none yet has an empty database. Rows come as `checked_rows`.
 
     Raises:
-        UserError: an older version made the file, it cannot be read, or not in 5 seconds.
+        UserError: it cannot be read, or not in 5 seconds.
     """
     path, ends = RunDirectory(folder).rollouts, time.monotonic() + _SECONDS
     try:
@@ -105,30 +101,8 @@ def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
     except (AttributeError, TypeError, UserError) as error:
         raise UserError(
             f"config.yaml: expected the options of an algorithm under `algorithm`, got {str(section)[:60]!r} "
-            f"({error}): restore the file, or open the run with the version that made it"
+            f"({error}): restore the file"
         ) from None
-
-
-def reward_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:
-    """What each reward counts in the total, by name; the length penalty is added as it is.
-
-    As the run recorded it, or else, of a record without, as its config.yaml lists them (a task's own are in none).
-
-    Raises:
-        UserError: one of the two files is damaged.
-    """
-    listed, recorded_ones = config.get("rewards"), read_rewards(folder).weights
-    if not isinstance(listed, list | None):
-        raise UserError(f"config.yaml: rewards: expected a list, got {listed!r:.60}: restore the file")
-    named = [reward for reward in listed or () if isinstance(reward, Mapping) and "name" in reward]
-    pairs = [*((reward["name"], reward.get("weight", 1.0)) for reward in named), *recorded_ones.items()]
-    for name, weight in pairs:
-        if not isinstance(name, str) or not is_number(weight):
-            raise UserError(
-                f"{folder}: expected the name and the weight of each reward in config.yaml and rewards.json, "
-                f"got {name!r:.60} and {weight!r:.60}: restore the files"
-            )
-    return {**dict(pairs), "soft_overlong": 1.0}
 
 
 def missing_problem(path: Path, step: int, group: int) -> UserError:

@@ -182,7 +182,6 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """Name and description of each file, without the page itself and the pictures that older versions drew."""
-    run = RunDirectory(folder)
-    shown = {name: what for name, what in WRITTEN_BY_A_RUN.items() if name not in (run.report.name, run.plots.name)}
-    return {name: what for name, what in shown.items() if (folder / name).exists()}
+    """Name and description of each file, without the page itself."""
+    page = RunDirectory(folder).report.name
+    return {name: what for name, what in WRITTEN_BY_A_RUN.items() if name != page and (folder / name).exists()}

@@ -63,7 +63,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         added to the probability. `objective` holds the fields of the algorithm behind them.
 
     Raises:
-        UserError: it is not recorded, or the database cannot be read or is an older version's.
+        UserError: it is not recorded, or the database cannot be read.
     """
     config = read_config(folder)
     algorithm = run_algorithm(config)
@@ -96,7 +96,7 @@ def kl_jumps(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, An
         `completion`, `token` (from 0) and `share`; None where no log-probs of the reference are recorded.
 
     Raises:
-        UserError: the database cannot be read or is an older version's.
+        UserError: the database cannot be read.
     """
     known = [(row["step"], float(row["kl"])) for row in metrics if is_number(row.get("kl"))]
     found = []

@@ -29,8 +29,7 @@ class Scored:
 
     group: int
     reward: float | None  # None = invalid
-    earned: float | None = None  # the reward before the length penalty; None = the same
-    kept: bool | None = None  # whether its group was learned from; None = not recorded
+    kept: bool = True  # whether its group was learned from
 
 
 @dataclass(frozen=True)
@@ -167,17 +166,16 @@ def against_record(
     groups: dict[int, list[Scored]] = {}
     for one in scored:
         groups.setdefault(one.group, []).append(one)
-    kept = dict(zip(groups, _kept(list(groups.values()), algorithm), strict=True))
-    rewards = {place: [one.reward for one in members] for place, members in groups.items()}
-    others = [row for place, row in rewards.items() if kept[place] and place != group]
-    found = compared(rewards[group], algorithm, others, kept=kept[group])
+    others = [[one.reward for one in row] for place, row in groups.items() if row[0].kept and place != group]
+    kept = groups[group][0].kept
+    found = compared([one.reward for one in groups[group]], algorithm, others, kept=kept)
     ours = found["advantages"]
     agree = None if ours is None else _close([advantage or 0.0 for advantage in ours], recorded)
     why = (ours is None and found["without_signal"]) or " ".join(_reasons(algorithm)) or _OTHER_SETTINGS
     return {
         **found,
         "recorded": list(recorded),
-        "dropped": not kept[group],
+        "dropped": not kept,
         "agree": agree,
         "why": None if agree else why,
     }
@@ -239,15 +237,6 @@ def _by_rewards(algorithm: Algorithm) -> bool:
 
 def _distances(rewards: Sequence[float | None], middle: float | None) -> list[float | None]:
     return [None if reward is None or middle is None else reward - middle for reward in rewards]
-
-
-def _kept(groups: Sequence[Sequence[Scored]], algorithm: Algorithm) -> Sequence[bool]:
-    """Whether each group was learned from; of an older record by the rewards before the length penalty."""
-    recorded = [members[0].kept for members in groups if members[0].kept is not None]
-    if len(recorded) == len(groups):
-        return recorded
-    judged = [[one.reward if one.earned is None else one.earned for one in members] for members in groups]
-    return algorithm.groups.kept([[math.nan if reward is None else reward for reward in row] for row in judged])
 
 
 def _reasons(algorithm: Algorithm) -> Iterator[str]:

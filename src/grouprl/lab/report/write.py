@@ -17,6 +17,7 @@ from grouprl.lab.report.run_data import invalid_answer, read_files, run_answer, 
 from grouprl.lab.report.tokens import kl_jumps, one_completion
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_finished
+from grouprl.record.metrics import FILE
 from grouprl.record.read import read_run
 
 _GROUPS = 4  # of a step, from its first on
@@ -51,10 +52,8 @@ def write_report(run_directory: Path) -> Path:
 
 def page_answers() -> Answers:
     """What every page asks for: the definitions of metrics, and which charts there are."""
-    return {
-        f"static/{name}": json.loads((STATIC / name).read_text(encoding="utf-8"))
-        for name in ("definitions.json", "sections.json", "charts.json")
-    }
+    files = (FILE, STATIC / "sections.json", STATIC / "charts.json")
+    return {f"static/{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
 def run_answers(folder: Path, name: str) -> Answers:
@@ -81,7 +80,7 @@ def group_answers(folder: Path, name: str) -> Answers:
     """Some groups of the first, the middle and the last step, by the lab's path; none before the first step.
 
     Raises:
-        UserError: the rollouts are damaged, or were made by an older version.
+        UserError: the rollouts are damaged.
     """
     newest = groups_of_step(folder, None, offset=0, limit=_GROUPS)
     if newest["steps"] is None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
-from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
 from grouprl.tasks import Task, load_task
@@ -26,8 +26,7 @@ from grouprl.tools.check_reward.findings import (
     verdict_of,
 )
 from grouprl.tools.check_reward.screen import show
-from grouprl.tools.check_reward.trials import score_trials
-from grouprl.tools.check_reward.tricks import KINDS, trial_completions
+from grouprl.tools.check_reward.trials import KINDS, score_trials, trial_completions
 from grouprl.types import UserError
 
 __all__ = ["KINDS", "KindScores", "RewardCheck", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
@@ -73,9 +72,7 @@ def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
         scorer.check_columns(asked)
         with Terminal().progress("check", 2 * sum(map(len, texts))) as advance:
             trials = score_trials(scorer, tokenizer, asked, texts, advance)
-    weights = {reward.name: reward.weight for reward in rewards} | (
-        {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
-    )
+        weights = {reward.name: reward.weight for reward in rewards} | scorer.weights
     per_step = {reward.name for reward in rewards if reward.per_step}
     of_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in KINDS}
     kinds = tuple(kind_scores(kind, tried, weights) for kind, tried in of_kind.items() if tried)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
-from grouprl.tools.check_reward.trials import Trial
-from grouprl.tools.check_reward.tricks import GOLD, PADDED, SHUFFLED, Kind
+from grouprl.tools.check_reward.trials import GOLD, PADDED, SHUFFLED, Kind, Trial
 from grouprl.types import RewardOutcome
 
 Repeats = Literal["yes", "no", "depends on the other completions of its call"]

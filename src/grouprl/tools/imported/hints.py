@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.trl_older import RENAMED
+from grouprl.tools.imported.trl_keys import RENAMED, TRL
 from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
 
 # Names that no table has: of other libraries, and those that people use.
@@ -19,11 +18,11 @@ _OTHERS = {
     "max_new_tokens": "rollout.max_tokens",
     "mini_batch_size": "algorithm.minibatches, the number of updates of a batch",
     "model_name": "model.path",
-    "n_gpus_per_node": "`torchrun --nproc-per-node` (docs/scaling.md)",
-    "nnodes": "`torchrun --nnodes` (docs/scaling.md)",
+    "n_gpus_per_node": "`torchrun --nproc-per-node` (docs/scale.md)",
+    "nnodes": "`torchrun --nnodes` (docs/scale.md)",
     "ppo_max_token_len_per_gpu": "learner.micro_batch_tokens, in tokens",
     "ppo_micro_batch_size_per_gpu": "learner.micro_batch_tokens, in tokens",
-    "wandb": "trackers.names, such as trackers=[wandb] (docs/trackers.md)",
+    "wandb": "trackers.names, such as trackers=[wandb] (docs/run_directory.md)",
 }
 _SETTING = re.compile(
     r"(algorithm|checkpoint|cluster|distributed|epochs|evaluation|learner|model|name|rewards|rollout|runs_dir|seed|steps|"

@@ -1,9 +1,10 @@
-"""Reads a configuration of TRL or verl: a YAML or JSON file, or the settings in a shell script."""
+"""Reads a configuration of TRL or verl: a YAML or JSON file, or verl's overrides, in a file or as arguments."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,13 @@ import yaml
 from grouprl.config.yaml_text import read_yaml
 from grouprl.files import opened, refuse_depth
 from grouprl.tools.imported.references import scalar
-from grouprl.tools.imported.shell import OVERRIDE, overrides
-from grouprl.tools.imported.table import Unknown
 from grouprl.types import UserError
 
 Library = Literal["trl", "verl"]
 _OF_VERL = {"actor_rollout_ref", "trainer", "data", "algorithm", "critic", "reward_model", "custom_reward_function"}
 _MOST_BYTES, _MOST_KEYS = 2**18, 2000  # the largest resolved configuration of verl has 40 KB and 450 keys
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
+"""KEY.KEY=VALUE, as Hydra reads it; `+` and `++` add a key."""
 _MAPPINGS = ("data.apply_chat_template_kwargs",)  # a key whose value is a mapping: what is below belongs to it
 
 
@@ -32,25 +33,42 @@ class Foreign:
     values: Mapping[str, Any]
 
 
-def read_foreign(path: Path, changes: Sequence[str] = ()) -> Foreign:
+def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
     """Reads a file of TRL or verl.
 
     Args:
-        path: the file.
+        path: the file; None = `changes` are overrides of verl, as its command line has them.
         changes: KEY=VALUE, in place of what the file says.
 
     Raises:
         UserError: the file is missing, too large, of another program, cannot be read, or has no settings.
     """
-    library, values = _read(path, _text(path))
+    library: Library = "verl"
+    values: dict[str, Any] = {}
+    if path is not None:
+        library, values = _read(path, _text(path))
     for change in changes:
-        key, equals, value = change.partition("=")
+        key, equals, value = change.lstrip("+").partition("=")
         if not key or not equals:
-            raise UserError(f"{change}: expected KEY=VALUE with a key of {path}: write it so")
+            raise UserError(f"{change}: expected KEY=VALUE with a key of {path or 'verl'}: write it so")
         values[key] = scalar(value)
     if len(values) > _MOST_KEYS:
         raise UserError(f"{path}: expected at most {_MOST_KEYS} keys, got {len(values)}: give one configuration")
     return Foreign(library, _joined(values) if library == "verl" else values)
+
+
+def _overrides(words: Sequence[str]) -> dict[str, Any] | None:
+    """The values of verl's overrides by key; None where a word is none."""
+    found = [OVERRIDE.fullmatch(word) for word in words]
+    return {one[1]: scalar(one[2]) for one in found if one} if words and all(found) else None
+
+
+def _words(text: str) -> list[str]:
+    """The words of a pasted command; none where a quote is open, as in YAML."""
+    try:
+        return shlex.split(re.sub(r"\\[ \t\r]*(\n|$)", " ", text), comments=True)
+    except ValueError:
+        return []
 
 
 def _text(path: Path) -> str:
@@ -62,7 +80,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError:
         why = why or "not text"
     if why:
-        raise UserError(f"{path}: expected a YAML, JSON or shell file, got {why}: check the path")
+        raise UserError(f"{path}: expected a YAML or JSON file, got {why}: check the path")
     return text
 
 
@@ -70,26 +88,36 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
     first = text.partition("\n")[0]
     if path.suffix == ".py" or (first.startswith("#!") and "python" in first):
         raise UserError(
-            f"{path}: expected YAML, JSON or a shell script, got a Python script, which import-config does not run: "
-            "write its GRPOConfig(...) as YAML with the same keys; docs/from_trl.md has such a script beside ours"
+            f"{path}: expected YAML or JSON, got a Python script, which import-config does not run: "
+            "write its GRPOConfig(...) as YAML with the same keys; docs/coming_from.md has such a script beside ours"
         )
     if re.search(r"\bopenrlhf[./]cli\b", text):
         raise UserError(
             f"{path}: expected a configuration of TRL or verl, got a script of OpenRLHF, which has no importer: "
-            "docs/from_openrlhf.md has each of its options and the setting here"
+            "docs/keys/openrlhf.md has each of its options and the setting here"
         )
     if path.suffix in (".sh", ".bash", ".slurm", ".sbatch") or (first.startswith("#!") and "sh" in first):
-        return "verl", _of_script(path, text)
+        raise UserError(
+            f"{path}: expected YAML, JSON or verl's overrides, got a shell script, which import-config does not run: "
+            "paste the KEY=VALUE that it passes to verl behind the command, grouprl import-config KEY=VALUE ..., or "
+            "into a text file; for TRL, give the YAML of --config"
+        )
+    words = _words(text)
+    if pasted := _overrides(words):
+        return "verl", pasted
     try:
         tree = json.loads(text) if path.suffix == ".json" else read_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: expected YAML or JSON, got {' '.join(str(error).split())}: correct it") from error
     refuse_depth(tree, path)
-    if isinstance(tree, list) and tree and all(isinstance(one, str) and OVERRIDE.fullmatch(one) for one in tree):
-        pairs = [one.lstrip("+").partition("=") for one in tree]  # Hydra's .hydra/overrides.yaml
-        return "verl", {key: scalar(value) for key, _, value in pairs}
+    if isinstance(tree, list) and all(isinstance(one, str) for one in tree) and (listed := _overrides(tree)):
+        return "verl", listed  # Hydra's .hydra/overrides.yaml
     if not isinstance(tree, dict) or not tree:
-        raise UserError(f"{path}: expected lines of KEY: VALUE, got none: give a configuration of TRL or verl")
+        strange = next((word for word in words if not OVERRIDE.fullmatch(word)), "none")
+        raise UserError(
+            f"{path}: expected lines of KEY: VALUE, or verl's overrides KEY=VALUE alone, got {strange:.60}: give a "
+            "configuration of TRL or verl"
+        )
     if any(isinstance(tree.get(key), dict) for key in _OF_VERL):
         return "verl", dict(_dotted(tree))
     return "trl", tree
@@ -114,19 +142,3 @@ def _joined(values: Mapping[str, Any]) -> dict[str, Any]:
             inner = found.get(above)
             found[above] = {**(inner if isinstance(inner, dict) else {}), key.removeprefix(f"{above}."): value}
     return found
-
-
-def _of_script(path: Path, text: str) -> dict[str, Any]:
-    try:
-        found = overrides(text)
-    except ValueError as error:
-        raise UserError(
-            f"{path}: expected a script that passes verl's settings plainly, got {error}: write them into a YAML list, "
-            "one KEY=VALUE an item"
-        ) from error
-    if not found:
-        raise UserError(
-            f"{path}: expected verl's overrides, such as data.train_batch_size=256, got none: check the script; "
-            "for TRL, give the YAML of --config, or JSON"
-        )
-    return {key: value if isinstance(value, Unknown) else scalar(value) for key, value in found.items()}

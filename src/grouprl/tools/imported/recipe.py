@@ -20,10 +20,9 @@ from grouprl.record.files import atomic_write_text
 from grouprl.tools.imported.read import Foreign
 from grouprl.tools.imported.references import resolve, scalar
 from grouprl.tools.imported.table import Given, Outcome, Undecided, Unknown, undecided, unsupported
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.trl_older import RENAMED
-from grouprl.tools.imported.trl_versions import default_in, shown_version, versions_of
-from grouprl.tools.imported.verl_keys import ESTIMATOR, VERL, verl_needs_not
+from grouprl.tools.imported.trl_keys import RENAMED, TRL, default_in, shown_version, versions_of
+from grouprl.tools.imported.verl_keys import VERL, verl_needs_not
+from grouprl.tools.imported.verl_rules import ESTIMATOR
 from grouprl.types import UserError
 
 _TABLES = {"trl": TRL, "verl": VERL}
@@ -178,7 +177,7 @@ def _fitted(key: str, default: Any, value: Any) -> Any:
 
 def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
     if key not in entries:
-        return verl_needs_not(key) or unsupported(undecided(key, value) if isinstance(value, Unknown) else _UNKNOWN)
+        return verl_needs_not(key) or unsupported(undecided(key) if isinstance(value, Unknown) else _UNKNOWN)
     given.asked[:] = [key]
     try:
         outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
@@ -191,7 +190,7 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
         wanted, got = given.defaults[key], given.named.get(key, value)
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
-        return unsupported(undecided(key, value))
+        return unsupported(undecided(key))
     oldest, newest = (default_in(one, key, entries[key].default) for one in given.versions)
     if key not in given.named and oldest != newest and outcome.verdict != "not needed":
         since, until = map(shown_version, given.versions)

@@ -28,15 +28,13 @@ def resolve(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
         try:
             found[key] = _resolved(key, value, known, 0)
         except LookupError:
-            found[key] = value if isinstance(value, Unknown) else Unknown(str(value), 0, "the file does not define it")
+            found[key] = Unknown(str(value))
     return found
 
 
 def _resolved(key: str, value: Any, known: Mapping[str, Any], depth: int) -> Any:
     if isinstance(value, list):
         return [_resolved(key, one, known, depth) for one in value]
-    if isinstance(value, Unknown):
-        raise LookupError(value.text)
     if not isinstance(value, str) or ("$" not in value and "`" not in value):
         return value
     if depth > _DEPTH:

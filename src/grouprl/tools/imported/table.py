@@ -1,11 +1,19 @@
-"""What becomes of a foreign key: the values that are given, the rules that judge them, and the verdicts."""
+"""What becomes of a foreign key: the values that are given, the rules that judge them, and the verdicts.
+
+The keys of a library are in a YAML file beside this one, a row for each: the default there, what the key is here, and
+the name of its rule with its arguments.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
+
+from grouprl.config.yaml_text import read_yaml
 
 Versions = tuple[tuple[int, ...], tuple[int, ...]]
 Verdict = Literal["equal", "changed", "not needed", "unsupported"]
@@ -13,11 +21,9 @@ Verdict = Literal["equal", "changed", "not needed", "unsupported"]
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that the file does not decide: what it says, in which line, and why it is open."""
+    """A value that the file does not decide, as it is written there."""
 
     text: str
-    line: int
-    why: str
 
 
 class Undecided(Exception):
@@ -39,7 +45,7 @@ class Given:
         self.asked.append(key)
         value = self.named[key] if key in self.named else self.defaults[key]
         if isinstance(value, Unknown):
-            raise Undecided(f"depends on {key}, which {undecided(key, value)}")
+            raise Undecided(f"depends on {key}, which {undecided(key)}")
         return value
 
 
@@ -65,12 +71,15 @@ class Entry:
     rule: Rule
 
 
-def same(key: str, default: Any) -> Entry:
-    """A key with the same meaning and unit here; null = the default here."""
-    return Entry(default, key, lambda _, value: Outcome("equal", {} if value is None else {key: value}))
+# Rules of single keys: from the first two columns of a row and the arguments of the rule.
 
 
-def also_learned(key: str, default: Any) -> Entry:
+def same(_: Any, key: str, *off: Any) -> Rule:
+    """A key with the same meaning and unit here; null, and other values that are `off`, = the default here."""
+    return lambda _, value: Outcome("equal", {} if value in (None, *off) else {key: value})
+
+
+def also_learned(default: Any, key: str) -> Rule:
     """A setting that other libraries apply to sampling alone."""
 
     def rule(_: Given, value: Any) -> Outcome:
@@ -78,20 +87,15 @@ def also_learned(key: str, default: Any) -> Entry:
             return Outcome("equal")
         return Outcome("changed", {key: value}, "TRL and verl apply it to sampling only; here the learner has it too")
 
-    return Entry(default, key, rule)
+    return rule
 
 
-def idle(default: Any, why: str) -> Entry:
+def idle(_: Any, why: str) -> Rule:
     """A key that nothing here depends on."""
-    return Entry(default, why, lambda _, value: Outcome("not needed", words=why))
+    return lambda _, value: Outcome("not needed", words=why)
 
 
-def idles(why: str, defaults: Mapping[str, Any]) -> dict[str, Entry]:
-    """Several keys that nothing here depends on, for one reason."""
-    return {key: idle(default, why) for key, default in defaults.items()}
-
-
-def only(default: Any, why: str, *others: Any) -> Entry:
+def only(default: Any, why: str, *others: Any) -> Rule:
     """A key whose default is what happens here, whatever the recipe; any other value is unsupported."""
 
     def rule(_: Given, value: Any) -> Outcome:
@@ -99,34 +103,69 @@ def only(default: Any, why: str, *others: Any) -> Entry:
             return Outcome("equal", words=why)
         return Outcome("unsupported", words=why)
 
-    return Entry(default, why, rule)
+    return rule
 
 
-def in_random_order() -> Entry:
+def in_random_order(_: Any, why: str) -> Rule:
     """Whether the data is shuffled, which is so here in any case."""
-
-    def rule(_: Given, value: Any) -> Outcome:
-        return Outcome("equal") if value else changed("the order of the file", {}, "a random order, from seed")
-
-    return Entry(True, "problems come in a random order, from seed", rule)
+    return lambda _, value: (
+        Outcome("equal") if value else changed("the order of the file", {}, "a random order, from seed")
+    )
 
 
-def choice(default: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> Entry:
+def choice(_: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> Rule:
     """A key with a few values, each with its settings here."""
 
     def rule(_: Given, value: Any) -> Outcome:
         found = [ours for theirs, ours in known.items() if theirs == value and type(theirs) is type(value)]
         return Outcome("equal", found[0]) if found else unsupported(f"expected one of {listed(known)}")
 
-    return Entry(default, here, rule)
+    return rule
 
 
-def undecided(key: str, value: Unknown) -> str:
+def sets(_: Any, here: str, ours: Mapping[str, Any]) -> Rule:
+    """A switch with its settings here."""
+    return lambda _, is_on: Outcome("equal", ours if is_on else {})
+
+
+def noted(_: Any, here: str, words: str) -> Rule:
+    """A key whose meaning another key carries."""
+    return lambda _, value: Outcome("equal", words=words if value else "")
+
+
+def differs(_: Any, here: str, why: str) -> Rule:
+    """A key for which something else happens here, unless it is null."""
+    return lambda _, value: Outcome("equal") if value is None else changed(value, {}, why)
+
+
+def refuses(_: Any, here: str, words: str) -> Rule:
+    """A key that only null is supported of."""
+    return lambda _, value: Outcome("equal") if value is None else unsupported(words)
+
+
+_MAKERS = {
+    make.__name__: make
+    for make in (same, also_learned, idle, only, in_random_order, choice, sets, noted, differs, refuses)
+}
+
+
+def read_table(name: str, rules: Mapping[str, Any]) -> dict[str, Entry]:
+    """The entries of a YAML file of this folder by key, with the library's own `rules` by name."""
+    entries = {}
+    for key, row in read_yaml((Path(__file__).parent / name).read_bytes()).items():
+        if isinstance(row, list):
+            default, here, rule, *arguments = row
+            made = _MAKERS[rule](default, here, *arguments) if rule in _MAKERS else partial(rules[rule], *arguments)
+            entries[key] = Entry(default, here, made)
+        else:
+            defaults = row if isinstance(row, dict) else dict.fromkeys(row.split())
+            entries |= {one: Entry(default, key, idle(default, key)) for one, default in defaults.items()}
+    return entries
+
+
+def undecided(key: str) -> str:
     """Says why a value cannot be decided and what to do."""
-    remedy = (
-        f"write the value into the file, or pass {key}=VALUE" if "$" not in key else "write its words into the file"
-    )
-    return f"cannot be decided: {value.why}{f' (line {value.line})' if value.line else ''}; {remedy}"
+    return f"cannot be decided: the file does not define it; write the value into the file, or pass {key}=VALUE"
 
 
 def unsupported(words: str) -> Outcome:
@@ -149,7 +188,14 @@ def listed(values: Collection[Any]) -> str:
     return ", ".join(map(str, values))
 
 
+def tracker_names(value: Any) -> tuple[list[str], list[str]]:
+    """The trackers among the names in a foreign configuration, and the other names."""
+    names = [value] if isinstance(value, str) else list(value or [])
+    known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
+    return known, [name for name in names if name not in known]
+
+
 def key_table(entries: Mapping[str, Entry]) -> str:
-    """Makes the Markdown table of docs/from_trl.md and docs/from_verl.md: key, default there, what it is here."""
+    """Makes the Markdown table of a library's keys: key, default there, what it is here."""
     rows = [f"| `{key}` | `{json.dumps(entry.default)}` | {entry.here} |" for key, entry in entries.items()]
     return "\n".join(["| key | default there | here |", "|---|---|---|", *rows]) + "\n"

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from grouprl.tools.imported.table import Given, Outcome, changed, folder_name, unsupported
+from grouprl.tools.imported.table import Given, Outcome, changed, folder_name, tracker_names, unsupported
 
 HELD_OUT = (
     "every row -> 90 % of them: 10 % are held out, unless task.arguments.test_path names a file for the evaluation"
 )
-_EIGHT, _PAGED = {"learner.moments": "8bit"}, {"learner.paged": True}
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "adamw_torch_fused": {},
-    "adamw_torch": {},
-    "adamw_bnb_8bit": _EIGHT,
-    "adamw_8bit": _EIGHT,
-    "paged_adamw_8bit": {**_EIGHT, **_PAGED},
-    "paged_adamw_32bit": _PAGED,
-}
-"""transformers' names of AdamW; the 8-bit and paged ones are bitsandbytes' in both."""
 
 
 def bfloat16(given: Given, value: Any) -> Outcome:
@@ -123,14 +112,10 @@ def dataset(given: Given, value: Any) -> Outcome:
     return Outcome("changed", ours, HELD_OUT)
 
 
-def of_dataset(given: Given, value: Any) -> Outcome:
-    """What goes with dataset_name."""
-    return Outcome("equal", words="see dataset_name" if value else "")
-
-
-def test_share(given: Given, value: Any) -> Outcome:
-    """The share of the rows that is held out."""
-    return Outcome("equal") if value is None else changed(f"{value} of the rows", {}, "10 % of them")
+def prompt_column(_: Given, value: Any) -> Outcome:
+    """open-r1's column of the prompts, which are texts."""
+    ours = {"task.arguments.prompt_column": value, "task.arguments.messages": True}
+    return Outcome("equal", {} if value is None else ours)
 
 
 def run_name(given: Given, value: Any) -> Outcome:
@@ -140,14 +125,20 @@ def run_name(given: Given, value: Any) -> Outcome:
     return Outcome("equal", {"name": clean} if clean else {})
 
 
-def trackers(given: Given, value: Any) -> Outcome:
+def trackers(_: Given, value: Any) -> Outcome:
     """The trackers by name."""
-    names = [value] if isinstance(value, str) else list(value or [])
-    known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
-    others = [name for name in names if name not in known and name != "none"]
-    ours = {"trackers.names": known} if known else {}
-    words = "metrics.jsonl and the report have every metric"
-    return Outcome("not needed" if not known else "changed" if others else "equal", ours, "" if known else words)
+    known, others = tracker_names(value)
+    if not known:
+        return Outcome("not needed", words="metrics.jsonl and the report have every metric")
+    return Outcome("changed" if set(others) - {"none"} else "equal", {"trackers.names": known})
+
+
+def tracker_project(given: Given, value: Any) -> Outcome:
+    """The project of the trackers, where the file names it; TRL's default is its maker's."""
+    is_named = "project" in given.named
+    return (
+        Outcome("equal", {"trackers.project": value}) if is_named else Outcome("not needed", words="trackers.project")
+    )
 
 
 def vllm(given: Given, value: Any) -> Outcome:
@@ -159,7 +150,7 @@ def vllm(given: Given, value: Any) -> Outcome:
     host = "127.0.0.1" if given["vllm_server_host"] == "0.0.0.0" else given["vllm_server_host"]
     address = given["vllm_server_base_url"] or f"http://{host}:{given['vllm_server_port']}"
     ours = {"rollout.engine.name": "vllm", "rollout.engine.address": address}
-    return changed("trl vllm-serve", ours, "start `vllm serve` as in docs/vllm.md")
+    return changed("trl vllm-serve", ours, "start `vllm serve` as in docs/scale.md")
 
 
 def correction(given: Given, value: Any) -> Outcome:

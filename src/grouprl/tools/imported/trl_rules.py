@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.tools.imported.table import Given, Outcome, Rule, changed, unsupported
-from grouprl.tools.imported.trl_versions import COUNTED_PROMPTS
+from grouprl.tools.imported.table import Given, Outcome, changed, unsupported
 from grouprl.types import UserError
 
+COUNTED_PROMPTS = (0, 15)  # the first release that counts completions per device
 _UNCLIPPED = ("cispo", "sapo")  # values of loss_type for which `delta` has no effect
 
 
@@ -178,14 +178,10 @@ def loss_type(given: Given, value: Any) -> Outcome:
     return unsupported("expected dapo, grpo, bnpo, dr_grpo, cispo, sapo, or luspo with ratios of sequences")
 
 
-def temperature_of_sapo(option: str) -> Rule:
+def of_sapo(option: str, given: Given, value: Any) -> Outcome:
     """How fast the gate of sapo closes."""
-
-    def rule(given: Given, value: Any) -> Outcome:
-        sapo = given["loss_type"] == "sapo"
-        return Outcome("equal", {option: value}) if sapo else Outcome("not needed", words="no effect without sapo")
-
-    return rule
+    is_sapo = given["loss_type"] == "sapo"
+    return Outcome("equal", {option: value}) if is_sapo else Outcome("not needed", words="no effect without sapo")
 
 
 def epsilon(given: Given, value: Any) -> Outcome:
@@ -292,11 +288,6 @@ def generation_arguments(_: Given, value: Any) -> Outcome:
     if "stop" in (value or {}):
         return changed("vLLM leaves the text out", ours, "the completion ends with it")
     return Outcome("equal", ours)
-
-
-def masked(given: Given, value: Any) -> Outcome:
-    """Whether truncated completions stay out of the loss."""
-    return Outcome("equal", {"algorithm.mask_overlong": True} if value else {})
 
 
 def schedule(given: Given, value: Any) -> Outcome:

@@ -1,18 +1,32 @@
-"""What verl's keys mean that depend on each other: the estimator, batches, the KL, the clip, data and rewards."""
+"""What verl's keys mean that depend on each other: the estimator, batches, the loss, the KL, data and rewards."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grouprl.tools.imported.table import Given, Outcome, Rule, changed, listed, unsupported
+from grouprl.tools.imported.table import Given, Outcome, changed, folder_name, listed, tracker_names, unsupported
 from grouprl.tools.imported.trl_parts import HELD_OUT
 
 ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref.model."
+MODE = f"{ACTOR}policy_loss.loss_mode"
 _ALL_KEYS = 150  # a file with more is a resolved one, which names every key
 _NO_STD = {"algorithm.std": "population", "algorithm.eps": 1e-6}  # the preset has another, for a deviation
+# One mean for each completion, whatever loss_agg_mode says.
+_OWN_MEAN = ("sapo", "geo_mean")
+_DPPO = {"dppo_tv": "algorithm.divergence_tv", "dppo_kl": "algorithm.divergence_kl"}
+_MODES: Mapping[str, Mapping[str, Any]] = {
+    "vanilla": {},
+    # Its token form has the gradient of the completion's ratio where a completion has one advantage.
+    "gspo": {"algorithm.ratio": "sequence", "algorithm.dual_clip": None},
+    "sapo": {"algorithm.surrogate": "sapo"},
+    "cispo": {"algorithm.surrogate": "cispo"},
+    "geo_mean": {"algorithm.surrogate": "gmpo"},
+}
 
 
 def estimator(given: Given, value: Any) -> Outcome:
@@ -31,13 +45,9 @@ def estimator(given: Given, value: Any) -> Outcome:
     return unsupported("expected gae, grpo or rloo")
 
 
-def of_critic(key: str) -> Rule:
+def of_critic(key: str, given: Given, value: Any) -> Outcome:
     """A setting of the critic, where there is one."""
-
-    def rule(given: Given, value: Any) -> Outcome:
-        return Outcome("equal", {key: value}) if given[ESTIMATOR] == "gae" else Outcome("not needed", words="no critic")
-
-    return rule
+    return Outcome("equal", {key: value}) if given[ESTIMATOR] == "gae" else Outcome("not needed", words="no critic")
 
 
 def completions(given: Given, value: Any) -> Outcome:
@@ -145,14 +155,14 @@ def epochs(given: Given, value: Any) -> Outcome:
     return Outcome("equal", {"epochs": float(value)})
 
 
-def every(key: str, value: Any) -> Outcome:
+def every(key: str, _: Given, value: Any) -> Outcome:
     """Steps between events; below 1 there are none."""
     return Outcome("equal", {key: max(0, value)})
 
 
-def files(theirs: str, key: str, given: Given, value: Any) -> Outcome:
-    """One data file, where the script names it; verl's default is an example's."""
-    if theirs not in given.named:
+def files(key: str, given: Given, value: Any) -> Outcome:
+    """One data file, where the file names it; verl's default is an example's."""
+    if ("data.train_files" if key == "task.path" else "data.val_files") not in given.named:
         return Outcome("equal", words="the recipe leaves out verl's default, an example file")
     names = value if isinstance(value, list) else [value]
     if len(names) != 1:
@@ -180,15 +190,11 @@ def of_prompt_limit(given: Given, value: Any) -> Outcome:
     return Outcome("equal") if is_usual else prompt_limit(given, given["data.max_prompt_length"])
 
 
-def no_images(key: str, default: Any) -> Rule:
+def no_images(key: str, given: Given, value: Any) -> Outcome:
     """A column of images or other media, which a file with all keys names in any case."""
-
-    def rule(given: Given, value: Any) -> Outcome:
-        if value == default and (key not in given.named or len(given.named) > _ALL_KEYS):
-            return Outcome("equal", words="GroupRL reads no such column")
-        return unsupported("GroupRL trains on text only, without images, videos and sounds")
-
-    return rule
+    if value == given.defaults[key] and (key not in given.named or len(given.named) > _ALL_KEYS):
+        return Outcome("equal", words="GroupRL reads no such column")
+    return unsupported("GroupRL trains on text only, without images, videos and sounds")
 
 
 def validation_rows(_: Given, value: Any) -> Outcome:
@@ -215,13 +221,17 @@ def lora(key: str, given: Given, value: Any) -> Outcome:
     return Outcome("equal", {f"model.lora.{key}": value})
 
 
-def trackers(given: Given, value: Any) -> Outcome:
+def trackers(_: Given, value: Any) -> Outcome:
     """The trackers by name."""
-    names = [value] if isinstance(value, str) else list(value or [])
-    known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
-    others = [name for name in names if name not in (*known, "console", "file")]
-    words = f"without {listed(others)}" if others else ""
-    return Outcome("changed" if others else "equal", {"trackers.names": known} if known else {}, words)
+    known, others = tracker_names(value)
+    left = [name for name in others if name not in ("console", "file")]
+    words = f"without {listed(left)}" if left else ""
+    return Outcome("changed" if left else "equal", {"trackers.names": known} if known else {}, words)
+
+
+def experiment(_: Given, value: Any) -> Outcome:
+    """The run's folder."""
+    return Outcome("equal", {"name": folder_name(str(value))})
 
 
 def correction(given: Given, value: Any) -> Outcome:
@@ -229,3 +239,113 @@ def correction(given: Given, value: Any) -> Outcome:
     if value is None:
         return Outcome("equal")
     return Outcome("not needed", words="no correction: the native engine has the learner's log-probs")
+
+
+# The loss
+
+
+def loss_mode(given: Given, value: Any) -> Outcome:
+    """The surrogate."""
+    if value in _DPPO:
+        return _dppo(given, value)
+    if value not in _MODES:
+        return unsupported(f"expected one of {listed((*_MODES, *_DPPO))}")
+    if value in ("gspo", "geo_mean") and given[ESTIMATOR] == "gae":
+        return unsupported("expected one advantage for each completion: adv_estimator: grpo or rloo")
+    return Outcome("equal", _MODES[value])
+
+
+def clip_of(side: str, given: Given, value: Any) -> Outcome:
+    """The lower or upper clip, which is one of the log-ratio with geo_mean, and a divergence with dppo_*."""
+    return _clip(given[MODE], side, value) if value is not None else Outcome("equal", words="see clip_ratio")
+
+
+def clip_ratio(given: Given, value: Any) -> Outcome:
+    """The clip where clip_ratio_low and clip_ratio_high are null, which they are not by default."""
+    sides = {side: given[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
+    outcomes = [_clip(given[MODE], side, value) for side, own in sides.items() if own is None]
+    if not outcomes:
+        words = f"{value} has no effect: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} apply"
+        return Outcome("not needed", words=words)
+    return Outcome(outcomes[0].verdict, {key: own for one in outcomes for key, own in one.ours.items()})
+
+
+def largest_ratio(given: Given, value: Any) -> Outcome:
+    """The bound of the dual clip."""
+    mode = given[MODE]
+    if mode == "vanilla":
+        return Outcome("equal", {"algorithm.dual_clip": value})
+    return Outcome("not needed", words="see loss_mode" if mode in _DPPO else f"no effect with {mode}")
+
+
+def aggregate(given: Given, value: Any) -> Outcome:
+    """The mean of the loss."""
+    if given[MODE] in _OWN_MEAN:
+        return Outcome(
+            "equal", {"algorithm.aggregate": "sequence_mean"}, f"{given[MODE]} always has one mean per completion"
+        )
+    known = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant"}
+    if value not in known:
+        return unsupported(f"expected one of {listed(known)}")
+    factor = given[f"{ACTOR}loss_scale_factor"]
+    if known[value] == "constant" and factor not in (None, given["data.max_response_length"]):
+        return unsupported("expected loss_scale_factor to be null or data.max_response_length")
+    return Outcome("equal", {"algorithm.aggregate": known[value]})
+
+
+def of_sapo(key: str, given: Given, value: Any) -> Outcome:
+    """A temperature of the soft gate, where there is one."""
+    return Outcome("equal", {key: value}) if given[MODE] == "sapo" else Outcome("not needed", words="see loss_mode")
+
+
+def _clip(mode: str, side: str, value: float) -> Outcome:
+    if mode == "sapo":
+        return Outcome("not needed", words="no effect with sapo")
+    if mode in _DPPO:
+        return Outcome("not needed", words="see loss_mode")
+    if mode == "geo_mean":
+        edge = -math.expm1(-value) if side == "low" else math.expm1(value)
+        return Outcome("equal", {f"algorithm.clip_{side}": edge}, f"a log-ratio of {value}")
+    if mode == "cispo" and side == "low" and value > 1:  # a ratio is never below 0
+        return Outcome("equal", {"algorithm.clip_low": 1.0}, f"{value}: no lower bound")
+    return Outcome("equal", {f"algorithm.clip_{side}": value})
+
+
+def _dppo(given: Given, value: str) -> Outcome:
+    """A detached ratio with an upper bound, CISPO's, and the mask on probabilities."""
+    sides = [given[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")]
+    low, high = (given[f"{ACTOR}clip_ratio"] if own is None else own for own in sides)
+    if low != high:
+        return unsupported(f"expected clip_ratio_low equal to clip_ratio_high, one divergence, got {low} and {high}")
+    weights = {"algorithm.clip_low": 1.0, "algorithm.clip_high": given[f"{ACTOR}clip_ratio_c"] - 1}
+    return Outcome("equal", {"algorithm.surrogate": "cispo", **weights, _DPPO[value]: low})
+
+
+# Rewards
+
+
+def compute_score(given: Given, value: Any) -> Outcome:
+    """The user's compute_score; without one verl picks a scorer by data_source."""
+    at = "reward.custom_reward_function" if given["reward.custom_reward_function.path"] else "custom_reward_function"
+    path = given[f"{at}.path"]
+    if not path:
+        return changed("verl's scorer by data_source", {}, "name yours: --reward FILE.py:compute_score")
+    name = given[f"{at}.name"] or "compute_score"
+    prefix = f"{at}.reward_kwargs."
+    arguments = {key.removeprefix(prefix): one for key, one in given.named.items() if key.startswith(prefix)}
+    made = {"name": name, "path": str(path).removeprefix("file://"), **({"arguments": arguments} if arguments else {})}
+    return Outcome("equal", {"rewards": [made], "task.arguments.verifier": name}, "runs once per completion")
+
+
+def overlong(at: str, given: Given, value: Any) -> Outcome:
+    """DAPO's penalty on the last tokens before the limit, of the manager dapo."""
+    if not value:
+        return Outcome("equal")
+    managers = (given["reward_model.reward_manager"], given["reward.reward_manager.name"])
+    if "dapo" not in managers:
+        return Outcome("not needed", words="no effect without reward_manager: dapo")
+    length, limit = given[f"{at}.overlong_buffer_cfg.len"], given[f"{at}.max_resp_len"]
+    if given[f"{at}.overlong_buffer_cfg.penalty_factor"] != 1 or limit != given["data.max_response_length"]:
+        return unsupported("expected penalty_factor=1 and max_resp_len equal to data.max_response_length")
+    ours = {"algorithm.overlong_buffer": length / limit}
+    return Outcome("equal", ours, f"{length} of {limit} tokens")

@@ -23,15 +23,15 @@ from grouprl.config.run import PolicyConfig, RunConfig
 from grouprl.leaves import find_leaf
 from grouprl.models.precision import is_emulated
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
-from grouprl.tools.planner.pace import USUAL_PROMPT
 from grouprl.tools.planner.screen import plan_run
+from grouprl.tools.planner.time import USUAL_PROMPT
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """One line of the screen."""
 
     topic: str  # the section of the screen
@@ -41,9 +41,9 @@ class Finding:
     remedy: str = ""  # how to get it
 
 
-def findings(model: str | None = None) -> list[Finding]:
+def findings(model: str | None = None) -> list[DoctorLine]:
     """Collects all findings in the order of the screen; measuring speeds takes a few seconds."""
-    parts: tuple[Callable[[], Iterator[Finding]], ...] = (
+    parts: tuple[Callable[[], Iterator[DoctorLine]], ...] = (
         _devices,
         *([] if model is None else [partial(_model, model)]),
         _kernels,
@@ -81,24 +81,24 @@ def show_doctor(model: str | None = None, *, as_json: bool, console: Console | N
     (console or Console(highlight=False)).print(table)
 
 
-def _devices() -> Iterator[Finding]:
+def _devices() -> Iterator[DoctorLine]:
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    yield Finding("devices", "cpu", f"{platform.machine()}, {cores}")
+    yield DoctorLine("devices", "cpu", f"{platform.machine()}, {cores}")
     yield from _speeds("cpu")
     if not torch.cuda.is_available():
-        yield Finding("devices", "cuda", "no GPU that torch can use", False, "runs use the CPU")
+        yield DoctorLine("devices", "cuda", "no GPU that torch can use", False, "runs use the CPU")
         return
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        yield Finding("devices", f"cuda:{index}", f"{about.name}, {_gib(about.total_memory)} GiB")
+        yield DoctorLine("devices", f"cuda:{index}", f"{about.name}, {_gib(about.total_memory)} GiB")
     yield from _speeds("cuda")
 
 
-def _speeds(device: str) -> Iterator[Finding]:
+def _speeds(device: str) -> Iterator[DoctorLine]:
     for dtype in DTYPES:
         rate = product_rate(device, dtype)
         slow = is_emulated(torch.device(device), dtype)
-        yield Finding(
+        yield DoctorLine(
             "devices",
             f"{device} {dtype}",
             f"{rate / 1e9:,.0f} GFLOP/s in matrix products" + (", emulated in software" if slow else ""),
@@ -107,7 +107,7 @@ def _speeds(device: str) -> Iterator[Finding]:
         )
 
 
-def _model(path: str) -> Iterator[Finding]:
+def _model(path: str) -> Iterator[DoctorLine]:
     config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
     plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
     step, pace = plan.step, plan.pace
@@ -116,26 +116,26 @@ def _model(path: str) -> Iterator[Finding]:
         f"{plan.shape.parameters:,} parameters, {step.dtype} on cpu: samples about {pace.sampling:,.0f} tokens a "
         f"second, {step.rows} completions at once, and learns from {pace.learning:,.0f}"
     )
-    yield Finding("model", plan.shape.name, said)
+    yield DoctorLine("model", plan.shape.name, said)
 
 
-def _kernels() -> Iterator[Finding]:
+def _kernels() -> Iterator[DoctorLine]:
     kernels: Any = find_leaf("kernels")
     why_not = "the folder grouprl/kernels is missing" if kernels is None else kernels.why_no_library()
     if why_not:
-        yield Finding("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
+        yield DoctorLine("kernels", "compiled", why_not, False, "everything works without them, but slower on a CPU")
         return
     if kernels.setting() == "on":
-        yield Finding("kernels", "compiled", "C kernels for this processor, all used because of GROUPRL_KERNELS=on")
+        yield DoctorLine("kernels", "compiled", "C kernels for this processor, all used because of GROUPRL_KERNELS=on")
         return
-    yield Finding("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
+    yield DoctorLine("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
     for contest in kernels.CONTESTS:
         found = kernels.timings(contest)
         lines = [
             f"{contest.size} " + ", ".join([*(_times(timing) for timing in found if timing.dtype == dtype), dtype])
             for dtype in dict.fromkeys(timing.dtype for timing in found)
         ]
-        yield Finding("kernels", contest.name, "\n".join(lines))
+        yield DoctorLine("kernels", contest.name, "\n".join(lines))
 
 
 def _times(timing: Any) -> str:
@@ -143,22 +143,22 @@ def _times(timing: Any) -> str:
     return f"{timing.width} {1000 * timing.kernel:.2f}{used[0]}/{1000 * timing.torch:.2f}{used[1]}"
 
 
-def _sandbox() -> Iterator[Finding]:
+def _sandbox() -> Iterator[DoctorLine]:
     sandbox = find_leaf("sandbox")
     reasons = {} if sandbox is None else {name: sandbox.why_unavailable(name) for name in sandbox.BACKENDS}
     usable = [name for name, why_not in reasons.items() if why_not is None]
     for name, why_not in reasons.items():
         if name in usable:
             level = "used for model-written code" if name == usable[0] else "works as well"
-            yield Finding("sandbox", name, level)
+            yield DoctorLine("sandbox", name, level)
         else:
             remedy = "apt install bubblewrap, and allow user namespaces" if name == "bubblewrap" else ""
-            yield Finding("sandbox", name, why_not or "", False, remedy)
+            yield DoctorLine("sandbox", name, why_not or "", False, remedy)
     if not usable:
-        yield Finding("sandbox", "none", "tasks with model-written code (unit_tests) are refused", False)
+        yield DoctorLine("sandbox", "none", "tasks with model-written code (unit_tests) are refused", False)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[DoctorLine]:
     extras: dict[str, list[Requirement]] = {}
     for text in requires("grouprl") or ():
         needed = Requirement(text)
@@ -169,31 +169,31 @@ def _extras() -> Iterator[Finding]:
     for name, needs in sorted(extras.items()):
         missing = ", ".join(need.name for need in needs if _version(need.name) is None)
         if missing:
-            yield Finding("extras", name, f"not installed: {missing}", False, f"pip install 'grouprl[{name}]'")
+            yield DoctorLine("extras", name, f"not installed: {missing}", False, f"pip install 'grouprl[{name}]'")
         else:
-            yield Finding("extras", name, ", ".join(f"{need.name} {_version(need.name)}" for need in needs))
+            yield DoctorLine("extras", name, ", ".join(f"{need.name} {_version(need.name)}" for need in needs))
 
 
-def _cluster() -> Iterator[Finding]:
+def _cluster() -> Iterator[DoctorLine]:
     if _version("ray") is not None:
         from ray.util import get_node_ip_address
 
         said = f"cluster.backend=ray listens on {get_node_ip_address()}, which other machines may reach, with a token"
-        yield Finding("cluster", "ray", said)
+        yield DoctorLine("cluster", "ray", said)
 
 
-def _versions() -> Iterator[Finding]:
-    yield Finding("versions", "python", platform.python_version())
+def _versions() -> Iterator[DoctorLine]:
+    yield DoctorLine("versions", "python", platform.python_version())
     for name in _PACKAGES:
-        yield Finding("versions", name, _version(name) or "not installed", _version(name) is not None)
+        yield DoctorLine("versions", name, _version(name) or "not installed", _version(name) is not None)
 
 
-def _room() -> Iterator[Finding]:
+def _room() -> Iterator[DoctorLine]:
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         name = "memory" if device == "cpu" else "GPU memory"
-        yield Finding("room", name, f"{_gib(free_memory(device))} of {_gib(total_memory(device))} GiB free")
+        yield DoctorLine("room", name, f"{_gib(free_memory(device))} of {_gib(total_memory(device))} GiB free")
     disk = shutil.disk_usage(Path.cwd())
-    yield Finding("room", "disk", f"{_gib(disk.free)} of {_gib(disk.total)} GiB free in {Path.cwd()}")
+    yield DoctorLine("room", "disk", f"{_gib(disk.free)} of {_gib(disk.total)} GiB free in {Path.cwd()}")
 
 
 def _version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What each rank of several GPUs needs and how long a step takes at least: whole weights on each, or sharded ones.
+"""`grouprl plan --gpus`: memory of a rank and least time of a step on several GPUs, with whole or sharded weights.
 
 Data sheets give the rates; nothing here was measured on several GPUs. What a rank holds is exact (tests/tools); a
 sharded rank also keeps the embeddings whole while it learns, two layers at a time, and all weights while it samples.
@@ -6,13 +6,21 @@ sharded rank also keeps the embeddings whole while it learns, two layers at a ti
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 
+from rich.console import Console
+
+from grouprl.config.run import RunConfig
+from grouprl.tools.planner.machine import Rates
 from grouprl.tools.planner.memory import (
+    FLOAT32,
+    MOST_COMPLETIONS,
+    MOST_TOKENS,
     SIZES,
     MemoryPlan,
     Networks,
@@ -21,11 +29,11 @@ from grouprl.tools.planner.memory import (
     longest_completion,
     plan_memory,
 )
-from grouprl.tools.planner.shapes import ModelShape
-from grouprl.tools.planner.time import Rates, StepTime, floor_of_step
+from grouprl.tools.planner.screen import GIB, most, networks_of, step_of, table_of
+from grouprl.tools.planner.shapes import ModelShape, shape_of
+from grouprl.tools.planner.time import StepTime, floor_of_step
 from grouprl.types import UserError, unknown_name
 
-_FLOAT32 = 4  # bytes
 _BETWEEN_MACHINES = 5e10  # bytes per second and GPU: InfiniBand NDR, 400 Gb/s
 
 
@@ -185,15 +193,15 @@ def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: La
     around = shape.parameters - layers  # embeddings
     layer = layers // shape.layers
     # Two layers: the one that computes, and the next; and the whole gradient of one, before it is divided.
-    learning = _FLOAT32 * around + 2 * size * layer + (_FLOAT32 * (layer + around) if networks.lora_rank is None else 0)
-    return learning, _FLOAT32 * around + size * layers
+    learning = FLOAT32 * around + 2 * size * layer + (FLOAT32 * (layer + around) if networks.lora_rank is None else 0)
+    return learning, FLOAT32 * around + size * layers
 
 
 def _exchange(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout, gpu: Gpu, passes: int) -> float:
     """Seconds of the collective operations at the full rate of the links; a ring moves (R - 1) / R of the bytes."""
     if layout.ranks == 1:
         return 0.0
-    learned = _FLOAT32 * (shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank))
+    learned = FLOAT32 * (shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank))
     updates, machines = passes * own.minibatches, math.ceil(layout.ranks / gpu.machine)
 
     def ring(size: float, ranks: int, link: float) -> float:
@@ -209,3 +217,62 @@ def _exchange(shape: ModelShape, networks: Networks, own: StepShape, layout: Lay
     inside = gathers * ring(weights, layout.shard, gpu.link) + packs * ring(learned, layout.shard, gpu.link)
     across = 2 * updates * ring(learned / layout.shard, machines, _BETWEEN_MACHINES) if machines > 1 else 0.0
     return inside + across
+
+
+def show_layouts(
+    config: RunConfig, gpus: str, prompt_tokens: int, *, as_json: bool, console: Console | None = None
+) -> None:
+    """Prints what each layout of some GPUs needs, and its least time of a step.
+
+    Raises:
+        UserError: the GPUs or the model's shape are unknown, or a number is out of range.
+    """
+    ranks, gpu = parse_gpus(gpus)
+    dtype = "float32" if config.model.dtype == "float32" else "bfloat16"
+    there = config.model.model_copy(update={"device": "cuda", "dtype": dtype})
+    step = step_of(config.model_copy(update={"model": there}), prompt_tokens)
+    shape, passes = shape_of(config.model.path), config.algorithm.updates.passes
+    found = plan_layouts(shape, networks_of(config), step, ranks, gpu, passes=passes)
+    if as_json:
+        sums = ("peak", "step_seconds", "tokens_per_second")
+        print(json.dumps([asdict(one) | {name: getattr(one, name) for name in sums} for one in found]))
+        return
+    console = console or Console(highlight=False)
+    own = -(-step.problems // ranks)
+    packs = replace(step, problems=own).packs
+    console.print(f"[bold]{shape.name}[/], {shape.parameters:,} parameters, {config.algorithm.name}, on {gpus}")
+    console.print(
+        f"{step.problems} problems x {step.group_size} completions = {step.problems * step.group_size} a step, at most "
+        f"{own} x {step.group_size} a rank, in {step.minibatches} minibatches of {len(packs)} packs, the largest of "
+        f"{max(pack.tokens for pack in packs):,} tokens; {step.prompt_tokens} + {step.completion_tokens} tokens, "
+        f"{step.dtype}\n"
+    )
+    _print_table(console, found, gpu.memory)
+    console.print(
+        "\n[dim]GiB of the rank with the most groups. Seconds are a floor: products, reads and links at the rates of "
+        "the data sheet, every completion at its longest. No layout was measured on GPUs.[/]"
+    )
+
+
+def _print_table(console: Console, found: Sequence[LayoutPlan], memory: int) -> None:
+    names = [
+        "whole weights" if one.layout.shard == 1 else f"distributed.shard=true, on {one.layout.shard}" for one in found
+    ]
+    table = table_of("a rank", *names)
+    rows = [
+        ("weights, moments, cache", [one.memory.held for one in found]),
+        ("peak of an update", [one.memory.learning + one.gathered_learning for one in found]),
+        ("  of it gathered weights", [one.gathered_learning for one in found]),
+        ("peak of sampling", [one.memory.sampling + one.gathered_sampling for one in found]),
+        ("  of it gathered weights", [one.gathered_sampling for one in found]),
+    ]
+    for name, sizes in rows:
+        table.add_row(name, *(f"{size / GIB:,.1f}" for size in sizes))
+    fits = ["[green]yes[/]" if one.peak <= memory else "[red]no[/]" for one in found]
+    table.add_row(f"fits in {memory / GIB:,.1f} GiB", *fits, end_section=True)
+    table.add_row("largest group", *(most(one.largest_group, MOST_COMPLETIONS, "") for one in found))
+    table.add_row("longest completion", *(most(one.longest_completion, MOST_TOKENS, "") for one in found))
+    table.add_row("seconds a step, at least", *(f"{one.step_seconds:,.3g}" for one in found))
+    table.add_row("  of it between ranks", *(f"{one.exchange:,.2g}" for one in found))
+    table.add_row("tokens a second, at most", *(f"{one.tokens_per_second:,.0f}" for one in found))
+    console.print(table)

@@ -6,18 +6,26 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-
-from grouprl.tools.planner.time import Rates
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SECONDS = 0.35  # for each measurement
 _ROWS = {"cpu": (1024, 1024, 1024), "cuda": (8192, 8192, 8192)}
 # Bytes. Small blocks stay in a cache, as the weights of a small model do; the others exceed every cache.
 _BLOCKS = {"cpu": (16 << 20, 256 << 20), "cuda": (16 << 20, 2 << 30)}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The highest rates of a machine."""
+
+    flops: float  # floating-point operations per second, in products of the computation's dtype
+    bandwidth: float  # bytes read per second
+    source: str  # origin of the numbers, as text
 
 
 def total_memory(device_type: str) -> int:

@@ -15,7 +15,9 @@ from dataclasses import asdict, astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from grouprl.models.logprobs import ARRAYS, CHUNK_ELEMENTS
 from grouprl.models.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
+from grouprl.rollout.native import SLOTS
 from grouprl.tools.planner.shapes import ModelShape
 from grouprl.types import UserError
 
@@ -27,15 +29,12 @@ Moments = Literal["float32", "bfloat16", "8bit"]
 MOST_COMPLETIONS, MOST_TOKENS = 1024, 131_072
 """Upper bounds of the largest group and the longest completion that are searched for."""
 
-_WEIGHT = 4  # bytes of a float32 weight; those of adapters, value heads and reward models are always float32
-SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
+FLOAT32 = 4  # bytes of weights of adapters, value heads and reward models, of norms, rotations and logits
+SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": FLOAT32, "bfloat16": 2})
 # Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
 _NF4 = 1 / 2 + (1 + 4 / 256) / 64
 _BYTE = 1 + 4 / 256  # bytes of a number of a moment in 8bit: 256 share a scale (learner/library_adamw.py)
-_NUMBERS = 4  # bytes of the float32 in which norms, rotations and logits are computed
-_LOGITS = 1 << 25  # logits in a chunk of log-probs (models/logprobs.py)
 _KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (kernels/functions.py)
-_SLOTS = 4  # cached prompts for each prompt that full groups need (rollout/native.py)
 COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
 """Models of four sizes for which GRPO is compared with PPO."""
 BLOCKS: Mapping[str, str] = MappingProxyType(
@@ -124,7 +123,7 @@ class StepShape:
     def cached_prompts(self) -> int:
         """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
         units = self.problems * -(-self.group_size // self.max_rows)
-        return min(units, _SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows)))
+        return min(units, SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows)))
 
     @property
     def minibatch_problems(self) -> int:
@@ -132,21 +131,23 @@ class StepShape:
         return -(-self.problems // min(self.minibatches, self.problems))
 
     @property
-    def packs(self) -> list[Pack]:
+    def packs(self) -> list[PackSize]:
         """The packs that the learner makes from a minibatch."""
         own = self.completion_tokens - 1  # the model does not read a completion's last token
         group = GroupSize(self.prompt_tokens - self.shared_tokens, (own,) * self.group_size)
         packs = pack_groups([group] * self.minibatch_problems, self.micro_batch_tokens, self.device)
-        return [Pack(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs]
+        return [
+            PackSize(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs
+        ]
 
     @property
-    def largest_pack(self) -> Pack:
+    def largest_pack(self) -> PackSize:
         """The pack with the most tokens, which determines the memory of an update."""
         return max(self.packs, key=lambda pack: pack.tokens)
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackSize:
     """A micro-batch: prompts and completions of one forward and backward pass."""
 
     tokens: int  # tokens that the model reads, S
@@ -206,7 +207,7 @@ class MemoryPlan:
     rollout: RolloutMemory
     rounded: int  # bfloat16 copy of the weights of all linear layers, for a computation in bfloat16
     device: Device
-    pack: Pack
+    pack: PackSize
 
     @property
     def held(self) -> int:
@@ -266,13 +267,13 @@ def plan_memory(
     weight = SIZES["bfloat16" if networks.weights == "nf4" else networks.weights]
     whole = weight * shape.parameters - int((weight - _NF4) * shape.linear_parameters if small else 0)
     widened = weight * shape.hidden * shape.intermediate if small else 0  # one matrix at a time
-    adapter = 0 if rank is None else _WEIGHT * shape.lora_parameters(rank)
+    adapter = 0 if rank is None else FLOAT32 * shape.lora_parameters(rank)
     trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
     learning = weight * shape.parameters if rank is None else adapter
     embedded = shape.embedding_parameters if rank is None else 0
     numbers = shape.parameters if rank is None else shape.lora_parameters(rank)
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
-    critic = trunk + _WEIGHT * (shape.hidden + 1) if networks.critic else 0
+    critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
     own, behind = step.rows * step.completion_tokens, step.prompt_tokens - step.shared_tokens
     activations, before, layer = _activations(shape, step, pack, sharded)
@@ -281,7 +282,7 @@ def plan_memory(
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
     gradients = 1 if at_once == 1 else 1 + at_once
-    shared = _NUMBERS * shape.cached_numbers * step.shared_tokens  # float32 keys and values, or their gradients
+    shared = FLOAT32 * shape.cached_numbers * step.shared_tokens  # float32 keys and values, or their gradients
     rounds = half and networks.weights == "float32"
     copies = rounded = SIZES[step.dtype] * (shape.linear_parameters + shape.embedding_parameters) if rounds else 0
     # Autocast keeps no frozen weights: those of one layer live at once.
@@ -293,7 +294,7 @@ def plan_memory(
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
             reference=whole if networks.reference and rank is None and not away else 0,
-            reward_model=_WEIGHT * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
+            reward_model=FLOAT32 * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             critic=critic,
             moments=_moments(networks, numbers, embedded, on_gpu),
             critic_moments=_moments(networks, valued, embedded, on_gpu) if critic else 0,
@@ -308,7 +309,7 @@ def plan_memory(
         rollout=RolloutMemory(
             cache=token * (step.cached_prompts * behind + step.shared_tokens + own) + shared,
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
-            drawing=(24 + (2 if half else 0) if on_gpu else _NUMBERS) * step.rows * shape.vocabulary,
+            drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,
             cache_unshared=token * (step.rows * step.prompt_tokens + own),
         ),
@@ -323,11 +324,11 @@ def _moments(networks: Networks, numbers: int, embedded: int, on_gpu: bool) -> i
     if networks.paged and on_gpu:
         return 0
     if networks.moments == "8bit":
-        return int(2 * (_BYTE * (numbers - embedded) + _WEIGHT * embedded))
+        return int(2 * (_BYTE * (numbers - embedded) + FLOAT32 * embedded))
     return 2 * SIZES[networks.moments] * numbers
 
 
-def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) -> tuple[int, int, int]:
+def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bool) -> tuple[int, int, int]:
     """Bytes that a forward pass keeps for the backward pass, of a pack and of the shared tokens, which stay for all.
 
     Then further bytes of one layer's backward pass.
@@ -337,38 +338,37 @@ def _activations(shape: ModelShape, step: StepShape, pack: Pack, sharded: bool) 
     if step.device == "cpu" and not sharded:
         # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
         # output of attention, gate, up and their product.
-        layer = _NUMBERS * (2 * hidden + 2) + dtype * (2 * hidden + 2 * queries + 2 * keys + 3 * shape.intermediate)
-        between = (_NUMBERS + dtype) * hidden  # between two layers: a sum, and the next summand
-        around = _NUMBERS * (hidden + 2 * shape.head_size + 1)
+        layer = FLOAT32 * (2 * hidden + 2) + dtype * (2 * hidden + 2 * queries + 2 * keys + 3 * shape.intermediate)
+        between = (FLOAT32 + dtype) * hidden  # between two layers: a sum, and the next summand
+        around = FLOAT32 * (hidden + 2 * shape.head_size + 1)
     else:
         # transformers' modules: norms also keep the normalized values, SwiGLU keeps silu(gate), attention its output in
         # two layouts and a number for each head. In bfloat16 each product makes its own rounded copy of its input.
-        layer = _NUMBERS * (4 * hidden + 2 + shape.heads) + dtype * (
+        layer = FLOAT32 * (4 * hidden + 2 + shape.heads) + dtype * (
             (5 if half else 2) * hidden + 3 * queries + 2 * keys + 4 * shape.intermediate
         )
-        between = _NUMBERS * hidden
-        around = _NUMBERS * (2 * hidden + 2 * shape.head_size + 1)
-    backward = _NUMBERS * 2 * hidden + dtype * 2 * shape.intermediate
+        between = FLOAT32 * hidden
+        around = FLOAT32 * (2 * hidden + 2 * shape.head_size + 1)
+    backward = FLOAT32 * 2 * hidden + dtype * 2 * shape.intermediate
     if step.device == "cpu" and sharded:  # attention in torch alone keeps its weights twice
         own = pack.completions * (step.completion_tokens - 1)
         seen = step.prompt_tokens + step.completion_tokens - 1
         layer += dtype * 2 * shape.heads * seen * own // pack.tokens
     kept, beside = (between, layer + backward) if step.recompute else (layer, backward)
-    predicting = pack.completions * step.completion_tokens * hidden * (_NUMBERS + (dtype if half else 0))
-    last = _NUMBERS * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used
+    predicting = pack.completions * step.completion_tokens * hidden * (FLOAT32 + (dtype if half else 0))
+    last = FLOAT32 * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used
     shared = step.shared_tokens * ((shape.layers - 1) * kept + last + around)
     return pack.tokens * (shape.layers * kept + around) + predicting, shared, pack.tokens * beside
 
 
 def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
     """Bytes of a chunk of logits and its copies, of the gradients of its inputs and, unless frozen, the embedding."""
-    dtype, chunk = SIZES[step.dtype], max(1, _LOGITS // shape.vocabulary)
+    dtype, chunk = SIZES[step.dtype], max(1, CHUNK_ELEMENTS // shape.vocabulary)
     if step.device == "cpu":
         kept = predicted <= chunk and predicted * shape.vocabulary <= _KEPT_LOGITS
         logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
     else:
-        copies = 8  # of the logits that torch has at once (models/logprobs.py)
-        logits = _NUMBERS * min(predicted, max(1, chunk // copies)) * shape.vocabulary * copies
+        logits = FLOAT32 * min(predicted, max(1, chunk // ARRAYS)) * shape.vocabulary * ARRAYS
     weights = shape.embedding_parameters if head_learns else 0
     return logits + dtype * (predicted * shape.hidden + weights)
 

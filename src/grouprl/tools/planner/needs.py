@@ -45,7 +45,7 @@ def memory_of(config: RunConfig, task: Task, ranks: int) -> str | None:
         raise UserError(
             f"model.path: expected weights, gradients and moments that fit in the {available / _GIB:,.1f} GiB of this "
             f"{step.device}, got {least / _GIB:,.1f} GiB for {shape.name}: set "
-            f"{', '.join(name for name, helps in saving.items() if helps) or 'a smaller model'} (docs/memory.md)"
+            f"{', '.join(name for name, helps in saving.items() if helps) or 'a smaller model'} (docs/models.md)"
         )
     doubt = "" if plan.peak <= available else "; these do not fit: lower rollout.max_tokens or rollout.max_rows"
     return (

@@ -16,7 +16,7 @@ from grouprl.config.run import RunConfig
 from grouprl.learner.library_adamw import refuse_paged
 from grouprl.models.precision import faster_dtype
 from grouprl.models.recompute import recomputes
-from grouprl.tools.planner.machine import measured_rates, total_memory
+from grouprl.tools.planner.machine import Rates, measured_rates, total_memory
 from grouprl.tools.planner.memory import (
     BLOCKS,
     COMPARED,
@@ -30,9 +30,8 @@ from grouprl.tools.planner.memory import (
     longest_completion,
     plan_memory,
 )
-from grouprl.tools.planner.pace import Pace, PromptSizes, measured_pace
 from grouprl.tools.planner.shapes import SHAPES, ModelShape, shape_of
-from grouprl.tools.planner.time import Rates, StepTime, floor_of_step
+from grouprl.tools.planner.time import Pace, PromptSizes, StepTime, floor_of_step, measured_pace
 from grouprl.types import UserError
 
 GIB = 1 << 30

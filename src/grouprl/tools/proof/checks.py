@@ -19,14 +19,14 @@ from grouprl.algorithms import group_advantages
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig, RunConfig
 from grouprl.learner import Learner, ScoredGroups, make_batch
+from grouprl.learner.packs import make_packs, pack_forward
 from grouprl.models.adapters import add_adapter, has_adapter
 from grouprl.models.load import load_model
 from grouprl.models.precision import autocast
 from grouprl.models.save import save_model
 from grouprl.models.verify import plain_logprobs
-from grouprl.tools.proof.passes import gradients, packed_logprobs, relative
 from grouprl.tools.proof.replay import make_update
-from grouprl.types import Group, RewardOutcome, Sampling, StepReward
+from grouprl.types import Batch, Group, RewardOutcome, Sampling, StepReward
 
 # In float32; in bfloat16 twice the rounding error of transformers' own rows where that is larger.
 _LOGPROBS, _GRADIENT, _LARGEST = 1e-4, 1e-3, 2e-3
@@ -85,6 +85,31 @@ def numeric_checks(
     yield Check("sampler = plain forward, largest gap", _gap(plain, exact), largest)
     yield _merged(config, model, groups, most)
     yield _reloaded(config, model, tokenizer)
+
+
+def packed_logprobs(model: PreTrainedModel, batch: Batch, budget: int) -> list[Tensor]:
+    """Log-probs of each row by packs of at most `budget` tokens, under the batch's sampling parameters."""
+    found: dict[int, Tensor] = {}
+    for pack in make_packs(batch, range(len(batch.group_of_N)), budget, model.device):
+        values = pack_forward(model, pack, batch.sampling).logprobs_C
+        for place, row in enumerate(pack.rows):
+            found[row] = values[pack.row_C == place]
+    return [found[row] for row in range(len(found))]
+
+
+def gradients(model: PreTrainedModel, rows: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of all trained weights of a sum of the rows in which every token has another weight."""
+    weighted = [(row * torch.linspace(-1, 1, len(row), device=row.device)).sum() for row in rows]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    found = torch.autograd.grad(torch.stack(weighted).sum(), weights, allow_unused=True)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(found, expected, strict=True)]
+    gap, size = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(b.square().sum()) for _, b in pairs)
+    return (gap / size) ** 0.5 if size else math.inf
 
 
 def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -30,7 +30,7 @@ _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
 
 
 @dataclass(frozen=True)
-class Finding:
+class ModelLine:
     """One line about a model; a problem has a remedy."""
 
     name: str
@@ -39,7 +39,7 @@ class Finding:
     stops: bool = False  # whether a run under these settings would be refused or wrong
 
 
-def check_model(config: RunConfig) -> Iterator[Finding]:
+def check_model(config: RunConfig) -> Iterator[ModelLine]:
     """Yields what there is to know about the model of a configuration.
 
     Raises:
@@ -55,32 +55,34 @@ def check_model(config: RunConfig) -> Iterator[Finding]:
     yield _context(config, model, len(prompt))
     yield _window(config, model, len(prompt))
     yield _tokens(model, tokenizer)
-    yield Finding("end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer)))))
+    yield ModelLine(
+        "end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer))))
+    )
     yield from _template(tokenizer)
     if hidden := hidden_tags(tokenizer):
-        yield Finding("tags", f"{', '.join(hidden)}: special tokens, which the text of completions keeps")
-    yield Finding("LoRA targets", ", ".join(linear_layers(model, (ALL_LINEAR,))[0]))
+        yield ModelLine("tags", f"{', '.join(hidden)}: special tokens, which the text of completions keeps")
+    yield ModelLine("LoRA targets", ", ".join(linear_layers(model, (ALL_LINEAR,))[0]))
     yield _memory(config, len(prompt))
 
 
-def _sizes(model: PreTrainedModel) -> Finding:
+def _sizes(model: PreTrainedModel) -> ModelLine:
     learned = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     frozen = sum(weight.numel() for weight in model.parameters()) - learned
     beside = f", {frozen:,} frozen ones beside the text tower" if frozen else ""
-    return Finding("model", f"{type(model).__name__}, {learned:,} weights{beside}")
+    return ModelLine("model", f"{type(model).__name__}, {learned:,} weights{beside}")
 
 
-def _form(model: PreTrainedModel) -> Finding:
+def _form(model: PreTrainedModel) -> ModelLine:
     if is_packed(model):
-        return Finding("form", "packed: a prompt is read once for its group")
-    return Finding("form", "rows: one row per completion; slower, with more memory (docs/models.md)")
+        return ModelLine("form", "packed: a prompt is read once for its group")
+    return ModelLine("form", "rows: one row per completion; slower, with more memory (docs/models.md)")
 
 
-def _gap(name: str, gap: float) -> Finding:
+def _gap(name: str, gap: float) -> ModelLine:
     found = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
     if gap <= TOLERANCE:
-        return Finding(f"{name} gap", found)
-    return Finding(f"{name} gap", found, f"expected at most {TOLERANCE}: choose another model", stops=True)
+        return ModelLine(f"{name} gap", found)
+    return ModelLine(f"{name} gap", found, f"expected at most {TOLERANCE}: choose another model", stops=True)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -90,54 +92,54 @@ def _prompt(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     )
 
 
-def _context(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:
+def _context(config: RunConfig, model: PreTrainedModel, prompt: int) -> ModelLine:
     context, needed = context_length(model), prompt + config.rollout.max_tokens
     found = f"{context:,} tokens" if context < 1 << 30 else "not limited"
     if needed <= context:
-        return Finding("context", f"{found}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
-    return Finding("context", found, f"expected at least {needed:,}: lower rollout.max_tokens", stops=True)
+        return ModelLine("context", f"{found}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
+    return ModelLine("context", found, f"expected at least {needed:,}: lower rollout.max_tokens", stops=True)
 
 
-def _window(config: RunConfig, model: PreTrainedModel, prompt: int) -> Finding:
+def _window(config: RunConfig, model: PreTrainedModel, prompt: int) -> ModelLine:
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if window is None:
-        return Finding("window", "none")
+        return ModelLine("window", "none")
     longer = prompt + config.rollout.max_tokens > window
-    return Finding("window", f"{window:,} tokens{', shorter than a sequence' * longer}")
+    return ModelLine("window", f"{window:,} tokens{', shorter than a sequence' * longer}")
 
 
-def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Finding:
+def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelLine:
     rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
     found = f"{known:,} tokens, {rows:,} embeddings"
     try:
         check_tokens(model, tokenizer)
     except UserError as error:
-        return Finding("vocabulary", found, str(error), stops=True)
-    return Finding("vocabulary", found)
+        return ModelLine("vocabulary", found, str(error), stops=True)
+    return ModelLine("vocabulary", found)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
     if tokenizer.chat_template is None:
-        yield Finding("chat template", "none: prompts are plain text")
+        yield ModelLine("chat template", "none: prompts are plain text")
         return
     for name, messages in (("chat template", (_QUESTION,)), ("system role", (_SYSTEM, _QUESTION))):
         try:
             ids = prompt_token_ids(Problem("check", messages), tokenizer, longest=1 << 30)
         except UserError as error:
-            yield Finding(name, "fails", str(error), stops=name == "chat template")
+            yield ModelLine(name, "fails", str(error), stops=name == "chat template")
             continue
         text: Any = tokenizer.decode(ids)
         lost = [message["content"] for message in messages if str(message["content"]) not in text]
         own = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
-        yield Finding(name, f"{own}renders {len(ids)} tokens", f"drops {lost[0]!r}" if lost else "", stops=bool(lost))
+        yield ModelLine(name, f"{own}renders {len(ids)} tokens", f"drops {lost[0]!r}" if lost else "", stops=bool(lost))
 
 
-def _memory(config: RunConfig, prompt: int) -> Finding:
+def _memory(config: RunConfig, prompt: int) -> ModelLine:
     try:
         shape = shape_of(config.model.path)
     except UserError as error:
-        return Finding("memory", f"not planned ({error})")
+        return ModelLine("memory", f"not planned ({error})")
     step = step_of(config, prompt)
     peak, there = plan_memory(shape, networks_of(config), step).peak, total_memory(step.device)
     found = f"{peak / 2**30:.1f} GiB for a step of these settings, of {there / 2**30:.1f} GiB"
-    return Finding("memory", found, "" if peak <= there else "see grouprl plan", stops=peak > there)
+    return ModelLine("memory", found, "" if peak <= there else "see grouprl plan", stops=peak > there)

@@ -24,12 +24,12 @@ from grouprl.files import read_json
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
-from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.rewards.functions import SOFT_OVERLONG
 from grouprl.rewards.outcomes import Overlong
+from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
@@ -49,7 +49,7 @@ _TRACED = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplayDifference:
     """How recomputed values differ from the recorded ones."""
 
     name: str
@@ -80,7 +80,7 @@ class Replay:
     start: int  # the step of the checkpoint that it began from; 0 = the start model
     recorded: Sequence[RecordedGroup]
     update: Update
-    differences: Sequence[Difference]  # from the record
+    differences: Sequence[ReplayDifference]  # from the record
     first_difference: int | None  # the first step, among those learned again, whose metrics differ from the record
     machines: Mapping[str, tuple[Any, Any]]  # facts of the machine that differ: in the record, here
     other: Update | None = None  # under the changed settings
@@ -160,12 +160,11 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
 
 
 def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
-    recorded, known = read_rollouts(run, step), read_rewards(run).weights
+    recorded, weights = read_rollouts(run, step), read_rewards(run).weights
     if not recorded:
         raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     outcomes = [group.outcomes for group in recorded]
-    kept = _kept(config, outcomes) if recorded[0].kept is None else [bool(group.kept) for group in recorded]
-    weights = _penalty_weight(config) | dict(known)
+    kept = [group.kept for group in recorded]
     rollout, tokenizer = config.rollout, load_tokenizer(config.model)
     sampling = structured_sampling(rollout.sampling, rollout.regex, learner.policy, tokenizer)
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
@@ -173,10 +172,6 @@ def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> Scored
 
 def _kept(config: RunConfig, outcomes: Sequence[Sequence[RewardOutcome]]) -> list[bool]:
     return config.algorithm.groups.kept([[outcome.earned for outcome in group] for group in outcomes])
-
-
-def _penalty_weight(config: RunConfig) -> dict[str, float]:
-    return {SOFT_OVERLONG: 1.0} if config.algorithm.groups.overlong_buffer else {}
 
 
 # One update
@@ -246,7 +241,7 @@ def _differs(metrics: Mapping[str, float], row: Mapping[str, Any]) -> bool:
     return any(_difference(name, [value], [row.get(name)]).differing for name, value in metrics.items())
 
 
-def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[Difference]:
+def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[ReplayDifference]:
     """Compares each kind of value that was recorded or computed, tokens first."""
     ours, theirs = update.advantages, [group.token_advantages for group in recorded]
     found = [_difference("advantages", _flat(ours), _flat(theirs), np.float32)]
@@ -272,14 +267,16 @@ def _flat(values: Sequence[Sequence[Sequence[float]]]) -> list[float]:
 
 def _difference(
     name: str, here: Sequence[float | None], there: Sequence[float | None], kind: type[np.floating[Any]] = np.float64
-) -> Difference:
+) -> ReplayDifference:
     """Compares values to the last bit in the record's precision. None, NaN and infinity are null in the record."""
     a, b = (np.array([math.nan if v is None else v for v in values], kind) for values in (here, there))
     if len(a) != len(b):
-        return Difference(name, len(a), len(a), math.inf)
+        return ReplayDifference(name, len(a), len(a), math.inf)
     differing = ~((a == b) | (~np.isfinite(a) & ~np.isfinite(b)))
     gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))[differing]
-    return Difference(name, len(a), int(differing.sum()), float(np.nan_to_num(gaps, nan=math.inf).max(initial=0.0)))
+    return ReplayDifference(
+        name, len(a), int(differing.sum()), float(np.nan_to_num(gaps, nan=math.inf).max(initial=0.0))
+    )
 
 
 # Under changed settings
@@ -327,8 +324,8 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
     if buffer != config.algorithm.groups.overlong_buffer:
         outcomes = [_penalized(*pair, changed) for pair in zip(scored.groups, outcomes, strict=True)]
     kept = _kept(changed, outcomes) if groups != config.algorithm.groups else scored.kept
-    weights = {name: weight for name, weight in scored.weights.items() if name != SOFT_OVERLONG}
-    return replace(scored, outcomes=outcomes, kept=kept, weights=_penalty_weight(changed) | weights)
+    weights = {SOFT_OVERLONG: 1.0, **scored.weights} if buffer else scored.weights
+    return replace(scored, outcomes=outcomes, kept=kept, weights=weights)
 
 
 def _penalized(group: Group, outcomes: Sequence[RewardOutcome], changed: RunConfig) -> tuple[RewardOutcome, ...]:

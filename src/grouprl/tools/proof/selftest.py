@@ -20,11 +20,11 @@ from torch import Tensor
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
-from grouprl.models.structure import structured_sampling
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
@@ -148,14 +148,7 @@ def _wait_for(path: Path, process: Popen[bytes], log: Path) -> None:
 
 def _different(one: RunDirectory, other: RunDirectory) -> int:
     steps = [read_rollouts(one.path, n) != read_rollouts(other.path, n) for n in range(1, _STEPS + 1)]
-    ours, theirs = (
-        {
-            f"{file.stem}/{name}": value
-            for file in folder.rglob("*.safetensors")
-            for name, value in load_file(file).items()
-        }
-        for folder in (run.checkpoint(_STEPS).path for run in (one, other))
-    )
+    ours, theirs = (_tensors(run.checkpoint(_STEPS).path) for run in (one, other))
     weights = [
         name not in ours or name not in theirs or not torch.equal(ours[name], theirs[name])
         for name in ours.keys() | theirs.keys()

@@ -16,20 +16,10 @@ from grouprl.config.run import RunConfig
 from grouprl.files import read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.tools.trackers.mlflow import Mlflow
+from grouprl.tools.trackers.libraries import TRACKERS, About, Shown, Tracker
 from grouprl.tools.trackers.names import completions_table, tracked
-from grouprl.tools.trackers.tensorboard import TensorBoard
-from grouprl.tools.trackers.tracker import About, Shown, Tracker
-from grouprl.tools.trackers.trackio import Trackio
-from grouprl.tools.trackers.wandb import Wandb
 from grouprl.types import StepRecord, import_extra
 
-TRACKERS: Mapping[str, Callable[[], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
-    "mlflow": Mlflow,
-}
 LINK_SECONDS = 10.0  # longest wait for the links before the first step
 END_SECONDS = 10.0  # longest wait at the end of a run, all trackers together
 _WAITS = "the run continues, and records that the tracker has not taken by its end are lost"
@@ -38,7 +28,7 @@ _WAITING = 256  # records that wait for a tracker; one more is dropped
 _Job = Callable[[Tracker], None]
 
 
-class Follower:
+class TrackerThread:
     """One tracker in a thread of its own."""
 
     def __init__(self, name: str, about: About) -> None:
@@ -88,7 +78,7 @@ class Trackers:
         self._config, self._say = config, say
         self._names = tuple(dict.fromkeys(config.trackers.names)) if leads else ()
         self._run = RunDirectory(Path(config.runs_dir) / config.name)
-        self._followers: list[Follower] = []
+        self._followers: list[TrackerThread] = []
         self._said: set[tuple[str, str]] = set()
 
     def begin(self, after: int) -> None:
@@ -97,7 +87,7 @@ class Trackers:
             return
         known = read_json(self._run.tracker_ids)
         for name in self._names:
-            self._followers.append(Follower(name, self._about(known.get(name), after)))
+            self._followers.append(TrackerThread(name, self._about(known.get(name), after)))
         until = time.monotonic() + LINK_SECONDS
         for follower in self._followers:
             if not follower.ready.wait(max(0.0, until - time.monotonic())):
@@ -161,7 +151,7 @@ class Trackers:
             if follower.dropped:
                 self._once(follower, "slow", "is too slow; some records are not sent to it (the run directory has all)")
 
-    def _once(self, follower: Follower, kind: str, text: str) -> None:
+    def _once(self, follower: TrackerThread, kind: str, text: str) -> None:
         if (follower.name, kind) in self._said:
             return
         self._said.add((follower.name, kind))

@@ -9,7 +9,7 @@ from typing import Any
 
 from grouprl.files import is_number
 from grouprl.record.metrics import metric_of
-from grouprl.tools.trackers.tracker import Table
+from grouprl.tools.trackers.libraries import Table
 from grouprl.types import StepRecord
 
 
@@ -50,16 +50,8 @@ def completions_table(record: StepRecord) -> Table:
         for completion, outcome, by_token in zip(group.completions, scored, advantages, strict=True):
             components = [_finite(outcome.components.get(name)) for name in names]
             advantage = fmean(by_token) if len(by_token) else 0.0  # of GRPO, every token has the same
-            rows.append(
-                [
-                    record.step,
-                    group.problem.prompt_text,
-                    completion.text,
-                    *components,
-                    _finite(outcome.total),
-                    advantage,
-                ]
-            )
+            texts = (group.problem.prompt_text, completion.text)
+            rows.append([record.step, *texts, *components, _finite(outcome.total), advantage])
     return Table(("step", "prompt", "completion", *names, "reward", "advantage"), rows)
 
 

@@ -103,7 +103,7 @@ function seek(page, element) {
 }
 
 function shownSection(page, { title, line, explained, charts, unjudged }, elements) {
-  const address = () => explained.address.replace("{run}", encodeURIComponent(page.id)).replace("{step}", page.series.step[0]);
+  const address = () => explained.address.replace("{run}", encodeURIComponent(page.id));
   const link = live && explained && h("a", { class: "explained", href: address() }, `Explained: ${explained.what}`);
   const fold = ({ target }) => page.folded[target.open ? "delete" : "add"](title);
   return h("details", { class: "folds", open: !page.folded.has(title), ontoggle: fold }, h("summary", {}, line ? visible(line) : h("h2", {}, title)), link,

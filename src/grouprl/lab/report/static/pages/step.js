@@ -1,15 +1,13 @@
 // GRPO step by step: one group from its prompt to what the update made of it.
 import { note } from "../parts/address.js";
-import { file, get, live, ofRun, queryOf } from "../parts/api.js";
+import { file, get, live, queryOf } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { algorithmChoice, readRewards, writeRewards } from "../parts/explain/rewards.js";
 import { STAGES } from "../parts/explain/stages.js";
 import { walkThrough } from "../parts/explain/walk.js";
-import { plain } from "../parts/numbers.js";
 import { visible, written } from "../parts/text.js";
 
 const TYPED = "1,0,0,1"; // where there is nothing recorded
-const MOST_GROUPS = 200; // that are asked for at once
 const DEFAULT = "grpo"; // whose formulas the page shows unless another is chosen
 const LAST = "ppo"; // compares with what a network expects, not with the group
 
@@ -53,18 +51,17 @@ function askedPlace(query) {
   const [rewards, algorithm, run, step] = ["rewards", "algorithm", "run", "step"].map((name) => query.get(name));
   if (rewards) return algorithm ? { rewards, algorithm } : { rewards };
   if (!run) return null;
-  return step ? { run, step: Number(step), group: Number(query.get("group") ?? 0) } : { run };
+  return step ? { run, step: Number(step) } : { run };
 }
 
-/** Where to begin, in this run or a good one: a group whose update was looked at, which is one with mixed rewards. */
+/** Where to begin, in this run or a good one: the first step whose group was watched. */
 async function placeOf(asked, runs) {
   if (asked?.rewards || asked?.step) return asked;
   if (!asked && !runs.length) return { rewards: TYPED };
   const run = asked?.run ?? preferred(runs);
-  const { steps } = await get(ofRun(run, "groups"), { limit: 1 });
-  const first = { run, step: steps[0], group: 0 };
-  const { stages } = await get("explain/group", first);
-  return { ...first, ...stages.update.watched[0] };
+  const { steps: [step] } = await get("explain/steps", { run });
+  if (step === undefined) throw new Error(`No step of ${visible(run)} can be shown: a run records one in ten, if its rewards differ within a group. Choose another run.`);
+  return { run, step };
 }
 
 /** The newest run of GRPO, or else of another algorithm that compares with the group. */
@@ -76,14 +73,14 @@ function preferred(runs) {
 function about({ source, algorithm, notes }) {
   const which = source.rewards === undefined
     ? ["Step ", h("b", {}, String(source.step)), " of run ", h("b", {}, written(source.run)), ", group ",
-      h("b", {}, String(source.group)), ` of ${source.groups} (counted from 0), trained with ${algorithm.name}.`]
+      h("b", {}, String(source.group)), ` (counted from 0), trained with ${algorithm.name}.`]
     : [`A group of ${source.rewards.length} typed rewards, with ${algorithm.name}.`];
   return h("div", {}, h("p", {}, which), notes.map((sentence) => h("p", { class: "note" }, sentence)));
 }
 
 // Which group the walk-through is about: one that a run recorded, or rewards that the reader types.
 
-/** The fields that lead to another group. `place` is {run, step, group} or {rewards, algorithm}. */
+/** The fields that lead to another group. `place` is {run, step} or {rewards, algorithm}. */
 function chooser(runs, place, presets, stage) {
   const failed = h("p", { class: "error", role: "alert" });
   const go = (parameters) => { location.hash = `#/step${queryOf({ ...parameters, stage: stage() })}`; };
@@ -101,30 +98,19 @@ function recordedFields(runs, place, go, failed) {
   const chosen = place.run ?? preferred(runs);
   const known = runs.some(({ id }) => id === chosen);
   const names = [...(known ? [] : [[chosen, `${chosen} (no steps)`]]), ...runs.map(({ id, algorithm }) => [id, `${id} (${algorithm})`])];
-  const run = select(names.map(([id, name]) => [id, visible(name)]), chosen, { name: "run", onchange: () => list({}) });
-  const step = h("input", { type: "number", min: 1, step: 1, value: place.step ?? "", onchange: () => list({ step: step.value }) });
-  const range = h("span", {}, "Step");
-  const group = h("select", { name: "group" });
-  const list = async (parameters) => {
+  const run = select(names.map(([id, name]) => [id, visible(name)]), chosen, { name: "run", onchange: () => list() });
+  const step = h("select", { name: "step" });
+  const list = async () => {
     try {
-      const found = await get(ofRun(run.value, "groups"), { ...parameters, limit: MOST_GROUPS });
-      const { steps: [first, last] } = found;
-      put(range, `Step (${first} to ${last})`);
-      Object.assign(step, { min: first, max: last, value: found.step });
-      put(group, options(found.groups.map((one) => [one.group_index, groupName(one)]), place.group));
+      const { steps } = await get("explain/steps", { run: run.value });
+      put(step, options(steps.map((one) => [one, String(one)]), place.step));
       put(failed);
     } catch (error) {
       put(failed, error.message);
     }
   };
-  if (known) list(place.run ? { step: place.step } : {});
-  return fields("A recorded group", () => go({ run: run.value, step: step.value, group: group.value }),
-    field("Run", run), h("label", { class: "field" }, range, step), field("Group", group, "field wide"), "Show this group");
-}
-
-function groupName({ group_index: index, mean, deviation, signal }) {
-  if (mean === null) return `${index}: no valid reward`;
-  return signal ? `${index}: mean ${plain(mean, 3)}, deviation ${plain(deviation, 3)}` : `${index}: all rewards ${plain(mean, 3)}`;
+  if (known) list();
+  return fields("A recorded group", () => go({ run: run.value, step: step.value }), field("Run", run), field("Step", step), "Show its group");
 }
 
 function typedFields(place, go, failed) {

@@ -44,7 +44,7 @@ function logarithm(chart, title, draw) {
 }
 
 function words(definition) {
-  if (!definition) return h("p", { class: "note" }, "A custom metric: docs/run_directory.md does not define it.");
+  if (!definition) return h("p", { class: "note" }, "A custom metric: GroupRL does not define it.");
   const { is, worry, more } = definition;
   return h("details", { class: "note about" }, h("summary", {}, `${is[0].toUpperCase()}${is.slice(1)}.`), h("p", {}, `Worry ${worry}.`),
     more ? further(more) : null);
@@ -93,18 +93,21 @@ function byStep(spec, { series, view }) {
   return { x: series[view.axis], steps: series.step, columns, smooth };
 }
 
-// What each metric is, and what to worry about: the table of docs/run_directory.md, word for word.
+// What each metric is, and what to worry about, as record/metrics.py says it.
 
 let known = null;
 
 /** A function from a metric's name to its definition {label, unit, is, worry, more?}; undefined for one that has none. */
 export async function definitions() {
   if (!known) {
-    const [found, sections] = await Promise.all([file("definitions.json"), file("sections.json")]);
-    known = new Map(Object.entries(found).map(([name, one]) => [name, { ...one, more: sections[one.more] }]));
+    const [found, sections] = await Promise.all([file("metrics.json"), file("sections.json")]);
+    known = new Map(Object.entries(found).map(([name, one]) => [name, { ...one, is: withoutMarks(one.meaning), more: sections[one.section] }]));
   }
   return (name) => known.get(name) ?? known.get(pattern(name));
 }
+
+/** Markdown without its marks: a link is its text, one in parentheses nothing. */
+const withoutMarks = (text) => text.replace(/ \(\[[^\]]*\]\([^)]*\)\)/g, "").replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replaceAll("`", "");
 
 function pattern(name) {
   if (/^rewards\/.+\/mean$/.test(name)) return "rewards/NAME/mean";

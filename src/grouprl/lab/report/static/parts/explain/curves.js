@@ -33,9 +33,8 @@ export function clipStage({ algorithm, source, stages: { ratio, advantages } }, 
 }
 
 /** What the ratios of this group were in its run. */
-function recorded({ completions, level, bounds }, { updates_per_batch: updates }) {
-  const reasons = [...new Set(completions.map(({ reason }) => reason))];
-  if (reasons.length === 1 && reasons[0]) return h("p", { class: "note" }, `In this group: ${reasons[0]}.`);
+function recorded({ completions, level, bounds, reason }, { updates_per_batch: updates }) {
+  if (reason) return h("p", { class: "note" }, `In this group: ${reason}.`);
   const [heads, columns] = level === "token" ? ofTokens(completions, bounds) : ofCompletions(completions, bounds);
   const each = level === "token" ? "one for each token" : "one for each completion";
   return h("details", {},

@@ -1,4 +1,4 @@
-// The formulas of a run by its algorithm, as docs/algorithms.md has them, each with the sentence that is read aloud.
+// The formulas of a run by its algorithm, as docs/algorithms has them, each with the sentence that is read aloud.
 import { h, s } from "../dom.js";
 import { plain } from "../numbers.js";
 import { filled } from "./walk.js";

@@ -1,5 +1,4 @@
 // The stages of a group: what it was given, what its completions were worth, and what the update made of that.
-import { queryOf } from "../api.js";
 import { h } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain, withSign } from "../numbers.js";
 import { byCompletion, figures } from "../table.js";
@@ -14,7 +13,6 @@ import { filled } from "./walk.js";
 const STOPS = { end: "ended at its end token", stop_string: "ended at a stop string", length: "truncated" };
 const SETS = { steps: "all reasoning steps of the group", group: "the group", batch: "all groups of the batch" };
 const MOST_STEPS = 8; // of one of steps
-const LINKS = 8; // to groups whose update was looked at
 const SHOWN = 3; // digits in the tables of the last stages, at least
 
 // By the key of its words: what a stage adds to them, from the lab's answer and the words.
@@ -53,13 +51,12 @@ function rewardsStage(group, words) {
   const { source, algorithm, stages: { rewards } } = group;
   return {
     happens: isTyped(source) ? words.happens : judged(rewards),
-    equation: isTyped(source) ? null : rewardEquations(algorithm, (rewards.by_step ?? []).length > 0),
+    equation: isTyped(source) ? null : rewardEquations(algorithm, rewards.by_step.length > 0),
     body: () => h("div", {}, rewardTable(group, isTyped(source) ? [] : rewards.names)),
   };
 }
 
 function judged({ names, by_step: bySteps }) {
-  if (bySteps === null) return "Reward functions score each completion. The run did not record which of them score reasoning steps.";
   const whole = names.length - bySteps.length;
   const said = whole === 1 ? "A reward function scores each completion. Its value, times its weight, is the reward." : `${whole} reward functions score each completion. The reward is the sum of their values times their weights.`;
   if (bySteps.length === 0) return said;
@@ -68,7 +65,7 @@ function judged({ names, by_step: bySteps }) {
 }
 
 function rewardTable({ algorithm, stages: { rewards, statistics } }, names) {
-  const { weights, completions } = rewards, bySteps = rewards.by_step ?? [];
+  const { weights, completions } = rewards, bySteps = rewards.by_step;
   const heads = names.map((name) => [written(name), bySteps.includes(name) ? ", mean of its steps"
     : weights[name] === null ? null : ` \u00d7 ${plain(weights[name])}`]);
   const columns = names.map((name) => components(completions.map((one) => one.components[name]), bySteps.includes(name)));
@@ -244,7 +241,7 @@ function updateStage(group, words) {
   return {
     happens: filled(words.happens[kind], { steps: stepsOf(group) }),
     watch: words.watch[kind],
-    body: () => (group.stages.update.reason ? unseen(group) : seen(group)),
+    body: () => changes(group),
   };
 }
 
@@ -257,20 +254,14 @@ function stepsOf({ algorithm: { updates_per_batch: updates, minibatches, passes 
   return `${updates} updates, each on a part of the batch${again}`;
 }
 
-function unseen({ source: { run }, stages: { update } }) {
-  const links = update.watched.slice(0, LINKS).map(({ step, group }) =>
-    h("li", {}, h("a", { href: `#/step${queryOf({ run, step, group, stage: "update" })}` }, `step ${step}, group ${group}`)));
-  return h("div", {}, h("p", {}, update.reason), links.length ? [h("p", {}, "Groups with probabilities after the update:"), h("ul", {}, links)] : null);
-}
-
-function seen({ source, stages: { update, advantages } }) {
+function changes({ source, stages: { update, advantages } }) {
   const { completions, learning_rate: rate, grad_norm: norm } = update;
-  const factors = completions.map(({ factor }) => factor);
-  const times = column(factors, { digits: SHOWN }).map((text, index) => (factors[index] === null ? "unknown" : `\u00d7 ${text}`));
+  const factors = completions.map(({ before, after }) => Math.exp(after - before));
+  const times = column(factors, { digits: SHOWN }).map((text) => `\u00d7 ${text}`);
   // The axis is logarithmic: twice as likely and half as likely are equally far from the middle.
   const bars = factors.map((factor, index) =>
-    ({ name: String(index), value: factor === null ? null : Math.log(factor), text: times[index] }));
-  const of = (name) => column(completions.map((one) => one[name]));
+    ({ name: String(index), value: Math.log(factor), text: times[index] }));
+  const of = (name) => column(completions.map((one) => Math.exp(one[name])));
   return h("div", {},
     h("h3", {}, "How much more probable each completion became"),
     signedBars("Probability after the update over the probability before", bars).element,
@@ -278,5 +269,5 @@ function seen({ source, stages: { update, advantages } }) {
       `${plain(norm)}${isTyped(source) ? "" : " over the whole batch"}.`),
     h("h3", {}, "Probabilities"),
     byCompletion("Probabilities before and after", ["advantage", "before", "after", "factor"],
-      [column(advantages.completions, { sign: true }), of("probability_before"), of("probability_after"), times]));
+      [column(advantages.completions, { sign: true }), of("before"), of("after"), times]));
 }

@@ -15,7 +15,8 @@ export async function groupView(run, place, given) {
     get(ofRun(run, "groups", place.step, place.group)), get(ofRun(run, "groups"), { step: place.step, limit: 1 })]);
   const cards = completionCards(run, place, group, given);
   const links = live && h("p", { class: "row" },
-    h("a", { href: `#/step${queryOf({ run, ...place })}` }, "This group step by step, from its prompt to the update"),
+    h("a", { href: `#/step${queryOf({ run, step: group.watched ? place.step : null })}` },
+      `${group.watched ? "This" : "Another"} group step by step, from its prompt to the update`),
     h("a", { href: address(run, {}, { problem: group.problem_id }) }, "This problem through training"));
   return {
     title: `Group ${place.group} of step ${place.step}`,

@@ -1,0 +1,150 @@
+"""Tries a model outside of a run: evaluates it, or samples a group of completions and scores it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.config.run import RunConfig
+from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.learner.credit import component
+from grouprl.models.load import context_length, load_model, load_tokenizer
+from grouprl.models.precision import resolve_device
+from grouprl.models.prompts import prompt_token_ids
+from grouprl.models.templates import is_rendered
+from grouprl.record.layout import RunDirectory
+from grouprl.rewards.configured import configured_scorer
+from grouprl.rewards.functions import WeightedReward
+from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout.engine import structured_sampling
+from grouprl.tasks import Task
+from grouprl.types import Group, Problem, RewardOutcome, UserError
+
+
+@dataclass(frozen=True)
+class SampledGroup:
+    """The completions of one problem, with their rewards and advantages."""
+
+    group: Group
+    outcomes: tuple[RewardOutcome, ...]  # empty without rewards
+    advantages: tuple[float, ...]  # empty where they are per token or per reasoning step, too
+
+
+def evaluate_model(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    on_finished: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Evaluates `config.model` on the held-out problems of a task by a run's rewards, as `config.evaluation` says.
+
+    Raises:
+        UserError: the model cannot be loaded, or a prompt is too long for it; there are no held-out problems.
+    """
+    model, tokenizer, engine = _engine(config)
+    longest = context_length(model) - config.rollout.max_tokens
+    problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+    prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
+    if not prompts:
+        raise UserError(
+            f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
+            f"{min(len(problems), config.evaluation.problems)}: raise it, or choose another evaluation.split"
+        )
+    with configured_scorer(config, task, rewards) as scorer:
+        return evaluate(
+            engine,
+            task,
+            scorer,
+            prompts,
+            sampling=structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer),
+            samples=config.evaluation.samples,
+            tokenizer=tokenizer,
+            judged=config.evaluation.judge,
+            on_finished=on_finished,
+        )
+
+
+def sample_group(
+    config: RunConfig, task: Task, asked: Problem | str, rewards: Sequence[WeightedReward]
+) -> SampledGroup:
+    """Samples one group from `config.model`, and scores it.
+
+    Args:
+        config: the model, the sampling parameters, the group's size and the algorithm.
+        task: whose verifier the rewards may use.
+        asked: the problem, or the text of a prompt, which is a user's message where the model has a chat template.
+        rewards: empty = the completions are not scored.
+
+    Raises:
+        UserError: the model cannot be loaded, or the prompt is too long for it.
+    """
+    model, tokenizer, engine = _engine(config)
+    longest = context_length(model) - config.rollout.max_tokens
+    problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
+    request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
+    sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
+    group = engine.generate([request], sampling)[0]
+    outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
+    return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
+
+
+def score_group(
+    config: RunConfig,
+    task: Task,
+    group: Group,
+    rewards: Sequence[WeightedReward],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int = 1,
+) -> tuple[tuple[RewardOutcome, ...], dict[str, float]]:
+    """Scores one group as a run of this configuration does in a step, in worker processes that end with it.
+
+    Returns the outcomes, and the weight of each component of their totals.
+    """
+    # max_invalid=1, because whoever looks wants to see why completions are invalid.
+    with configured_scorer(config, task, rewards, max_invalid=1.0) as scorer:
+        scorer.begin_step(step)
+        return scorer.finish([scorer.begin(group)], tokenizer)[0], scorer.weights
+
+
+def with_newest(config: RunConfig, run: RunDirectory) -> RunConfig:
+    """The configuration with the newest checkpoint of a run as its model, where there is one."""
+    saved = run.checkpoints() if run.exists else ()
+    if not saved:
+        return config
+    # A checkpoint has its chat template; only a hub id has a revision.
+    changes = {"path": str(saved[-1].path), "chat_template": None, "revision": None}
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
+
+
+def _advantages(
+    config: RunConfig, outcomes: Sequence[RewardOutcome], weights: Mapping[str, float]
+) -> tuple[float, ...]:
+    advantage = config.algorithm.advantage
+    if not outcomes or not isinstance(advantage, CompletionAdvantage):
+        return ()
+    components = {name: component(outcomes, name) for name in weights}
+    totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+    advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))
+    return tuple(float(value) for value in advantages_G)
+
+
+def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
+    if tokenizer.chat_template is None or is_rendered(prompt, tokenizer):
+        return Problem("own", prompt)
+    return Problem("own", ({"role": "user", "content": prompt},))
+
+
+def _engine(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine]:
+    torch.set_num_threads(config.model.threads or torch.get_num_threads())
+    model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
+    tokenizer = load_tokenizer(config.model)
+    engine = NativeEngine(
+        model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+    )
+    return model, tokenizer, engine
