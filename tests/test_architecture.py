@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import ROOT, SRC, Module, modules, room_of
+from source_tree import LEAVES, ROOT, SRC, TRUNK, Module, modules, room_of
 
-# A room of the trunk imports those before it; a leaf the trunk alone, but lab and cli, which show the other leaves too.
-TRUNK = """
-    types files leaves algorithms models record ranks config tasks rewards rollout
-    learner evaluation step run supervised
-"""
-LEAVES = "kernels engines checks tools lab cli"
-ORDER = TRUNK + LEAVES
+ORDER = TRUNK + " " + LEAVES
 # Below each other in the order, and all the same never.
 NEVER = {("rollout", "rewards"), ("learner", "record"), ("step", "record")}
 SHOW_ALL = {"lab", "cli"}
