@@ -34,7 +34,7 @@ USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
 JUDGES = ("ppo", "both", "none")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
 _CODE = {
-    "prompt": "tasks/curriculum/order.py UniformOrder.visits",
+    "prompt": "tasks/order.py UniformOrder.visits",
     "completions": "step.py grpo_step",
     "rewards": "types.py RewardOutcome",
     "statistics": "algorithms/statistics.py group_statistics",
