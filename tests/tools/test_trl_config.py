@@ -314,7 +314,11 @@ def test_defaults_are_those_of_the_releases_dataclass(version: str, key: str, de
     [
         ("train.py", "from trl import GRPOConfig\n", "a Python script, which import-config does not run"),
         ("train", "#!/usr/bin/env python3\nimport trl\n", "a Python script, which import-config does not run"),
-        ("run.sh", "python3 -m openrlhf.cli.train_ppo_ray --a.b 1\n", r"a script of OpenRLHF.*docs/from_openrlhf\.md"),
+        (
+            "run.sh",
+            "python3 -m openrlhf.cli.train_ppo_ray --a.b 1\n",
+            "a script of OpenRLHF, which has no importer: docs/",
+        ),
         (
             "run.sh",
             "python3 -m verl.trainer.main_ppo a.b=1\n",
