@@ -17,9 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grouprl.tasks.curriculum.edge import EdgeOrder
-from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates, update
+from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder, update
 from grouprl.types import Problem
 
 P, G, STEPS = 16, 8, 200

@@ -12,7 +12,7 @@ from functools import partial
 import cloudpickle
 
 from grouprl.config.run import ScoringConfig
-from grouprl.rewards.workers.calling import call, gather, signature
+from grouprl.rewards.calls import call, gather, signature
 from grouprl.rewards.workers.pool import RewardPool
 
 COMPLETIONS, ROUNDS = 1024, 15

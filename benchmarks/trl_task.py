@@ -70,7 +70,7 @@ def train_grouprl(held: Held, course: Course) -> None:
     """Step after step until the goal."""
     from grouprl.run.assemble import assemble
     from grouprl.step import grpo_step
-    from grouprl.tasks.curriculum.pass_rates import PassRates
+    from grouprl.tasks.curriculum import PassRates
 
     parts = assemble(held.config, held.task, held.scorer).step_parts
     course.start()
@@ -95,7 +95,7 @@ def train_trl(held: Held, course: Course) -> None:
     from grouprl.models.load import load_model, load_tokenizer
     from grouprl.models.names import BUNDLED
     from grouprl.rewards.configured import configured_rewards
-    from grouprl.tasks.curriculum.order import UniformOrder
+    from grouprl.tasks.curriculum import UniformOrder
 
     config, rollout, learner = held.config, held.config.rollout, held.config.learner
     rewards = configured_rewards(config, held.task)

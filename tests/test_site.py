@@ -55,7 +55,7 @@ def test_the_site_has_what_code_says(site: Path) -> None:
     """Every setting, metric, key of another trainer, algorithm with its options, command and Python name."""
     for page, names in {
         "configuration": [key for key, _, _ in setting_rows()],
-        "metrics": [metric.name for metric in METRICS],
+        "metrics": list(METRICS),
         "keys/trl": TRL,
         "keys/verl": [*VERL, *NOT_NEEDED],
         "python": ["group_advantages", "Trainer"],

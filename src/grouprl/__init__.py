@@ -21,8 +21,8 @@ from grouprl.types import Problem, StepRecord, UserError
 if TYPE_CHECKING:
     from grouprl.algorithms.spec import Algorithm
     from grouprl.config.run import RunConfig
+    from grouprl.rewards.calls import Invalid
     from grouprl.rewards.functions import WeightedReward
-    from grouprl.rewards.invalid import Invalid
     from grouprl.run.train import Run
     from grouprl.run.trainer import Trainer
 
@@ -43,7 +43,7 @@ __all__ = [
 
 _LAZY = {
     "Algorithm": "grouprl.algorithms.spec",
-    "Invalid": "grouprl.rewards.invalid",
+    "Invalid": "grouprl.rewards.calls",
     "Run": "grouprl.run.train",
     "RunConfig": "grouprl.config.run",
     "Trainer": "grouprl.run.trainer",

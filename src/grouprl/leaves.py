@@ -20,6 +20,7 @@ PLACES: Mapping[str, str] = {
     "cluster.engine": "grouprl.engines.ray_samplers:RemoteEngine",
     "cluster.samplers": "grouprl.engines.ray_samplers:open_samplers",
     "cluster.scorers": "grouprl.engines.ray_scorers:RemoteRewards",
+    "comparison": "grouprl.lab.report.write:write_comparison_page",
     "engine.vllm": "grouprl.engines.vllm:VllmEngine",
     "gguf": "grouprl.tools.gguf:loadable",
     "memory": "grouprl.tools.planner.needs:memory_of",

@@ -19,8 +19,7 @@ from grouprl.learner.learner import LearnResult
 from grouprl.rewards.scorer import Scorer, Scoring
 from grouprl.rollout import Engine, refilling, requests
 from grouprl.tasks import Task
-from grouprl.tasks.curriculum.order import ProblemOrder, rounds
-from grouprl.tasks.curriculum.pass_rates import PassRates
+from grouprl.tasks.curriculum import PassRates, ProblemOrder, rounds
 from grouprl.types import Group, RewardOutcome, Sampling, StepRecord
 
 

@@ -143,8 +143,8 @@ def test_ppo_is_grpo_with_a_critic_in_the_place_of_the_group() -> None:
 @pytest.mark.parametrize("field", ["floor", "sharpness"])
 def test_what_only_the_edge_order_has_needs_it(field: str) -> None:
     with pytest.raises(UserError, match=rf"curriculum.{field}: expected order=edge"):
-        check_sections(RunConfig(curriculum={field: 0.7}))
-    check_sections(RunConfig(curriculum={field: 0.7, "order": "edge"}))
+        check_sections(RunConfig(rollout={"curriculum": {field: 0.7}}))
+    check_sections(RunConfig(rollout={"curriculum": {field: 0.7, "order": "edge"}}))
 
 
 def test_option_names_are_unique_over_all_parts() -> None:

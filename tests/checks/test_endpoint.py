@@ -20,9 +20,9 @@ from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_
 from grouprl.checks.judge_model import client
 from grouprl.checks.judge_model.grading import JudgeModel, read_score
 from grouprl.config.run import ScoringConfig
+from grouprl.rewards.calls import Invalid
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.scorer import open_scorer
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 
 # Scores and requests

@@ -14,7 +14,7 @@ import pytest
 from chat_server import ChatServer, Reply, says, scores
 from endpoint_judging import KEY, by_completion, judge, judge_of, judged, short_waits  # noqa: F401  short_waits is a fixture
 from grouprl.checks.judge_model.grading import grading_text
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
 from grouprl.types import UserError
 
 # Refusals

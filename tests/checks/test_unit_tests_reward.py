@@ -10,8 +10,8 @@ import pytest
 from grouprl.checks.sandbox import BACKENDS, why_unavailable
 from grouprl.checks.unit_tests import UnitTests
 from grouprl.config.run import ScoringConfig
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.scorer import open_scorer
 from grouprl.types import UserError
 
 TESTS = ("assert double(2) == 4", "assert double(-3) == -6", "assert double('ab') == 'abab'")

@@ -41,7 +41,7 @@ def guesser(place: Path) -> Path:
     ]
     write_rows(place / "pairs.jsonl", pairs)
     ended = grouprl(
-        "sft", f"pairs.path={place / 'pairs.jsonl'}", f"runs_dir={place / 'sft'}", "threads=1",
+        "sft", f"pairs.path={place / 'pairs.jsonl'}", f"runs_dir={place / 'sft'}", "model.threads=1",
         "batch_pairs=16", "epochs=3", "learner.learning_rate=0.01",
         'new_model={"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 2, "context": 256}',
         f"out={place / 'guesser'}",

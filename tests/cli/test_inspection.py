@@ -33,7 +33,7 @@ def sampled(tiny: Path, folder: Path, *names: str) -> str:
     rewards = [{"name": name, "path": str(folder / "rewards.py")} for name in names]
     ended = grouprl(
         "sample", tiny, "--task", "jsonl", f"task.path={folder / 'rows.jsonl'}", f"rewards={json.dumps(rewards)}",
-        "rollout.group_size=3", "rollout.max_tokens=5", "threads=1", "scoring.workers=1",
+        "rollout.group_size=3", "rollout.max_tokens=5", "model.threads=1", "rollout.scoring.workers=1",
     )  # fmt: skip
     assert ended.code == 0, ended.text
     assert max(cell_len(line) for line in ended.out.splitlines()[:-1]) <= 80  # the last one is a command
@@ -61,7 +61,9 @@ def test_a_reward_that_does_not_apply_is_a_dash(tiny: Path, tmp_path: Path, monk
 
 def test_escapes_that_the_model_wrote_do_not_reach_the_terminal(tiny: Path) -> None:
     prompt = "a\x1b[2J\x07\u202eb\x9b31m\tc :smile: [bold]d"
-    ended = grouprl("sample", tiny, "--prompt", prompt, "rollout.max_tokens=2", "rollout.group_size=1", "threads=1")
+    ended = grouprl(
+        "sample", tiny, "--prompt", prompt, "rollout.max_tokens=2", "rollout.group_size=1", "model.threads=1"
+    )
     assert ended.code == 0, ended.text
     assert not set("\x1b\x07\u202e\x9b") & set(ended.out)
     assert r"a\x1b[2J\x07\u202eb\x9b31m" in ended.out

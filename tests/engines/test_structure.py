@@ -165,8 +165,8 @@ def setting(tiny: Path) -> Setting:
 
 
 def structured(setting: Setting, regex: str = REGEX, **fields: float) -> Sampling:
-    rollout = RolloutConfig(engine=EngineConfig(regex=regex), **{"max_tokens": 40, **fields})
-    return structured_sampling(rollout.sampling, rollout.engine.regex, setting.model, setting.tokenizer)
+    rollout = RolloutConfig(regex=regex, **{"max_tokens": 40, **fields})
+    return structured_sampling(rollout.sampling, rollout.regex, setting.model, setting.tokenizer)
 
 
 def drawn(setting: Setting, sampling: Sampling) -> list[Completion]:
@@ -191,13 +191,13 @@ def test_greedy_completions_match(setting: Setting):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"temperature": 0.7, "top_p": 0.9}, {"engine": EngineConfig(regex=REGEX, repetition_penalty=1.4)}]
+    "fields", [{}, {"temperature": 0.7, "top_p": 0.9}, {"regex": REGEX, "repetition_penalty": 1.4}]
 )
 @torch.no_grad()
 def test_log_probs_are_those_of_the_policy_over_the_allowed_tokens(setting: Setting, fields: dict):
     """A full forward for each completion; tokens are allowed where they keep the text the start of a match."""
-    rollout = RolloutConfig(**{"max_tokens": 12, "engine": EngineConfig(regex=REGEX), **fields})
-    sampling = structured_sampling(rollout.sampling, rollout.engine.regex, setting.model, setting.tokenizer)
+    rollout = RolloutConfig(**{"max_tokens": 12, "regex": REGEX, **fields})
+    sampling = structured_sampling(rollout.sampling, rollout.regex, setting.model, setting.tokenizer)
     tokens, _ = token_bytes(setting.tokenizer, len(setting.tokenizer))
     end = setting.tokenizer.eos_token_id
     for group in setting.engine(3).generate(setting.requests()[1:3], sampling):
@@ -280,7 +280,7 @@ def test_the_gradient_by_finite_differences():
 
 def test_a_run_learns_and_replays_under_an_expression(tiny: Path, tmp_path: Path):
     regex = "[a-z]{0,2}[0-9]{1,3}( [0-9])?"  # of at most 7 tokens and an end
-    rollout = RolloutConfig(problems_per_step=2, group_size=4, max_tokens=8, engine=EngineConfig(regex=regex))
+    rollout = RolloutConfig(problems_per_step=2, group_size=4, max_tokens=8, regex=regex)
     config = small_config(tmp_path, steps=3, rollout=rollout)
     run = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train().directory
     recorded = [one for step in (1, 2, 3) for one in read_rollouts(run, step)]
@@ -292,11 +292,11 @@ def test_a_run_learns_and_replays_under_an_expression(tiny: Path, tmp_path: Path
 
 
 def test_a_group_is_tried_under_an_expression(tiny: Path):
-    fields = ("rollout.max_tokens=16", "rollout.group_size=4", "rollout.engine.regex='I say [0-9]'")
+    fields = ("rollout.max_tokens=16", "rollout.group_size=4", "rollout.regex='I say [0-9]'")
     tried = grouprl("sample", tiny, "--prompt", "Say 4.", *fields)
     assert (tried.code, tried.text.count("I say ")) == (0, 4), tried.text
 
 
 def test_vllm_has_no_expression():
-    with pytest.raises(UserError, match=r"rollout.engine.regex: expected name=native with it, got vllm"):
-        EngineConfig(name="vllm", regex="a")
+    with pytest.raises(UserError, match=r"rollout.regex: expected rollout.engine.name=native with it, got vllm"):
+        RolloutConfig(regex="a", engine=EngineConfig(name="vllm"))

@@ -16,8 +16,9 @@ from grouprl.evaluation.metrics import step_metrics, trait_shares
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.scorer import Scorer, open_scorer
+from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tasks import task_from_list
 from grouprl.tasks.mixture import Mixture

@@ -21,8 +21,8 @@ from lab_browser import Lab, Opened, needs_chromium, opened
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
-QUICK = """threads=1
-scoring.workers=1
+QUICK = """model.threads=1
+rollout.scoring.workers=1
 rollout.problems_per_step=2
 rollout.group_size=4
 rollout.max_tokens=16

@@ -9,9 +9,8 @@ from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
 from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat
-from grouprl.rewards.completions import rows_of
-from grouprl.rewards.keywords import call_keywords
-from grouprl.rewards.workers.calling import Called
+from grouprl.rewards.calls import Called, call_keywords
+from grouprl.rewards.outcomes import rows_of
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 from small_runs import grouprl, small_settings, write_rows
 

@@ -23,8 +23,7 @@ from grouprl.models.load import load_model, load_tokenizer
 from grouprl.ranks import Ranks
 from grouprl.rollout import NativeEngine, requests
 from grouprl.tasks import load_task
-from grouprl.tasks.curriculum.order import UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates
+from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.types import UserError
 from processes import wait_for
 from small_runs import ROWS, assert_same_run, grouprl, metrics, rollouts, small_settings, write_rows

@@ -43,10 +43,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         steps=6,
         task={"name": "word_problems", "train_problems": 8},
-        rollout={"problems_per_step": 8, "group_size": 3, "max_tokens": 48},
+        rollout={
+            "problems_per_step": 8,
+            "group_size": 3,
+            "max_tokens": 48,
+            "scoring": {"max_invalid": 1.0, "workers": 1},
+        },
         learner={"learning_rate": 0.001},
         evaluation={"problems": 1, "samples": 0},
-        scoring={"max_invalid": 1.0, "workers": 1},
         rewards=[{"name": "correct_answer"}, {"name": "picky", "path": str(folder / "rewards.py")}],
     )
     ended = grouprl("train", "--name", "run", *settings)

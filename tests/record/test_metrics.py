@@ -11,8 +11,8 @@ from grouprl.record.metrics import METRICS, metric_of
 from small_runs import grouprl, metrics
 
 QUICK = (
-    "steps=1", "threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
-    "evaluation.problems=2", "evaluation.samples=0", "scoring.workers=1",
+    "steps=1", "model.threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
+    "evaluation.problems=2", "evaluation.samples=0", "rollout.scoring.workers=1",
 )  # fmt: skip
 
 

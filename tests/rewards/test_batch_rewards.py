@@ -15,11 +15,9 @@ import pytest
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
 from grouprl.ranks import Ranks
-from grouprl.rewards.configured import configured_rewards
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.reward_logs import TrainingState
-from grouprl.rewards.scorer import Scoring, open_scorer
-from grouprl.rewards.workers.calling import gather
+from grouprl.rewards.calls import Invalid, TrainingState, gather
+from grouprl.rewards.configured import configured_rewards, open_scorer
+from grouprl.rewards.scorer import Scoring
 from grouprl.tasks import WordProblems
 from grouprl.tools.check_reward import try_rewards
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.rewards.compute_score import ComputeScore, truth_of
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
+from grouprl.rewards.functions import ComputeScore, truth_of
 from small_runs import grouprl, small_settings, write_rows
 
 

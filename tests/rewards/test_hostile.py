@@ -16,8 +16,9 @@ import pytest
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.load import load_tokenizer
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.scorer import Scoring, open_scorer
+from grouprl.rewards.scorer import Scoring
 from grouprl.types import Completion, Group, Problem, StopReason
 from hostile import CORPUS, USUAL, Hostile, forked, rewards
 

@@ -26,8 +26,12 @@ def directory(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(
         tmp_path_factory.mktemp("moody"),
         steps=3,
-        rollout={"problems_per_step": 4, "group_size": 8, "max_tokens": 8},
-        scoring={"max_invalid": 1.0, "seconds": 0.5},
+        rollout={
+            "problems_per_step": 4,
+            "group_size": 8,
+            "max_tokens": 8,
+            "scoring": {"max_invalid": 1.0, "seconds": 0.5},
+        },
     )
     return Trainer(tiny, ROWS, [moody], variant(kl_coef=0.0), config).train().directory
 
@@ -94,7 +98,9 @@ def test_a_reward_from_a_file_is_recorded_under_its_name_with_its_weight(tiny: P
 
 
 def test_a_reward_that_always_fails_ends_the_command_with_a_sentence(tiny: Path, tmp_path: Path) -> None:
-    ended = command(tiny, tmp_path, "def mine(completions, **columns):\n    return 1 / 0\n", "scoring.max_invalid=0.02")
+    ended = command(
+        tiny, tmp_path, "def mine(completions, **columns):\n    return 1 / 0\n", "rollout.scoring.max_invalid=0.02"
+    )
     assert ended.code == 2
     assert ended.err.startswith("error: rewards: expected valid rewards for all but 2% of the completions")
     assert "mine raised ZeroDivisionError: division by zero (my_rewards.py:2)" in ended.text
@@ -106,7 +112,7 @@ def test_a_few_failures_are_told_beside_their_step(tiny: Path, tmp_path: Path) -
         tiny,
         tmp_path,
         "def mine(completions, completion_ids):\n    return [1 / (ids[0] % 3) for ids in completion_ids]\n",
-        "scoring.max_invalid=1.0",
+        "rollout.scoring.max_invalid=1.0",
     )
     assert ended.code == 0, ended.text
     assert "of 8 completions invalid: mine raised ZeroDivisionError: division by zero (my_rewards.py:2)" in ended.text

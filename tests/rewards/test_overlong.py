@@ -7,10 +7,9 @@ import math
 import pytest
 
 from grouprl.config.run import RunConfig, load_config
-from grouprl.rewards.configured import configured_scorer
+from grouprl.rewards.configured import configured_scorer, open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.overlong import Overlong
-from grouprl.rewards.scorer import open_scorer
+from grouprl.rewards.outcomes import Overlong
 from grouprl.tasks import load_task
 from grouprl.types import Completion, Group, Problem, StopReason
 from judging import judged

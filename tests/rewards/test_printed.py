@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from grouprl.config.run import ScoringConfig
+from grouprl.rewards.calls import gather
 from grouprl.rewards.workers import pool
-from grouprl.rewards.workers.calling import gather
 from grouprl.rewards.workers.pool import RewardPool
-from grouprl.rewards.workers.printed import MOST
+from grouprl.rewards.workers.zygote import MOST
 from grouprl.types import UserError
 
 LOUD = """

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.workers.calling import call, run_in_thread
+from grouprl.rewards.calls import Invalid, call, run_in_thread
 
 
 class Whole(float):

@@ -13,9 +13,8 @@ import torch
 
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.record.read import read_rollouts
-from grouprl.rewards.reward_logs import TrainingState
-from grouprl.rewards.scorer import open_scorer
-from grouprl.rewards.workers.calling import decode
+from grouprl.rewards.calls import TrainingState, decode
+from grouprl.rewards.configured import open_scorer
 from grouprl.tools.export import export
 from grouprl.types import Completion, Group, Problem, StopReason
 from letter_rewards import letters

@@ -18,8 +18,7 @@ import cloudpickle
 import pytest
 
 from grouprl.config.run import ScoringConfig
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.workers.calling import gather
+from grouprl.rewards.calls import Invalid, gather
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.types import UserError
 from misbehaving import DEEDS, STAYING, misbehaves
@@ -182,7 +181,7 @@ def test_a_killed_run_takes_its_workers_along() -> None:
     import cloudpickle
     from misbehaving import misbehaves
     from grouprl.config.run import ScoringConfig
-    from grouprl.rewards.workers.calling import gather
+    from grouprl.rewards.calls import gather
     from grouprl.rewards.workers.pool import RewardPool
     pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, ScoringConfig(workers=2))
     calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]

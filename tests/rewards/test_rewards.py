@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from grouprl.rewards import built_in, resolve_rewards, verifier_of
+from grouprl.rewards.calls import Invalid
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
-from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.rules import boxed_format, correct_answer
-from grouprl.rewards.scorer import open_scorer
 from grouprl.tasks import WordProblems
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StopReason, UserError
 from judging import judged

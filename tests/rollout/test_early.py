@@ -23,9 +23,7 @@ from grouprl.rollout import NativeEngine
 from grouprl.run.assemble import assemble
 from grouprl.step import grpo_step
 from grouprl.tasks import task_from_list
-from grouprl.tasks.curriculum.edge import EdgeOrder
-from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder, rounds
-from grouprl.tasks.curriculum.pass_rates import PassRates, update
+from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder, rounds, update
 from grouprl.types import Group, Problem, StepRecord
 from small_runs import ROWS, small_config
 from variants import variant

@@ -23,7 +23,7 @@ def train(tiny: Path, runs: Path, name: str, *, threads: int = 1, resume: bool =
     config = small_config(
         runs,
         name,
-        threads=threads,
+        model={"threads": threads},
         steps=4,
         checkpoint={"every": 2, "keep": 9},
         evaluation={"problems": 2, "samples": 0},

@@ -24,7 +24,7 @@ MODEL = {"weights": "bfloat16", "dtype": "bfloat16"}
 
 def config_of(runs: Path, name: str, threads: int = 1, **changes: object) -> RunConfig:
     usual = {"steps": 4, "checkpoint": {"every": 2, "keep": 9}, "evaluation": {"problems": 2, "samples": 0}}
-    return small_config(runs, name, threads=threads, model=MODEL, **usual | changes)  # type: ignore[arg-type]
+    return small_config(runs, name, model={**MODEL, "threads": threads}, **usual | changes)  # type: ignore[arg-type]
 
 
 def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Path:

@@ -37,7 +37,7 @@ LEVELS = (
 
 def config_of(runs: Path, name: str, **changes: Any) -> RunConfig:
     usual = {"steps": 4, "checkpoint": {"every": 2, "keep": 9}, "evaluation": {"problems": 2, "samples": 0}}
-    return small_config(runs, name, threads=1, **{"model": MODEL} | usual | changes)
+    return small_config(runs, name, **{"model": MODEL} | usual | changes)
 
 
 def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Path:

@@ -24,7 +24,7 @@ from grouprl.models.manifest import MANIFEST
 from grouprl.record.files import append_line, atomic_directory, atomic_write_text
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory, refuse_links
 from grouprl.record.read import read_json_lines, read_rollouts
-from grouprl.rewards.own_modules import read_code
+from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.tasks.files import read_rows
 from grouprl.types import UserError
@@ -231,7 +231,7 @@ def test_code_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     path.write_text("x = [" + "0," * 600_000 + "]\n")  # its tree would take 500 MB
     with pytest.raises(UserError, match="expected a file of at most 1048576 bytes"):
         read_code(path)
-    monkeypatch.setattr("grouprl.rewards.own_modules._MOST_BYTES", 100)
+    monkeypatch.setattr("grouprl.rewards.functions._MOST_BYTES", 100)
     path.write_text("import near\n")
     (tmp_path / "near.py").write_text("#" * 100)
     with pytest.raises(UserError, match="100 bytes in all"):

@@ -32,7 +32,7 @@ def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, 
             name=str(count),
             steps=2,
             algorithm=NAMED[algorithm],
-            threads=count,
+            model={"threads": count},
             rollout={"problems_per_step": 6, "group_size": 8, "max_tokens": 12},
             learner={"learning_rate": 0.01, "micro_batch_tokens": 150},
         )

@@ -25,8 +25,7 @@ from grouprl.record.layout import lock_directory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
 from grouprl.tasks import task_from_list
-from grouprl.tasks.curriculum.order import UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates
+from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import InProcess
 from small_runs import (

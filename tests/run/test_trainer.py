@@ -23,7 +23,7 @@ from grouprl.models.manifest import MANIFEST
 from grouprl.rewards import built_in
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
-from small_runs import ROWS, metrics, rollouts, small_config, tree
+from small_runs import ROWS, SMALL, metrics, rollouts, small_config, tree
 from tiny import tiny_model_folder
 from variants import variant
 
@@ -47,7 +47,7 @@ def test_ten_lines_are_enough(tiny: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
     problems = [{"prompt": f"{a} + {b} = ?", "answer": a + b} for a in range(9) for b in range(9)]
     rollout = {"problems_per_step": 2, "max_tokens": 4}
-    config = RunConfig(steps=1, threads=1, rollout=rollout, evaluation={"problems": 2})
+    config = RunConfig(steps=1, model={"threads": 1}, rollout=rollout, evaluation={"problems": 2})
     run = Trainer(model=str(tiny), task=problems, rewards=[short, "correct_answer"], config=config).train()
     # That was all.
     assert (run.directory, run.finished, run.summary["steps"]) == (Path("runs/run"), True, 1)
@@ -261,7 +261,7 @@ def needs_answer(answer: list[str], **keywords: Any) -> list[float]:
 def test_a_broken_reward_stops_the_run_and_is_named(
     tiny: Path, tmp_path: Path, reward: Callable[..., Any], sentence: str
 ) -> None:
-    config = small_config(tmp_path, steps=2, scoring={"max_invalid": 0.05})
+    config = small_config(tmp_path, steps=2, rollout={**SMALL["rollout"], "scoring": {"max_invalid": 0.05}})
     with pytest.raises(UserError, match=sentence):
         Trainer(tiny, ROWS, [reward], config=config).train()
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -288,7 +288,7 @@ def test_none_for_every_completion_trains_nothing(tiny: Path, tmp_path: Path) ->
 
     with pytest.raises(UserError, match="no reward applies"):
         train(tiny, tmp_path / "refused", silent)
-    config = small_config(tmp_path, steps=2, scoring={"max_invalid": 1.0})
+    config = small_config(tmp_path, steps=2, rollout={**SMALL["rollout"], "scoring": {"max_invalid": 1.0}})
     run = Trainer(tiny, ROWS, [silent], variant(kl_coef=0.0), config).train()
     query = "SELECT DISTINCT reward, invalid_reason, advantage FROM completions"
     assert rollouts(run.directory, query) == [(None, "no reward applies", 0.0)]
@@ -443,7 +443,7 @@ def test_no_evaluation_problems_mean_no_evaluation(tiny: Path, tmp_path: Path) -
 
 
 def test_held_out_completions_end_as_those_of_training_do(tiny: Path, tmp_path: Path) -> None:
-    rollout = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "engine": {"regex": "[ab]{2}c"}}
+    rollout = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "regex": "[ab]{2}c"}
     run = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1, rollout=rollout)).train()
     examples = json.loads((run.directory / "examples.json").read_text())
     texts = [one["completion"] for rows in examples.values() for one in rows]

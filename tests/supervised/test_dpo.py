@@ -30,7 +30,7 @@ def config(tmp_path: Path, tiny: Path, **changes: Any) -> DpoConfig:
     data = tmp_path / "pairs.jsonl"
     if not data.exists():
         write_rows(data, ROWS)
-    given = {"runs_dir": str(tmp_path / "runs"), "threads": 1, "model": {"path": str(tiny)}, "batch_pairs": 4}
+    given = {"runs_dir": str(tmp_path / "runs"), "model": {"path": str(tiny), "threads": 1}, "batch_pairs": 4}
     return DpoConfig(**{"preferences": {"path": str(data)}, **given, **changes})
 
 
@@ -146,7 +146,8 @@ def test_every_update_is_recorded(tmp_path: Path, tiny: Path) -> None:
 def test_a_recorded_run_is_learned_from_in_its_own_tokens(tmp_path: Path, tiny: Path) -> None:
     run = recorded_run(tmp_path / "source", tiny, [[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.2]]], load_tokenizer(str(tiny)))
     ended = grouprl(
-        "dpo", "--model", tiny, f"preferences.run={run}", f"runs_dir={tmp_path / 'runs'}", "eval_share=0.3", "threads=1"
+        "dpo", "--model", tiny, f"preferences.run={run}", f"runs_dir={tmp_path / 'runs'}", "eval_share=0.3",
+        "model.threads=1",
     )  # fmt: skip
     assert ended.code == 0, ended.err
     assert f"Model: {tmp_path / 'runs' / 'dpo' / 'model'}" in ended.text

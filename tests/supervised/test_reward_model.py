@@ -18,8 +18,8 @@ from grouprl.config.supervised import RewardModelConfig
 from grouprl.models.load import fingerprint, load_tokenizer
 from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
+from grouprl.rewards.calls import Invalid
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.learned import learned_reward
 from grouprl.supervised.preference_learning import reward_metrics, train_reward_model
 from grouprl.supervised.preferences import load_preferences, split_preferences
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 def config(tmp_path: Path, tiny: Path, **changes: Any) -> RewardModelConfig:
     data = write_rows(tmp_path / "pairs.jsonl", ROWS)
-    given = {"runs_dir": str(tmp_path / "runs"), "threads": 1, "model": {"path": str(tiny)}, "batch_pairs": 4}
+    given = {"runs_dir": str(tmp_path / "runs"), "model": {"path": str(tiny), "threads": 1}, "batch_pairs": 4}
     return RewardModelConfig(**{"preferences": {"path": str(data)}, **given, **changes})
 
 
@@ -215,7 +215,7 @@ def test_held_out_pairs_are_judged_before_and_after(trained: Path, tiny: Path) -
 def test_the_command_line_trains_one_and_shows_an_example(tmp_path: Path, tiny: Path) -> None:
     data = write_rows(tmp_path / "pairs.jsonl", ROWS)
     ended = grouprl(
-        "reward-model", "--model", tiny, f"preferences.path={data}", f"runs_dir={tmp_path / 'runs'}", "threads=1"
+        "reward-model", "--model", tiny, f"preferences.path={data}", f"runs_dir={tmp_path / 'runs'}", "model.threads=1"
     )  # fmt: skip
     assert ended.code == 0, ended.err
     assert f"Reward model: {tmp_path / 'runs' / 'reward-model' / 'model'}" in ended.text

@@ -21,7 +21,8 @@ PAIRS = [{"prompt": f"What is {n}?", "completion": f"It is {n}, of course."} for
 
 
 def config(tmp_path: Path, **changes: Any) -> SftConfig:
-    return SftConfig(**{"runs_dir": str(tmp_path / "runs"), "threads": 1, **changes})
+    model = {"threads": 1, **changes.pop("model", {})}
+    return SftConfig(**{"runs_dir": str(tmp_path / "runs"), "model": model, **changes})
 
 
 def column(run: Path, name: str) -> list[float]:
@@ -138,7 +139,7 @@ def test_a_task_without_solutions_is_refused(tmp_path: Path) -> None:
 
 def test_the_task_makes_pairs_for_a_new_model(tmp_path: Path) -> None:
     ended = grouprl(
-        "sft", "--task", "word_problems", "task.difficulty=1", "pairs.count=800", "batch_pairs=16", "threads=1",
+        "sft", "--task", "word_problems", "task.difficulty=1", "pairs.count=800", "batch_pairs=16", "model.threads=1",
         "learner.learning_rate=0.01",
         f"new_model={json.dumps(NEW)}", f"runs_dir={tmp_path / 'runs'}", f"out={tmp_path / 'mine'}",
     )  # fmt: skip

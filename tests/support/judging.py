@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import ScoringConfig
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.scorer import open_scorer
 from grouprl.types import Group, RewardOutcome
 
 if TYPE_CHECKING:

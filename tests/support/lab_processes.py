@@ -10,8 +10,9 @@ from grouprl.record.layout import RunDirectory
 
 # Seconds instead of a minute: 2 problems x 4 completions of at most 8 tokens.
 QUICK = [
-    "threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=8",
-    "evaluation.problems=2", "evaluation.samples=1", "checkpoint.every=1", "checkpoint.keep=100", "scoring.workers=1",
+    "model.threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=8",
+    "evaluation.problems=2", "evaluation.samples=1", "checkpoint.every=1", "checkpoint.keep=100",
+    "rollout.scoring.workers=1",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
 
 held: list[bytes] = []
 STAYING = os.environ.setdefault("STAYING", f"98{os.getpid()}")  # seconds; the mark of what this run's workers start

@@ -25,7 +25,7 @@ ROWS = [{"prompt": f"Say {number}.", "number": number} for number in range(30)]
 # A run of 0.3 s: 6 steps of 2 problems with 4 completions of at most 8 tokens.
 SMALL: dict[str, Any] = {
     "steps": 6,
-    "threads": 1,
+    "model": {"threads": 1},
     "rollout": {"problems_per_step": 2, "group_size": 4, "max_tokens": 8},
     "learner": {"learning_rate": 0.01},
     "evaluation": {"problems": 3, "samples": 2},
@@ -33,12 +33,16 @@ SMALL: dict[str, Any] = {
 
 
 def small_config(runs: Path, name: str = "run", **changes: Any) -> RunConfig:
-    return RunConfig(**{**SMALL, "name": name, "runs_dir": str(runs), **changes})
+    """Further settings replace whole sections; `model` adds to the one thread."""
+    model = {**SMALL["model"], **changes.pop("model", {})}
+    return RunConfig(**{**SMALL, "name": name, "runs_dir": str(runs), "model": model, **changes})
 
 
 def small_settings(runs: Path, **changes: Any) -> list[str]:
     """The same as arguments of the command line."""
     sections = {key: value for key, value in SMALL.items() if key not in changes}
+    if "model" in changes:  # a model by name keeps the one thread
+        sections["model.threads"] = 1
     return [f"{key}={json.dumps(value)}" for key, value in {**sections, "runs_dir": str(runs), **changes}.items()]
 
 

@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
-from grouprl.tasks.curriculum.edge import EdgeOrder
-from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder, Visit, epoch_order
-from grouprl.tasks.curriculum.pass_rates import (
+from grouprl.tasks.curriculum import (
+    EdgeOrder,
     PassRates,
+    ProblemOrder,
+    UniformOrder,
+    Visit,
     beta_probability,
     beta_quantile,
     curriculum_metrics,
+    epoch_order,
     expected_signal,
     update,
     verdicts,

@@ -9,7 +9,7 @@ import pytest
 
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
-from grouprl.tasks.curriculum.pass_rates import (
+from grouprl.tasks.curriculum import (
     PassRates,
     curriculum_metrics,
     update,
@@ -26,10 +26,14 @@ def test_a_resumed_run_visits_the_same_problems_as_a_whole_one(tmp_path: Path) -
     settings = small_settings(
         tmp_path,
         task={"name": "word_problems", "train_problems": 12},
-        rollout={"problems_per_step": 4, "group_size": 3, "max_tokens": 32},
+        rollout={
+            "problems_per_step": 4,
+            "group_size": 3,
+            "max_tokens": 32,
+            "curriculum": {"order": "edge", "floor": 0.3},
+        },
         learner={"learning_rate": 0.001},
         algorithm="dapo",  # drops groups without signal, and refills
-        curriculum={"order": "edge", "floor": 0.3},
         evaluation={"problems": 1, "samples": 0},
         checkpoint={"every": 2, "keep": 2},
         steps=4,

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouprl.rewards.formats import ThinkFormat
-from grouprl.tasks.answers import final_text
+from grouprl.tasks.answers import THINK_PROMPT, final_text, with_format, with_think_tags
 from grouprl.tasks.base import Task
 from grouprl.tasks.countdown import Countdown
-from grouprl.tasks.formats import THINK_PROMPT, with_format, with_think_tags
-from grouprl.tasks.from_list import task_from_list
 from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.named import load_task
+from grouprl.tasks.rows import task_from_list
 from grouprl.tasks.word_problems import WordProblems
 from verifying import verdict
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from grouprl.tasks.base import Split
-from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.named import load_task
+from grouprl.tasks.rows import Jsonl
 from grouprl.types import UserError
 from verifying import verdict
 

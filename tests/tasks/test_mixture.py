@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.resolve import resolve_rewards
-from grouprl.rewards.scorer import open_scorer
-from grouprl.tasks.curriculum.order import UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates
-from grouprl.tasks.from_list import task_from_list
+from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.tasks.mixture import CORRECT, PART, Mixture, Part
 from grouprl.tasks.named import load_task
+from grouprl.tasks.rows import task_from_list
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 from verifying import verdict
 

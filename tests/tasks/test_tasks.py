@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grouprl.tasks.base import Split
-from grouprl.tasks.from_list import task_from_list
 from grouprl.tasks.named import TASKS, load_task
+from grouprl.tasks.rows import task_from_list
 from grouprl.types import UserError
 from verifying import verdict
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.tasks import Gsm8k, WordProblems, lazy_problems
+from grouprl.tasks import Gsm8k, WordProblems, base
 from grouprl.tasks.answers import gold_answer, last_boxed
-from grouprl.tasks.base import Split
-from grouprl.tasks.lazy_problems import DrawnProblems
+from grouprl.tasks.base import DrawnProblems, Split
 from grouprl.tasks.named import load_task
 from grouprl.tasks.word_problems import (
     cold_start_pairs,
@@ -105,7 +104,7 @@ class Letters(DrawnProblems):
 
 
 def test_a_problem_met_before_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_problems, "split_of", lambda letter: "train" if letter == "z" else "test")
+    monkeypatch.setattr(base, "split_of", lambda letter: "train" if letter == "z" else "test")
     assert [(p.id, p.prompt) for p in Letters("ab", "zac", "cabd").problems("test")] == [
         ("0", "a"),
         ("1", "c"),

@@ -26,7 +26,7 @@ from variants import variant
 
 ANSWERS = ("7", "7", "12", "5")  # of 3 + 4, 4 + 3, 8 + 4 and 3 + 2
 SUMS = ((3, 4), (4, 3), (8, 4), (3, 2))
-CONFIG = RunConfig(scoring=ScoringConfig(workers=2))
+CONFIG = RunConfig(rollout=RolloutConfig(scoring=ScoringConfig(workers=2)))
 
 
 def worked(problem: Problem) -> str:
@@ -264,7 +264,7 @@ def test_a_reward_that_raises_on_an_empty_text() -> None:
 
 
 def test_a_reward_that_hangs_on_a_copied_prompt() -> None:
-    config = RunConfig(scoring=ScoringConfig(workers=2, seconds=0.5))
+    config = RunConfig(rollout=RolloutConfig(scoring=ScoringConfig(workers=2, seconds=0.5)))
     checked = tried(tempting.hangs_on_copies, tempting.right, config=config, problems=2)
     assert {scores.kind.name: scores.reason for scores in checked.kinds if scores.invalid} == {
         "copied prompt": "hangs_on_copies took longer than 0.5 s"
@@ -282,7 +282,7 @@ def test_a_reward_that_cannot_judge_gold_does_not_pass() -> None:
 
 
 def test_gold_that_the_verifier_refuses_or_the_policy_cannot_write() -> None:
-    config = RunConfig(rollout=RolloutConfig(max_tokens=4), scoring=ScoringConfig(workers=1))
+    config = RunConfig(rollout=RolloutConfig(max_tokens=4, scoring=ScoringConfig(workers=1)))
     checked = tried(tempting.one, task=Sums(lambda problem: r"I think it is \boxed{9}"), config=config)
     assert warned(checked, "correct_answer, rejects 4 of 4 gold completions")
     assert warned(checked, "4 of 4 gold completions are longer than rollout.max_tokens=4")
@@ -290,7 +290,7 @@ def test_gold_that_the_verifier_refuses_or_the_policy_cannot_write() -> None:
 
 
 def test_process_rewards_are_components_beside_the_total() -> None:
-    config = RunConfig(algorithm=variant(credit="step"), scoring=ScoringConfig(workers=1))
+    config = RunConfig(algorithm=variant(credit="step"), rollout=RolloutConfig(scoring=ScoringConfig(workers=1)))
     rewards = [WeightedReward("right", tempting.right), WeightedReward("words", tempting.words, 2.0, per_step=True)]
     checked = try_rewards(config, Sums(), rewards)
     gold = by_name(checked)["gold"]
@@ -302,8 +302,7 @@ def test_process_rewards_are_components_beside_the_total() -> None:
 def test_the_penalty_for_length_is_part_of_the_total() -> None:
     config = RunConfig(
         algorithm=variant(overlong_buffer=0.5),
-        rollout=RolloutConfig(max_tokens=128),
-        scoring=ScoringConfig(workers=1),
+        rollout=RolloutConfig(max_tokens=128, scoring=ScoringConfig(workers=1)),
     )
     found = by_name(tried(tempting.right, config=config))
     assert found["padded gold"].components == {"right": 1.0, "soft_overlong": -1.0}

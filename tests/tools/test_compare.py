@@ -166,7 +166,7 @@ def test_names_that_would_share_a_folder_are_refused() -> None:
 
 TINY = (
     "steps=3", "rollout={problems_per_step: 2, group_size: 4, max_tokens: 24}", "evaluation={problems: 3, samples: 0}",
-    "checkpoint={every: 1, keep: 3}", "threads=1", "jobs=2",
+    "checkpoint={every: 1, keep: 3}", "model.threads=1", "jobs=2",
 )  # fmt: skip
 
 

@@ -78,9 +78,9 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 0.5, "entropy_coef":
         ({"scale_rewards": "batch"}, 1, {"algorithm.scale": "batch_std"}),
         ({"scale_rewards": "none"}, 1, {"algorithm.scale": "none"}),
         ({"off_policy_mask_threshold": 0.5}, 1, {"algorithm.off_policy_delta": 0.5}),
-        ({"repetition_penalty": 1.1}, 1, {"rollout.engine.repetition_penalty": 1.1}),
-        ({}, 1, {"rollout.engine.repetition_penalty": None, "algorithm.kl_coef": None}),
-        ({"vllm_structured_outputs_regex": "[0-9]+"}, 1, {"rollout.engine.regex": "[0-9]+"}),
+        ({"repetition_penalty": 1.1}, 1, {"rollout.repetition_penalty": 1.1}),
+        ({}, 1, {"rollout.repetition_penalty": None, "algorithm.kl_coef": None}),
+        ({"vllm_structured_outputs_regex": "[0-9]+"}, 1, {"rollout.regex": "[0-9]+"}),
         # TRL's target of 0.2 unless it is given.
         (ADAPTIVE, 1, {"algorithm.entropy_coef": 0.01, "algorithm.entropy_target": 0.5}),
         ({"use_adaptive_entropy": True}, 1, {"algorithm.entropy_target": 0.2}),

@@ -15,8 +15,8 @@ from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig
+from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
-from grouprl.rewards.scorer import open_scorer
 from grouprl.tools.imported.read import Foreign, read_foreign
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
 from grouprl.tools.imported.table import key_table

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from types import UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from reprlib import repr as shown
+from typing import Any, ClassVar, get_type_hints
 
-from grouprl.types import UserError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from grouprl.types import UserError, nearest_name
 
 
-def option(default: Any, about: str, *, low: float = -math.inf, high: float = math.inf, below: float = math.inf) -> Any:
+def option(
+    default: Any, about: str, *, low: float | None = None, high: float | None = None, below: float | None = None
+) -> Any:
     """Declares a field of a `Part`.
 
     Args:
@@ -21,10 +25,7 @@ def option(default: Any, about: str, *, low: float = -math.inf, high: float = ma
         low, high: inclusive range of a number.
         below: exclusive upper bound.
     """
-    return field(default=default, metadata={"about": about, "low": low, "high": high, "below": below})
-
-
-_UNBOUNDED = {"low": -math.inf, "high": math.inf, "below": math.inf}
+    return field(default=default, metadata={"field": Field(default, description=about, ge=low, le=high, lt=below)})
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,8 @@ class Part:
     absent: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, hint = getattr(self, one.name), hints(type(self))[one.name]
-            if not fits(value, hint):
-                raise UserError(f"algorithm.{one.name}: got {value!r}, expected {described(hint)}")
-            low, high, below = (one.metadata.get(key, bound) for key, bound in _UNBOUNDED.items())
-            if isinstance(value, int | float) and not (low <= value <= high and value < below):
-                raise UserError(f"algorithm.{one.name}: {value!r} is out of range, expected {_range(low, high, below)}")
+        for name, fault in faults(type(self), vars(self)).items():
+            raise UserError(f"algorithm.{name}: {complaint(fault, about(type(self), name))}")
 
     def refuse_idle(self, *names: str, beside: str) -> None:
         """Raises UserError for the first of these options that is set although `beside` makes it have no effect."""
@@ -57,45 +53,56 @@ class Part:
                 )
 
 
-def hints(part: type[Part]) -> Mapping[str, Any]:
-    """Returns the type of each option of a kind of part, by name."""
-    known: Any = part
-    return _hints(known)
+def _model(kind: type[Part]) -> type[BaseModel]:
+    known: Any = kind  # a class, which mypy takes for no key of a cache
+    return _model_of(known)
 
 
 @cache
-def _hints(part: Any) -> Mapping[str, Any]:
-    found = get_type_hints(part)
-    return {one.name: found[one.name] for one in fields(part)}
+def _model_of(kind: Any) -> type[BaseModel]:
+    """The options of a kind of part as a strict model: true is no number, and a number is finite."""
+    types = get_type_hints(kind)
+    known: dict[str, Any] = {
+        one.name: (types[one.name], one.metadata.get("field", one.default)) for one in fields(kind)
+    }
+    strict = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)  # an own class may have any
+    return create_model(kind.__name__, __config__=strict, **known)
 
 
-def fits(value: object, hint: Any) -> bool:
-    """Whether a value has an option's type; true and false are not numbers, and a number must be finite."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(fits(value, kind) for kind in get_args(hint))
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return hint is Any or isinstance(value, get_origin(hint) or hint)  # an own class may have any type
+def hints(kind: type[Part]) -> Mapping[str, Any]:
+    """Returns the type of each option of a kind of part, by name."""
+    return {name: known.annotation for name, known in _model(kind).model_fields.items()}
 
 
-def described(hint: Any) -> str:
-    """Describes an option's type in words."""
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(described(kind) for kind in get_args(hint))
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        return f"one of {', '.join(choices)}" if len(choices) > 1 else repr(choices[0])
-    words = {float: "a finite number", int: "a whole number", bool: "true or false", type(None): "null"}
-    return words.get(hint, str(hint))
+def about(kind: type[Part], name: str) -> str:
+    """Returns the description of an option."""
+    return _model(kind).model_fields[name].description or ""
 
 
-def _range(low: float, high: float, below: float) -> str:
-    if below < math.inf:
-        return f"{low:g} or more and less than {below:g}"
-    if high < math.inf:
-        return f"{low:g} to {high:g}"
-    return f"at least {low:g}"
+def faults(kind: type[Part], values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns what pydantic finds wrong with values of a kind's options, by name; other names are ignored."""
+    try:
+        _model(kind).model_validate(values)
+    except ValidationError as error:
+        return {str(found["loc"][0]): found for found in error.errors(include_url=False)}
+    return {}
+
+
+_SENTENCES = {
+    "missing": "expected a value",
+    "model_type": "expected a section with keys of its own",
+    "dict_type": "expected a section with keys of its own",
+    "string_pattern_mismatch": "expected another form",
+    "tuple_type": "expected a list (KEY.0=... changes an existing item)",
+}
+
+
+def complaint(fault: Mapping[str, Any], description: str) -> str:
+    """Writes one of pydantic's errors as a sentence: expected, got, meaning of the setting, nearest value."""
+    said, _, remedy = fault["msg"].removeprefix("Value error, ").partition("; ")
+    expected = _SENTENCES.get(fault["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", said)
+    got = "nothing" if fault["type"] == "missing" else shown(fault["input"])
+    choices = re.findall("'([^']*)'", expected) if fault["type"] == "literal_error" else ()
+    near = nearest_name(str(fault["input"]), choices)
+    hint = f"; {remedy}" if remedy else f"; did you mean {near!r}?" if near else ""
+    return f"{expected}, got {got}{description and f' ({description})'}{hint}"

@@ -1,6 +1,6 @@
 """Splits unit tests into calls, which run inside the sandbox, and conditions on return values, which run outside.
 
-The program of `assert abs(area(2) - 12.57) < 0.01` gets only the call `area(2)`. `tasks.conditions` computes the rest
+The program of `assert abs(area(2) - 12.57) < 0.01` gets only the call `area(2)`. `checks.conditions` computes the rest
 outside, on plain data, with a few operations. The program never sees an expected value.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.tasks.conditions import ERRORS, FUNCTIONS, OF_ONE_ARGUMENT, OPERATIONS, value
+from grouprl.checks.conditions import ERRORS, FUNCTIONS, OF_ONE_ARGUMENT, OPERATIONS, value
 
 _DEEPEST = 100  # levels of an assert, far below the recursion limit of Python here and inside the sandbox
 _NODES = (
@@ -49,7 +49,7 @@ class Assertion:
 def parse_asserts(asserts: Sequence[str]) -> tuple[Assertion, ...]:
     """The checks of a problem from its asserts, such as `assert add(2, 3) == 5`.
 
-    An assert consists of literals, comparisons, arithmetic, the functions of `tasks.conditions` and calls of the
+    An assert consists of literals, comparisons, arithmetic, the functions of `checks.conditions` and calls of the
     program's function. Every part between `and`, `or` and `not` has exactly one call, so that no part is true without
     the program or compares the program with itself. Parts without a call become constants.
 
@@ -90,7 +90,7 @@ def holds(check: Assertion, returned: Mapping[int, Any] | Sequence[Any]) -> bool
     """Whether an assert passes for these return values by call number; a call without a return value has no entry.
 
     An assert does not pass if it raises, for example on a wrong type or a missing value. Nor does it pass if it would
-    make more than `tasks.conditions.LARGEST` items, characters or bits out of a return value.
+    make more than `checks.conditions.LARGEST` items, characters or bits out of a return value.
     """
     try:
         return bool(value(check.condition, returned))

@@ -13,10 +13,8 @@ from importlib import import_module
 from typing import Any
 
 from grouprl.checks.gym_scorers import SCORERS, can_score
-from grouprl.tasks.answers import completion_text, final_text
-from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
-from grouprl.tasks.lazy_problems import DrawnProblems
+from grouprl.tasks.answers import BoxedAnswers, boxed, boxed_prompt, completion_text, final_text
+from grouprl.tasks.base import DrawnProblems, Split
 from grouprl.types import Problem, UserError, import_extra, unknown_name
 
 ATTEMPTS = 300  # draws for one problem; every tenth question belongs to a given held-out split

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grouprl.algorithms.spec import Algorithm
-from grouprl.rewards.own_modules import import_code, read_code
+from grouprl.rewards.functions import import_code, read_code
 from grouprl.types import UserError, unknown_name
 
 

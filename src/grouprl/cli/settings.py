@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.algorithms.option import Part, hints
+from grouprl.algorithms.option import Part, about, hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options, part_kinds, plain
 from grouprl.config.run import RunConfig
@@ -72,23 +72,22 @@ def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
             value = own.get(name, off.get(name, one.default))
             types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
             absent = [Literal[word] for word in (kinds[0].absent.get(name),) if isinstance(word, str)]
-            about = one.metadata["about"] if len(set(types)) == 1 else _shared_about(kinds, name)
-            yield f"{above}{name}", plain(value), _meaning(about, [*absent, *types])
+            owner = next(kind for kind in kinds if name in hints(kind))
+            meaning = about(owner, name) if len(set(types)) == 1 else _shared_about(kinds, name)
+            yield f"{above}{name}", plain(value), _meaning(meaning, [*absent, *types])
 
 
 def _shared_about(kinds: Iterable[type[Part]], name: str) -> str:
     """The description of an option in the first class that declares it, which holds for all kinds of the part."""
     above = (base for kind in kinds for base in reversed(kind.__mro__))
-    first = next(base for base in above if name in vars(base).get("__annotations__", {}))
-    about: str = next(one.metadata["about"] for one in fields(first) if one.name == name)
-    return about
+    return about(next(base for base in above if name in vars(base).get("__annotations__", {})), name)
 
 
-def _meaning(about: str, types: Iterable[Any]) -> str:
+def _meaning(description: str, types: Iterable[Any]) -> str:
     """The description, after the choices that these types allow."""
     kinds = [kind for one in types for kind in (one, *typing.get_args(one)) if typing.get_origin(kind) is Literal]
     choices = dict.fromkeys(choice for kind in kinds for choice in typing.get_args(kind))
-    return f"{' | '.join(map(str, choices))}: {about}" if len(choices) > 1 else about
+    return f"{' | '.join(map(str, choices))}: {description}" if len(choices) > 1 else description
 
 
 def _written(value: Any) -> str:

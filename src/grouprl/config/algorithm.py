@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from grouprl.algorithms.advantages import BatchAdvantage, ConstantAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
@@ -14,7 +14,7 @@ from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Cispo, Clip, Gmpo, Plain, Sapo
 from grouprl.algorithms.named import NAMED, source
-from grouprl.algorithms.option import Part, described, fits, hints
+from grouprl.algorithms.option import Part, faults, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
@@ -108,9 +108,11 @@ def own_parts(algorithm: Algorithm) -> dict[str, str]:
 def _recorded(name: str, part: Part) -> dict[str, Any]:
     """The options of a part; of one whose class a program defined, those that can be read without that program."""
     kinds = [type(part)] if own_code(part) is None else KINDS[name]
-    own = asdict(part).items()
+    own = asdict(part)
     return {
-        key: value for key, value in own if any(key in hints(one) and fits(value, hints(one)[key]) for one in kinds)
+        key: value
+        for key, value in own.items()
+        if any(key in hints(one) and key not in faults(one, own) for one in kinds)
     }
 
 
@@ -190,20 +192,21 @@ def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, own
         return None
     merged = {**before, **own}
     for kind in kinds:
-        if all(fits(merged[name], hint) for name, hint in _choices(kind) if name in merged):
+        if not _other_words(kind, merged):
             has = hints(kind)
             _refuse_idle(kinds, {k: v for k, v in own.items() if k not in has}, _reason(kind, merged))
             return kind(**{name: value for name, value in merged.items() if name in has})
     raise _unfit(kinds, merged, own)
 
 
-def _choices(kind: type[Part]) -> Iterator[tuple[str, Any]]:
-    """Yields the options whose allowed values distinguish this kind from the others."""
-    return ((name, hint) for name, hint in hints(kind).items() if get_args(hint) and type(None) not in get_args(hint))
+def _other_words(kind: type[Part], values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The options whose values are words of another kind, with the words that this kind allows."""
+    wrong = [name for name, fault in faults(kind, values).items() if fault["type"] == "literal_error"]
+    return {name: get_args(hints(kind)[name]) for name in wrong}
 
 
 def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
-    alone = [name for name, hint in _choices(kind) if len(get_args(hint)) == 1]
+    alone = [name for name, hint in hints(kind).items() if get_origin(hint) is Literal and len(get_args(hint)) == 1]
     name = next((name for name in alone if name in merged), alone[0] if alone else "")
     return f"with algorithm.{name}={merged.get(name, get_args(hints(kind)[name])[0])!r}" if name else "there"
 
@@ -218,21 +221,26 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
             )
 
 
+def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
+    """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
+    types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
+    return tuple(dict.fromkeys(word for one in types if get_origin(one) is Literal for word in get_args(one)))
+
+
 def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mapping[str, Any]) -> UserError:
-    """Names the given value that its option does not allow, or two values that contradict each other."""
-    for name, value in own.items():
-        allowed = [hints(kind)[name] for kind in kinds if name in hints(kind)]
-        if not any(fits(value, hint) for hint in allowed):
-            words = dict.fromkeys(choice for hint in allowed for choice in get_args(hint) or (described(hint),))
-            near = nearest_name(str(value), map(str, words))
+    """Names the given word that no kind allows, or two values that contradict each other."""
+    choices = {name: _choices(kinds, name) for name in own}
+    for name, words in choices.items():
+        if words and own[name] not in words:
+            near = nearest_name(str(own[name]), words)
             hint = f"; did you mean {near!r}?" if near else ""
-            return UserError(f"algorithm.{name}: got {value!r}, expected one of {', '.join(map(str, words))}{hint}")
-    first = next(name for name in own if any(name in dict(_choices(kind)) for kind in kinds))
+            return UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {own[name]!r}{hint}")
+    first = next(name for name, words in choices.items() if words)
     for kind in kinds:
-        if all(fits(value, hints(kind)[name]) for name, value in own.items() if name in hints(kind)):
-            others = [(name, hint) for name, hint in _choices(kind) if name in merged and not fits(merged[name], hint)]
-            given = ", ".join(f"algorithm.{name}={merged[name]!r}" for name, _ in others)
-            remedy = " and ".join(f"{name} to {' or '.join(get_args(hint))}" for name, hint in others)
+        if not faults(kind, own):
+            others = _other_words(kind, merged)
+            given = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+            remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
             return UserError(
                 f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: set {remedy}"
             )

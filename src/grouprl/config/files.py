@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from grouprl.algorithms.option import hints
+from grouprl.algorithms.option import complaint, hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import KINDS, flat
 from grouprl.config.other_names import name_here
@@ -25,8 +24,6 @@ from grouprl.files import MOST_YAML, read_file
 from grouprl.types import UserError, nearest_name
 
 Kind = TypeVar("Kind", bound=BaseModel)
-# Keys that development versions before 0.1.0 wrote at the top, with their section; such runs can be read and resumed.
-_MOVED = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 # Sections that one word names, with the key that it stands for.
 _NAMED_BY = {"algorithm": "name", "task": "name", "model": "path", "trackers": "names"}
 
@@ -73,7 +70,7 @@ def load_config(
     if unread:
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
-    misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer.tree, above)]
+    misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer, above)]
     config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context)
     known = {key for _, (key, _) in misplaced}
     invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
@@ -81,15 +78,6 @@ def load_config(
     if config is None or found:
         raise _all_of([f"{_place(origin, key, files)}: {'.'.join(key)}: {text}" for origin, (key, text) in found])
     return config
-
-
-def move_keys(kind: type[BaseModel], given: Any) -> Any:
-    """Moves the keys that older versions wrote at the top to their sections; returns other values unchanged."""
-    tree = dict(given) if isinstance(given, Mapping) else {}
-    for key, section in _MOVED.items():
-        if key in tree and section in kind.model_fields and isinstance(tree.get(section, {}), Mapping | BaseModel):
-            tree[section] = {**dict(tree.get(section, {})), key: tree.pop(key)}
-    return tree or given
 
 
 def dump_config(config: BaseModel) -> str:
@@ -114,7 +102,6 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
                 plural = (list,) if key == "names" else ()
                 if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
                     tree[section] = {key: tree[section]}
-            tree = move_keys(kind, tree)  # in each layer, so that an older spelling in a later one counts
             if isinstance(tree.get("algorithm"), dict):
                 tree["algorithm"] = flat(tree["algorithm"])
             layers.append(_Layer(origin, tree))
@@ -189,39 +176,27 @@ def _children(tree: Any) -> _Tree:
 # Checking
 
 
-def _misplaced(kind: Any, tree: _Tree, above: Collection[_Key], key: _Key = ()) -> Iterator[_Mistake]:
+def _misplaced(kind: Any, layer: _Layer, above: Collection[_Key]) -> Iterator[_Mistake]:
     """Finds values in the place of a section, which a merge with keys below it would drop.
 
     `above` has the keys with further keys below them in an override.
     """
+    for key, value in _plain_values(layer.tree):
+        in_a_list = any(typing.get_origin(_field(kind, key[:depth])[0]) is tuple for depth in range(len(key)))
+        section = None if in_a_list else _field(kind, key)[0]
+        names = _fields(section)
+        null = value is None and (not names or type(None) in typing.get_args(section))
+        below = typing.get_origin(section) is dict or (key in above and not isinstance(value, list))
+        if (names or below) and not null:
+            yield key, f"expected a section with keys of its own, got {shown(value)}; {_inside(section, key, value)}"
+
+
+def _plain_values(tree: _Tree, above: _Key = ()) -> Iterator[tuple[_Key, Any]]:
     for name, value in tree.items():
-        here, (inner, _) = (*key, name), _fields(kind).get(name, (None, ""))
-        names = list(_fields(inner))
-        section = bool(names) or typing.get_origin(inner) is dict or (here in above and not isinstance(value, list))
         if isinstance(value, dict):
-            yield from _misplaced(inner, value, above, here)
-        elif section and not (value is None and (not names or type(None) in typing.get_args(inner))):
-            dotted, given = ".".join(here), _given(value)
-            near = next((f"did you mean {dotted}.{one}={given}?" for one in names if _accepts(inner, one, value)), None)
-            near = near or f"write {dotted}.{names[0] if names else 'NAME'}=..., for example"
-            yield here, f"expected a section with keys of its own, got {shown(value)}; {near}"
-
-
-def _given(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _accepts(section: Any, name: str, value: Any) -> bool:
-    kinds = [part for part in (section, *typing.get_args(section)) if isinstance(part, type)]
-    if value is None or not issubclass(kinds[0], BaseModel):
-        return False
-    try:
-        kinds[0].model_validate_json(json.dumps({name: value}))
-    except ValidationError as error:
-        return all(detail["loc"][0] != name for detail in error.errors())
-    except UserError:
-        pass  # a check across fields
-    return True
+            yield from _plain_values(value, (*above, name))
+        else:
+            yield (*above, name), value
 
 
 def validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) -> tuple[Kind | None, list[_Mistake]]:
@@ -247,26 +222,36 @@ def _without(tree: _Tree, key: _Key) -> _Tree:
     return {**kept, first: _without(inner, tuple(deeper))} if deeper and isinstance(inner, dict) else kept
 
 
-_SENTENCES = {
-    "missing": "expected a value",
-    "model_type": "expected a section with keys of its own",
-    "string_pattern_mismatch": "expected another form",
-    "tuple_type": "expected a list (KEY.0=... changes an existing item)",
-}
-
-
 def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
     key = tuple(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return key, f"unknown key; {_nearest(kind, key, detail['input'])}"
-    said, _, remedy = detail["msg"].removeprefix("Value error, ").partition("; ")
-    expected = _SENTENCES.get(detail["type"]) or re.sub(r"^\w+ should (be|have|match)", "expected", said)
-    got = "nothing" if detail["type"] == "missing" else shown(detail["input"])
-    _, about = _field(kind, key)
-    choices = re.findall("'([^']*)'", expected) if detail["type"] == "literal_error" else ()
-    near = nearest_name(str(detail["input"]), choices)
-    hint = f"; {remedy}" if remedy else f"; did you mean {near!r}?" if near else ""
-    return key, f"{expected}, got {got}{about and f' ({about})'}{hint}"
+    section, about = _field(kind, key)
+    said = complaint(detail, about)
+    return key, f"{said}; {_inside(section, key, detail['input'])}" if "section" in said else said
+
+
+def _inside(section: Any, key: _Key, value: Any) -> str:
+    """What to write in place of a value that stands where a section has keys of its own."""
+    names = list(_fields(section))
+    given = value if isinstance(value, str) else json.dumps(value)
+    near = next(
+        (f"did you mean {'.'.join((*key, one))}={given}?" for one in names if _accepts(section, one, value)), ""
+    )
+    return near or f"write {'.'.join((*key, names[0] if names else 'NAME'))}=..., for example"
+
+
+def _accepts(section: Any, name: str, value: Any) -> bool:
+    kinds = [part for part in (section, *typing.get_args(section)) if isinstance(part, type)]
+    if value is None or not issubclass(kinds[0], BaseModel):
+        return False
+    try:
+        kinds[0].model_validate_json(json.dumps({name: value}))
+    except ValidationError as error:
+        return all(detail["loc"][0] != name for detail in error.errors())
+    except UserError:
+        pass  # a check across fields
+    return True
 
 
 def _origin(layers: Sequence[_Layer], key: _Key) -> str:
@@ -284,7 +269,7 @@ def _origin(layers: Sequence[_Layer], key: _Key) -> str:
 
 
 def _place(origin: str, key: _Key, files: Sequence[Path]) -> str:
-    """Adds the line to the name of a file; a key that an older version wrote elsewhere has the line of its section."""
+    """Adds the line to the name of a file."""
     file = next((path for path in files if str(path) == origin), None)
     return origin if file is None else f"{origin}:{line_of(read_file(file) or b'', key)}"
 
@@ -309,8 +294,9 @@ def _field(kind: Any, key: _Key) -> tuple[Any, str]:
     """Returns type and description of the key's field."""
     about = ""
     for part in key:
-        item = (next(iter(typing.get_args(kind)), None), about)
-        kind, about = _fields(kind).get(part, item)
+        known = _fields(kind)
+        item = (None if known else next(iter(typing.get_args(kind)), None), about)
+        kind, about = known.get(part, item)
     return kind, about
 
 

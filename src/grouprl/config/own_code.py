@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import textwrap
 from functools import partial
+from tokenize import TokenError
 from types import FunctionType, MethodType
 
 _DIGITS = 16
@@ -36,7 +37,8 @@ def _tree(thing: type | FunctionType) -> str:
     """The source as a syntax tree; empty where it is not known, as in an interactive session."""
     try:
         found = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    except (OSError, TypeError, SyntaxError):  # a lambda within an expression is no statement
+    # A lambda within an expression is no statement; a file may have changed since its code ran.
+    except (OSError, TypeError, SyntaxError, TokenError):
         return ""
     lambdas = [ast.dump(node) for node in ast.walk(found) if isinstance(node, ast.Lambda)]
     return "\n".join(lambdas) if thing.__name__ == "<lambda>" else ast.dump(found)

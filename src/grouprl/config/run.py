@@ -182,20 +182,9 @@ class EngineConfig(Section):
     seconds: float = Field(
         600.0, gt=0.0, le=86_400.0, description="with vllm: longest time of one call in seconds, retries included"
     )
-    repetition_penalty: float = Field(
-        1.0,
-        gt=0.0,
-        le=1e3,
-        description="divides the positive logits of earlier tokens and multiplies their negative ones; 1 = off",
-    )
-    regex: Text | None = Field(
-        None, description="with native: regular expression that completions match; null = any text"
-    )
 
     @model_validator(mode="after")
     def _fits_its_name(self) -> Self:
-        if self.name == "vllm" and self.regex is not None:
-            raise UserError("rollout.engine.regex: expected name=native with it, got vllm: set it, or remove it")
         for field in ("address", "addresses", "token_env"):
             if self.name == "native" and getattr(self, field):
                 raise UserError(f"rollout.engine.{field}: expected name=vllm with it, got native: set it, or remove it")
@@ -222,17 +211,41 @@ class RolloutConfig(Section):
     )
     top_k: int = Field(0, ge=0, le=10**9, description="sample from this many most probable tokens; 0 = off")
     min_p: Fraction = Field(0.0, description="least probability of a token, relative to the largest; 0 = off")
+    repetition_penalty: float = Field(
+        1.0,
+        gt=0.0,
+        le=1e3,
+        description="divides the positive logits of earlier tokens and multiplies their negative ones; 1 = off",
+    )
     stop: tuple[Text, ...] = Field((), strict=False, description="texts that end a completion")
+    regex: Text | None = Field(
+        None, description="regular expression that completions match; null = any text; the native engine alone"
+    )
     curriculum: CurriculumConfig = CurriculumConfig()
     scoring: ScoringConfig = ScoringConfig()
     engine: EngineConfig = EngineConfig()
 
+    @model_validator(mode="after")
+    def _regex_fits_the_engine(self) -> Self:
+        if self.regex is not None and self.engine.name == "vllm":
+            raise UserError(
+                "rollout.regex: expected rollout.engine.name=native with it, got vllm: set it, or remove it"
+            )
+        return self
+
     @property
     def sampling(self) -> Sampling:
         """The sampling parameters of training."""
-        cuts, penalty = (self.top_p, self.top_k, self.min_p), self.engine.repetition_penalty
-        native = self.engine.name == "native"
-        return Sampling(self.max_tokens, self.temperature, *cuts, self.stop, penalty, by_learner=native)
+        return Sampling(
+            self.max_tokens,
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.stop,
+            self.repetition_penalty,
+            by_learner=self.engine.name == "native",
+        )
 
 
 class EvaluationConfig(Section):
@@ -318,8 +331,8 @@ class ClusterConfig(Section):
         return self
 
 
-class Experiment(Section):
-    """What a run computes. No rewards means the task's own."""
+class RunConfig(Section):
+    """A reinforcement-learning run: what it computes, and where. No rewards means the task's own."""
 
     name: Name = Field("run", description="folder of the run: letters, digits, '.', '_' and '-'")
     runs_dir: Place = Field("runs", description="folder of all runs")
@@ -335,6 +348,12 @@ class Experiment(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    epochs: float | None = Field(
+        None, gt=0.0, le=1e6, description="passes over the train problems, instead of steps; null = use steps"
+    )
+    distributed: DistributedConfig = DistributedConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    trackers: TrackersConfig = TrackersConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -350,27 +369,12 @@ class Experiment(Section):
         return {**given, "rollout": {**rollout, "stop": (_NEXT_QUESTION,)}}
 
     @model_validator(mode="after")
-    def _rewards_are_named_once(self) -> Self:
+    def _parts_fit(self) -> Self:
+        if self.epochs is not None:
+            self.refuse_beside("epochs", "steps")
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise UserError(
                 f"rewards: expected every name once, got {', '.join(names)}; merge or rename the repeated ones"
             )
-        return self
-
-
-class RunConfig(Experiment):
-    """A reinforcement-learning run: what it computes, and where."""
-
-    epochs: float | None = Field(
-        None, gt=0.0, le=1e6, description="passes over the train problems, instead of steps; null = use steps"
-    )
-    distributed: DistributedConfig = DistributedConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    trackers: TrackersConfig = TrackersConfig()
-
-    @model_validator(mode="after")
-    def _steps_or_epochs(self) -> Self:
-        if self.epochs is not None:
-            self.refuse_beside("epochs", "steps")
         return self

@@ -11,8 +11,7 @@ from typing import Any, Self
 from grouprl.config.run import ScoringConfig
 from grouprl.engines.ray_actors import ActorPool
 from grouprl.engines.ray_cluster import Cluster
-from grouprl.rewards.reward_logs import OUTSIDE, TrainingState
-from grouprl.rewards.workers.calling import Called, PendingValues, Signature, gather
+from grouprl.rewards.calls import OUTSIDE, Called, PendingValues, Signature, TrainingState, gather
 from grouprl.rewards.workers.pool import Keywords, RewardPool
 from grouprl.rewards.workers.zygote import Source
 

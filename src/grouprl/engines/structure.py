@@ -24,7 +24,7 @@ from grouprl.engines.byte_automaton import NONE, byte_automaton
 from grouprl.models.load import end_token_ids
 from grouprl.types import Sampling, UserError
 
-KEY = "rollout.engine.regex"
+KEY = "rollout.regex"
 LARGEST = 1 << 30  # bytes of a table
 
 

@@ -25,7 +25,7 @@ from grouprl.models.save import plain_tensors
 from grouprl.models.shard import is_sharded
 from grouprl.models.templates import hidden_tags
 from grouprl.ranks import Ranks
-from grouprl.rewards.workers.calling import run_in_thread, started_in_thread
+from grouprl.rewards.calls import run_in_thread, started_in_thread
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
 from grouprl.types import Completion, Group, Sampling, UserError

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 
-from grouprl.tasks.curriculum.pass_rates import beta_quantile
+from grouprl.tasks.curriculum import beta_quantile
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:

@@ -61,7 +61,7 @@ def evaluate_model(
             task,
             scorer,
             prompts,
-            sampling=structured_sampling(config.rollout.sampling, config.rollout.engine.regex, model, tokenizer),
+            sampling=structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer),
             samples=config.evaluation.samples,
             tokenizer=tokenizer,
             judged=config.evaluation.judge,
@@ -87,7 +87,7 @@ def sample_group(
     longest = context_length(model) - config.rollout.max_tokens
     problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
     request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
-    sampling = structured_sampling(config.rollout.sampling, config.rollout.engine.regex, model, tokenizer)
+    sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
     group = engine.generate([request], sampling)[0]
     outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
     return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))

@@ -21,6 +21,7 @@ from grouprl.lab.report.page import STATIC
 from grouprl.lab.report.recorded import parse_config
 from grouprl.lab.report.run_data import invalid_answer, run_answer, series_answer
 from grouprl.lab.report.tokens import kl_jumps
+from grouprl.lab.report.write import with_rounded_series
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
@@ -101,7 +102,7 @@ def _comparison(root: Path, request: Request) -> dict[str, Any]:
     name = request.path_params["name"]
     if name not in {folder.name for folder in _folders(root)}:
         raise NoSuchRun(f"{name[:60]}: expected a comparison below {root}, found none")
-    return comparison_answer(read_comparison(root / name))
+    return with_rounded_series(comparison_answer(read_comparison(root / name)))
 
 
 def _critic_comparisons(root: Path) -> list[dict[str, Any]]:
@@ -114,7 +115,7 @@ def _critic_comparisons(root: Path) -> list[dict[str, Any]]:
         try:
             comparison = read_comparison(folder)
             if {_has_critic(variant) for variant in comparison.finished} == {True, False}:
-                found.append(comparison_answer(comparison))
+                found.append(with_rounded_series(comparison_answer(comparison)))
         except (UserError, OSError):
             continue
     return found

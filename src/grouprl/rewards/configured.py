@@ -1,25 +1,33 @@
-"""Makes the rewards and the scorer of a run from its configuration."""
+"""Makes the rewards of a run from its configuration, and checks them before it starts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as shown
 
-from grouprl.config.run import RewardConfig, RunConfig
+from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks
+from grouprl.rewards.calls import OUTSIDE, Invalid, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.learned import learned_reward
-from grouprl.rewards.overlong import Overlong
+from grouprl.rewards.outcomes import Overlong
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
-from grouprl.rewards.reward_logs import TrainingState
-from grouprl.rewards.scorer import Scorer, open_scorer
-from grouprl.rewards.workers.pool import OpenWorkers
+from grouprl.rewards.scorer import Scorer, signature_of
+from grouprl.rewards.workers.frames import ParcelError, pack
+from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, cores
+from grouprl.rewards.workers.zygote import Source
 from grouprl.tasks import Task
-from grouprl.types import UserError
+from grouprl.tasks.mixture import PartReward
+from grouprl.types import Completion, Group, Problem, StopReason, UserError
+
+_IN_A_CALL = 32  # problems; a gold answer is read in at most 0.1 s, and a call may take seconds
+_NAMED = 3
+_NOTHING = Completion(0, (), (), (), "", StopReason.END, 0)
 
 
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
@@ -92,6 +100,77 @@ def configured_scorer(
     )
 
 
+@contextmanager
+def open_scorer(
+    rewards: Sequence[WeightedReward],
+    *,
+    verifier: WeightedReward | None = None,
+    limits: ScoringConfig | None = None,
+    overlong: Overlong | None = None,
+    ranks: Ranks | None = None,
+    elsewhere: OpenWorkers | None = None,
+    state: TrainingState = OUTSIDE,
+) -> Iterator[Scorer]:
+    """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
+
+    Args:
+        rewards: the rewards that score the completions.
+        verifier: a completion is correct when this reward is 1.0 or more.
+        limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
+        overlong: the length penalty of each completion; None = there is none.
+        ranks: those that score together; None = a single process. The ranks of a machine share its cores.
+        elsewhere: opens workers on other machines; None = this machine runs them.
+        state: before the first step, for rewards that ask for `trainer_state`.
+
+    Raises:
+        UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion; or one
+            with `scope="batch"` would see only the part of a rank.
+    """
+    limits, ranks = limits or ScoringConfig(), ranks or Ranks()
+    _refuse_parts([*rewards, *filter(None, [verifier])], ranks)
+    known = {reward.name: reward for reward in rewards}
+    if verifier is not None:
+        if verifier.name in known and known[verifier.name].function != verifier.function:
+            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
+        known.setdefault(verifier.name, verifier)
+    for reward in known.values():
+        needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
+        if needed > limits.seconds:
+            raise UserError(
+                f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
+                f"got {limits.seconds:g}: raise it, or lower the reward's"
+            )
+    sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
+    if elsewhere is None:
+        workers = limits.workers or max(1, cores() // ranks.on_machine)
+        limits = limits.model_copy(update={"workers": workers})
+    with (elsewhere or RewardPool)(sources, limits) as pool:
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
+
+
+def _refuse_parts(rewards: Sequence[WeightedReward], ranks: Ranks) -> None:
+    """Raises UserError for a reward that compares the completions of a batch, of which each rank has only a part."""
+    for reward in rewards:
+        if reward.scope == "batch" and ranks.world > 1:
+            raise UserError(
+                f"reward {reward.name}: expected a single process with scope=batch, got {ranks.world} ranks, and each "
+                "has only a part of the batch: start one process, or set scope=group"
+            )
+
+
+def _source(reward: WeightedReward) -> Source:
+    function = reward.function
+    if isinstance(function, FromFile):
+        return function.path, function.function, dict(function.arguments), dict(function.code)
+    try:
+        return pack(function)
+    except ParcelError as error:
+        raise UserError(
+            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
+            "and the values it uses, into a file such as my_rewards.py"
+        ) from error
+
+
 def measured_verifier(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> WeightedReward | None:
     """The task's verifier, where it is one of the run's rewards or the user asked for it; else nothing is correct.
 
@@ -150,3 +229,53 @@ def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
             f"rewards: expected a reward for whole completions besides the process reward {per_step[0]}, got none: "
             "right steps alone need not lead to an answer; add one, such as correct_answer"
         )
+
+
+def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
+    """Scores an empty completion of each problem that has an answer; GroupRL's own rewards alone are called.
+
+    Args:
+        scorer: its workers read the answers, with their limits.
+        parts: sequences of problems; problems that are made on access are not looked at.
+
+    Raises:
+        UserError: rewards cannot read some answers; it names their files and lines.
+    """
+    read = (problem for part in parts for problem in in_memory(part))
+    given = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
+    readers = [reward for reward in scorer.called if given and _reads_answers(reward, scorer)]
+    pending = [
+        (reward, part, scorer.pool.submit(reward.name, call_keywords([Group(one, (), (_NOTHING,)) for one in part])))
+        for reward in readers
+        for part in (given[at : at + _IN_A_CALL] for at in range(0, len(given), _IN_A_CALL))
+    ]
+    for reward in readers:
+        found = [
+            (problem, value.reason)
+            for caller, part, values in pending
+            if caller is reward
+            for problem, value in zip(part, gather(values).values, strict=True)
+            if isinstance(value, Invalid)
+        ]
+        if found:
+            named = ", ".join(f"{one.place} ({shown(one.columns['answer'])})" for one, _ in found[:_NAMED])
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            raise UserError(
+                f"reward {reward.name}: expected an answer that it reads in each of {len(given)} problems, got "
+                f"{len(found)} that it does not, in {named}{more} ({found[0][1]}): correct or remove these rows, or "
+                "take another reward"
+            )
+
+
+def in_memory(part: Sequence[Problem]) -> Sequence[Problem]:
+    """The problems of a sequence that exist already."""
+    return part if isinstance(part, list | tuple) else getattr(part, "in_memory", ())
+
+
+def _reads_answers(reward: WeightedReward, scorer: Scorer) -> bool:
+    function = reward.function
+    parts = function.functions.values() if isinstance(function, PartReward) else [function]
+    own = all((getattr(one, "__module__", None) or type(one).__module__).startswith("grouprl.") for one in parts)
+    if not own or reward.in_process or isinstance(function, FromFile):
+        return False
+    return isinstance(function, PartReward) or "answer" in signature_of(reward, scorer.pool).required

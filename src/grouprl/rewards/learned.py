@@ -17,7 +17,7 @@ from grouprl.models.precision import autocast
 from grouprl.models.prompts import completion_texts, conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
 from grouprl.record.layout import model_at
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
 from grouprl.rewards.rules import Ids, Texts
 from grouprl.types import Problem
 

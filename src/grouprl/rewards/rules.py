@@ -75,7 +75,7 @@ def correct_answer(
     (1,000.0 is 1000; 14/2 is 7), anything else as text in one spelling (`tasks.spelling`).
 
     Range: 0 or 1. Failure modes: a lucky guess earns as much as a solution; a percentage is its number (50% is 50, not
-    0.5); units (`tasks.units`) and currency signs are dropped, so 7 dollars equal 7 euros; other forms of a term (x+1
+    0.5); units and currency signs are dropped, so 7 dollars equal 7 euros; other forms of a term (x+1
     and 1+x, sqrt(2) and 2^0.5) are different texts, which `math_verify` compares by value. Raises ValueError for an
     empty gold answer.
     """

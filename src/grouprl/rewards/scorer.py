@@ -5,16 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
 from grouprl.ranks import Ranks
-from grouprl.rewards.batch_calls import batch_calls, refuse_parts, signature_of
-from grouprl.rewards.completions import (
+from grouprl.rewards.calls import (
+    OUTSIDE,
+    Called,
+    PendingValues,
+    Signature,
+    TrainingState,
+    call,
+    call_keywords,
+    describe,
+    gather,
+    is_known,
+    run_in_thread,
+    signature,
+)
+from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward, truth_of
+from grouprl.rewards.outcomes import (
+    InvalidCount,
+    Overlong,
     Row,
     Scored,
     extras_of,
@@ -22,19 +36,11 @@ from grouprl.rewards.completions import (
     is_correct,
     read,
     rows_of,
+    shared_out,
+    step_rewards,
     written,
 )
-from grouprl.rewards.compute_score import truth_of
-from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, WeightedReward
-from grouprl.rewards.invalid import InvalidCount
-from grouprl.rewards.keywords import call_keywords
-from grouprl.rewards.overlong import Overlong
-from grouprl.rewards.reasoning_steps import step_rewards
-from grouprl.rewards.reward_logs import OUTSIDE, TrainingState
-from grouprl.rewards.workers.calling import Called, PendingValues, gather, is_known
-from grouprl.rewards.workers.parcels import ParcelError, pack
-from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, RewardWorkers, cores
-from grouprl.rewards.workers.zygote import Source
+from grouprl.rewards.workers.pool import RewardWorkers
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, UserError
 
 if TYPE_CHECKING:
@@ -73,54 +79,6 @@ class Scoring:
         """Waits for all started groups: see `Scorer.finish`."""
         places = sorted(self._pending)
         return self._scorer.finish([self._pending[place] for place in places], self._tokenizer, places=places)
-
-
-@contextmanager
-def open_scorer(
-    rewards: Sequence[WeightedReward],
-    *,
-    verifier: WeightedReward | None = None,
-    limits: ScoringConfig | None = None,
-    overlong: Overlong | None = None,
-    ranks: Ranks | None = None,
-    elsewhere: OpenWorkers | None = None,
-    state: TrainingState = OUTSIDE,
-) -> Iterator[Scorer]:
-    """Opens a scorer with its worker processes, which load the functions in the background and end with the block.
-
-    Args:
-        rewards: the rewards that score the completions.
-        verifier: a completion is correct when this reward is 1.0 or more.
-        limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
-        overlong: the length penalty of each completion; None = there is none.
-        ranks: those that score together; None = a single process. The ranks of a machine share its cores.
-        elsewhere: opens workers on other machines; None = this machine runs them.
-        state: before the first step, for rewards that ask for `trainer_state`.
-
-    Raises:
-        UserError: a function cannot be sent to a worker, or may need longer than `limits` for one completion; or one
-            with `scope="batch"` would see only the part of a rank.
-    """
-    limits, ranks = limits or ScoringConfig(), ranks or Ranks()
-    refuse_parts([*rewards, *filter(None, [verifier])], ranks)
-    known = {reward.name: reward for reward in rewards}
-    if verifier is not None:
-        if verifier.name in known and known[verifier.name].function != verifier.function:
-            verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
-        known.setdefault(verifier.name, verifier)
-    for reward in known.values():
-        needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
-        if needed > limits.seconds:
-            raise UserError(
-                f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
-                f"got {limits.seconds:g}: raise it, or lower the reward's"
-            )
-    sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
-    if elsewhere is None:
-        workers = limits.workers or max(1, cores() // ranks.on_machine)
-        limits = limits.model_copy(update={"workers": workers})
-    with (elsewhere or RewardPool)(sources, limits) as pool:
-        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
 
 
 class Scorer:
@@ -347,14 +305,47 @@ class Scorer:
         return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
 
 
-def _source(reward: WeightedReward) -> Source:
-    function = reward.function
-    if isinstance(function, FromFile):
-        return function.path, function.function, dict(function.arguments), dict(function.code)
+def batch_calls(
+    rewards: Sequence[WeightedReward], groups: Sequence[Group], pool: RewardWorkers, state: TrainingState
+) -> dict[str, list[Called]]:
+    """Calls each of the rewards that has one call for all groups; returns what it gave for each group, by name.
+
+    Raises:
+        UserError: a reward of this process failed. One that fails in a worker makes all completions invalid.
+    """
+    found = [reward for reward in rewards if reward.has_one_call]
+    keywords = call_keywords(groups) if found else {}
+    begun = {  # the workers run these beside the calls in this process
+        reward.name: pool.submit(reward.name, keywords, per_step=reward.per_step, state=state, whole=True)
+        for reward in found
+        if not reward.in_process
+    }
+    here = {reward.name: _called_here(reward, keywords, state) for reward in found if reward.in_process}
+    calls = here | {name: gather(pending) for name, pending in begun.items()}
+    return {name: shared_out(called, groups) for name, called in calls.items()}
+
+
+def signature_of(reward: WeightedReward, pool: RewardWorkers) -> Signature:
+    """The signature of a reward of this process or of the workers."""
+    if reward.in_process:
+        return signature(reward.function)  # type: ignore[arg-type]
+    return pool.signatures()[reward.name]
+
+
+def _called_here(reward: WeightedReward, keywords: dict[str, list[Any]], state: TrainingState) -> Called:
+    function: Any = reward.function
+    accepts = signature(function)
     try:
-        return pack(function)
-    except ParcelError as error:
-        raise UserError(
-            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
-            "and the values it uses, into a file such as my_rewards.py"
-        ) from error
+        return call(
+            function,
+            accepts.arguments(keywords),
+            keywords["completions"],
+            provided=accepts.provided,
+            state=state,
+            per_step=reward.per_step,
+            run=run_in_thread,
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"reward {reward.name}: expected values, got {describe(error)}: fix the function") from error

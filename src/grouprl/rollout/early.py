@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 from grouprl.rollout.engine import EarlyEngine, Engine, Request
-from grouprl.tasks.curriculum.order import Visit
+from grouprl.tasks.curriculum import Visit
 from grouprl.types import Sampling
 
 _TICK = 0.02  # seconds until a dropped group is noticed

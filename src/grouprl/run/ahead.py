@@ -15,7 +15,7 @@ from grouprl.rollout import Request, requests
 from grouprl.rollout.engine import EarlyEngine
 from grouprl.rollout.spread import completion_rows, completions_of
 from grouprl.step import StepParts
-from grouprl.tasks.curriculum.pass_rates import PassRates
+from grouprl.tasks.curriculum import PassRates
 from grouprl.types import Group, UserError
 
 

@@ -23,8 +23,7 @@ from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.models.shard import shard_model, shard_module
 from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
-from grouprl.rewards.configured import check_rewards
-from grouprl.rewards.golds import check_golds, in_memory
+from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
 from grouprl.rollout.engine import EarlyEngine, structured_sampling
@@ -33,9 +32,7 @@ from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.step import StepParts
 from grouprl.tasks import Task
-from grouprl.tasks.curriculum.edge import EdgeOrder
-from grouprl.tasks.curriculum.order import ProblemOrder, UniformOrder
-from grouprl.tasks.curriculum.pass_rates import PassRates
+from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
 from grouprl.types import Problem, UserError
 
 
@@ -225,7 +222,7 @@ def _parts(
         engine=engine,
         learner=learner,
         tokenizer=tokenizer,
-        sampling=structured_sampling(rollout.sampling, rollout.engine.regex, policy, tokenizer),
+        sampling=structured_sampling(rollout.sampling, rollout.regex, policy, tokenizer),
         longest_prompt=longest_prompt,
         problems_per_step=rollout.problems_per_step,
         group_size=rollout.group_size,

@@ -47,7 +47,7 @@ from grouprl.run.warnings import warnings_of
 from grouprl.run.watch import Explosion, Health
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
-from grouprl.tasks.curriculum.pass_rates import PassRates, curriculum_metrics, update, verdicts
+from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts
 from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.types import StepRecord, import_extra
 

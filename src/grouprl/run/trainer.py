@@ -32,9 +32,8 @@ from grouprl.run.train import Callback, Run, train
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split
 from grouprl.tasks.examples import with_examples
-from grouprl.tasks.from_list import problems_from_rows
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
-from grouprl.tasks.tables import first_rows, is_stream
+from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
 from grouprl.types import Problem, UserError, unknown_name
 
 

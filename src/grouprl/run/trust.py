@@ -19,8 +19,7 @@ from grouprl.files import read_file, read_json
 from grouprl.models.names import PLAIN, QUESTION
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
-from grouprl.rewards.functions import FromFile, WeightedReward
-from grouprl.rewards.own_modules import read_code
+from grouprl.rewards.functions import FromFile, WeightedReward, read_code
 from grouprl.types import UserError
 
 if TYPE_CHECKING:

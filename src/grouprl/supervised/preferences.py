@@ -16,8 +16,8 @@ from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
+from grouprl.tasks.base import partition
 from grouprl.tasks.files import Row, read_rows, text_or_messages
-from grouprl.tasks.splits import partition
 from grouprl.types import Group, Message, Problem, UserError
 
 _NO_LIMIT = 1 << 30  # prompts are checked together with their completions, by `refuse_longer`

@@ -1,14 +1,19 @@
-r"""Finds final answers in text and compares them by value. It never evaluates text as code."""
+"""Final answers: how a prompt asks for one, where a completion gives it, when two are equal.
+
+It never evaluates text as code.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
+from grouprl.tasks.base import Task, derived, each
 from grouprl.tasks.spelling import bare_text
-from grouprl.types import UserError
+from grouprl.types import Message, Problem, UserError
 
 LONGEST_VALUE = 64  # characters; longer text is no plain number, and parsing huge digit strings is slow
 LONGEST_ANSWER = 10_000  # characters; longer text is no final answer, and comparing it might be slow
@@ -24,6 +29,15 @@ _E_NOTATION = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?[eE][+-]?[0-9]{1,3}
 _TERM = r"\$?[0-9][0-9,.]{0,15}"
 _EQUATION = re.compile(
     rf"{_TERM}\s{{0,3}}(?:[-+*/x×÷−]|\\times|\\div|\\cdot)\s{{0,3}}{_TERM}\s{{0,3}}=\s{{0,3}}-?{_TERM}"
+)
+
+BOXED_PROMPT = "Reason step by step, and put your final answer within \\boxed{}."
+EQUATION_STEPS: Mapping[str, float] = {"equation_steps": 1.0}
+"""The process reward where solutions consist of equations: 1.0 for each worked equation that belongs to one."""
+Format = Literal["boxed", "think"]
+THINK_PROMPT = (
+    "First think about the question, then answer it. Write your reasoning between <think> and </think>, and after it "
+    "the final answer alone between <answer> and </answer>: <think> reasoning </think> <answer> answer </answer>"
 )
 
 
@@ -91,17 +105,17 @@ def final_answer(answer: object) -> str:
     text = gold_answer(text) if "####" in text else text.strip()
     if _BOX.search(text) is None:
         return text
-    boxed = last_boxed(text)
-    if boxed is None:
+    inside = last_boxed(text)
+    if inside is None:
         raise UserError(f"expected a closed \\boxed{{}} in a solution, got {text[-60:]!r}: close its last box")
-    return boxed.strip()
+    return inside.strip()
 
 
 def parse_value(text: str) -> Fraction | None:
     r"""The number that a short text means, or None.
 
     It reads 1,000; 1\,000; 7.0; -3; 14/2; \frac{14}{2}; \frac12; 2\frac{1}{2}; with a currency sign, a percent sign or
-    a unit (`tasks.units`). It drops a percent sign without dividing: `50%` is 50, as GSM8K writes its answers.
+    a unit (`tasks.spelling`). It drops a percent sign without dividing: `50%` is 50, as GSM8K writes its answers.
 
     >>> parse_value("$1,000.50"), parse_value(r"2\frac12\,\text{cm}"), parse_value("5 or 6")
     (Fraction(2001, 2), Fraction(5, 2), None)
@@ -162,3 +176,103 @@ def is_worked(text: str) -> bool:
     """
     boxes = [match.start() for match in _BOX.finditer(text)]
     return _EQUATION.search(text[: boxes[-1]] if boxes else text) is not None
+
+
+class BoxedAnswers:
+    """The rewards of a `Task` whose verifier compares answers: 1.0 for the right answer, 0.5 for a box."""
+
+    @property
+    def verifier(self) -> str | None:
+        """`correct_answer`, which compares the answer by value."""
+        return "correct_answer"
+
+    @property
+    def default_rewards(self) -> Mapping[str, float]:
+        """0.5 for a boxed answer, 1.0 for the right one; empty with a verifier in a file, which only the run loads."""
+        if self.verifier is None:
+            return {"boxed_format": 0.5}
+        return {} if is_in_file(self.verifier) else {"boxed_format": 0.5, self.verifier: 1.0}
+
+    @property
+    def default_step_rewards(self) -> Mapping[str, float]:
+        """None: the answer alone does not say which reasoning steps lead to a solution."""
+        return {}
+
+    @property
+    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
+        """None: the verifier is a built-in reward."""
+        return {}
+
+    def traits(self, text: str) -> Mapping[str, bool]:
+        """`worked`: an equation stands before the answer."""
+        return {"worked": is_worked(text)}
+
+
+def is_in_file(verifier: str) -> bool:
+    """Whether a verifier is a function in a Python file, `FILE.py:FUNCTION`, rather than a name."""
+    return verifier.rpartition(":")[0].endswith(".py")
+
+
+def boxed_prompt(question: str) -> tuple[Message, ...]:
+    """The question as chat messages with the instruction to box the final answer."""
+    return {"role": "system", "content": BOXED_PROMPT}, {"role": "user", "content": question}
+
+
+def boxed(answer: str) -> str:
+    r"""The shortest completion with this answer.
+
+    >>> boxed("7")
+    '\\boxed{7}'
+    """
+    return f"\\boxed{{{answer}}}"
+
+
+def with_format(task: Task, format: Format = "boxed", system_prompt: str | None = None) -> Task:  # noqa: A002  as in a configuration
+    """The task with another format of its completions and another system prompt, or unchanged.
+
+    Args:
+        task: any task.
+        format: `think` asks for `<think>...</think><answer>...</answer>` (DeepSeek-R1, arXiv:2501.12948) and rewards
+            these tags in place of the box; `boxed` keeps the task's own format.
+        system_prompt: replaces the task's; `think` appends its instruction. "" = no system prompt. It is a message
+            before the user's, or a paragraph before a plain-text prompt. None = the task's own.
+    """
+    instruction = system_prompt
+    if format == "think" and system_prompt != "":
+        instruction = "\n\n".join(filter(None, (system_prompt, THINK_PROMPT)))
+    if instruction is None and format == "boxed":
+        return task
+    renamed = {"boxed_format": "think_format"} if format == "think" else {}
+
+    def gold(problem: Problem) -> str | None:
+        written = task.gold(problem)
+        return written if written is None or format == "boxed" else with_think_tags(written)
+
+    return derived(
+        task,
+        lambda split: each(task.problems(split), lambda problem: _with_system_prompt(problem, instruction)),
+        gold=gold,
+        default_rewards={renamed.get(name, name): weight for name, weight in task.default_rewards.items()},
+    )
+
+
+def _with_system_prompt(problem: Problem, instruction: str | None) -> Problem:
+    if instruction is None:
+        return problem
+    if isinstance(problem.prompt, str):
+        return replace(problem, prompt="\n\n".join(filter(None, (instruction, problem.prompt))))
+    system: tuple[Message, ...] = ({"role": "system", "content": instruction},) if instruction else ()
+    others = (message for message in problem.prompt if message["role"] != "system")
+    return replace(problem, prompt=(*system, *others))
+
+
+def with_think_tags(completion: str) -> str:
+    r"""A completion in R1's format: the text before its answer is the thought; without an answer the whole text is one.
+
+    >>> with_think_tags("15 - 3 = 12. \\boxed{12}")
+    '<think>15 - 3 = 12.</think>\n<answer>12</answer>'
+    """
+    answer = final_text(completion)
+    before = completion.partition("<answer>")[0].rpartition("\\boxed")[0].strip() if answer is not None else ""
+    thought = before.rstrip("$").strip() or "The answer is known."
+    return f"<think>{thought}</think>\n<answer>{completion.strip() if answer is None else answer}</answer>"

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.tasks.answers import completion_text, final_text
+from grouprl.tasks.answers import BoxedAnswers, boxed, boxed_prompt, completion_text, final_text
 from grouprl.tasks.arithmetic import UnreadableError, evaluate, numbers
-from grouprl.tasks.base import Split, check_setting
-from grouprl.tasks.boxed_answers import BoxedAnswers, boxed, boxed_prompt
-from grouprl.tasks.lazy_problems import DrawnProblems
+from grouprl.tasks.base import DrawnProblems, Split, check_setting
 from grouprl.types import Problem, UserError
 
 LARGEST_NUMBER = 99

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grouprl.tasks.base import Split, Task, solution
-from grouprl.tasks.derived import derived, each
+from grouprl.tasks.base import Split, Task, derived, each, solution
 from grouprl.tasks.files import Row, column, read_rows, text_or_messages
 from grouprl.types import Message, Problem, UserError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from grouprl.tasks.answers import gold_answer
-from grouprl.tasks.boxed_answers import EQUATION_STEPS, BoxedAnswers, boxed
+from grouprl.tasks.answers import EQUATION_STEPS, BoxedAnswers, boxed, gold_answer
 from grouprl.tasks.files import Row, column
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError

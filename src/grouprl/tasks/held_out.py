@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from grouprl.tasks.base import Split, Task
-from grouprl.tasks.derived import derived
+from grouprl.tasks.base import Split, Task, derived
 from grouprl.tasks.mixture import Mixture, Part
 from grouprl.types import Problem, UserError
 

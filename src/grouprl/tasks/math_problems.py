@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.tasks.answers import final_text, last_boxed
-from grouprl.tasks.boxed_answers import BoxedAnswers, boxed
+from grouprl.tasks.answers import BoxedAnswers, boxed, final_text, last_boxed
 from grouprl.tasks.files import Row, check_answer, column
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError

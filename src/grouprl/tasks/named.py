@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from grouprl.leaves import Named
+from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
 from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.examples import with_examples
-from grouprl.tasks.formats import Format, with_format
 from grouprl.tasks.gsm8k import Gsm8k
-from grouprl.tasks.jsonl import Jsonl
 from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.mixture import Mixture, Part
+from grouprl.tasks.rows import Jsonl
 from grouprl.tasks.sums import Sums
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import boxed_prompt
+from grouprl.tasks.answers import boxed_prompt
+from grouprl.tasks.base import Split, or_shared, partition
 from grouprl.tasks.files import Row, read_rows, read_splits
-from grouprl.tasks.splits import or_shared, partition
 from grouprl.types import Message, Problem, UserError
 
 PromptRow = tuple[str, Mapping[str, Any] | None]

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from grouprl.tasks.base import Split, check_setting
-from grouprl.tasks.boxed_answers import BoxedAnswers
-from grouprl.tasks.splits import position
+from grouprl.tasks.answers import BoxedAnswers
+from grouprl.tasks.base import Split, check_setting, position
 from grouprl.types import Problem
 
 _SMALLEST, _LARGEST = 2, 300

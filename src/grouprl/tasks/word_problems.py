@@ -11,10 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grouprl.tasks.answers import gold_answer
-from grouprl.tasks.base import Split, check_setting
-from grouprl.tasks.boxed_answers import EQUATION_STEPS, BoxedAnswers, boxed
-from grouprl.tasks.lazy_problems import DrawnProblems
+from grouprl.tasks.answers import EQUATION_STEPS, BoxedAnswers, boxed, gold_answer
+from grouprl.tasks.base import DrawnProblems, Split, check_setting
 from grouprl.tasks.stories import SYMBOLS, Operation, make_story
 from grouprl.types import Problem
 

@@ -16,10 +16,9 @@ from email.utils import parsedate_to_datetime
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from grouprl.rewards.calls import Invalid, run_in_thread
 from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded
-from grouprl.rewards.invalid import Invalid
 from grouprl.rewards.rules import check_arguments, is_finite
-from grouprl.rewards.workers.calling import run_in_thread
 from grouprl.types import UserError
 
 if TYPE_CHECKING:

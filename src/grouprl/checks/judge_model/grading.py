@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from grouprl.checks.judge_model.client import Meter, Server, ask, is_count
-from grouprl.rewards.invalid import Invalid
+from grouprl.rewards.calls import Invalid
 from grouprl.rewards.rules import Ids, Text, Texts, check_arguments, completion_text, is_finite, strict_members
 from grouprl.types import UserError
 

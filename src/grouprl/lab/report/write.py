@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,15 @@ def write_report(run_directory: Path) -> Path:
     path = RunDirectory(run_directory).report
     atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("run", "groups")))
     return path
+
+
+def write_comparison_page(directory: Path, answer: Mapping[str, Any]) -> None:
+    """Writes the report.html of a comparison, whose page asks for this answer."""
+    name = directory.resolve().name
+    home, path = f"/comparison/{encoded(name)}", RunDirectory(directory).report
+    answers = {**page_answers(), f"comparisons/{encoded(name)}": with_rounded_series(answer)}
+    data = {"home": home, "links": [[home, "Comparison"]], "answers": answers}
+    atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("compare",)))
 
 
 def page_answers() -> Answers:
@@ -131,6 +140,12 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     return [rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def with_rounded_series(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a comparison with the curves of its variants to seven digits."""
+    variants = [{**variant, "series": rounded(variant["series"])} for variant in comparison["variants"]]
+    return {**comparison, "variants": variants}
 
 
 def encoded(name: str) -> str:

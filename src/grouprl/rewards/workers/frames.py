@@ -1,10 +1,18 @@
-"""Sends and receives whole messages over a socket, with a deadline."""
+"""Messages on the way from a run to its workers and back: whole ones, with a deadline.
+
+Functions and columns go to a worker packed by pickle. Workers answer in JSON, and the run never unpacks data that was
+stored or downloaded.
+"""
 
 from __future__ import annotations
 
+import pickle
 import socket
 import struct
 import time
+from typing import Any
+
+import cloudpickle
 
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 20
@@ -61,3 +69,21 @@ def is_quiet(channel: socket.socket) -> bool:
     except OSError:
         return False
     return False
+
+
+class ParcelError(ValueError):
+    """A value cannot be sent to another process."""
+
+
+def pack(value: object) -> bytes:
+    """Packs data, or a function with everything it refers to; an importable function by name. Raises ParcelError."""
+    try:
+        packed: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # a user's object may raise any exception
+        raise ParcelError(f"{type(error).__name__}: {error}") from error
+    return packed
+
+
+def unpack(parcel: bytes) -> Any:
+    """Unpacks a value from `pack` in the other process."""
+    return pickle.loads(parcel)

@@ -21,11 +21,8 @@ from typing import Any, Protocol, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.reward_logs import OUTSIDE, TrainingState
-from grouprl.rewards.workers.calling import Called, PendingValues, Signature, decode, readable
-from grouprl.rewards.workers.frames import is_quiet, receive_frame, send_frame
-from grouprl.rewards.workers.parcels import ParcelError, pack, unpack
+from grouprl.rewards.calls import OUTSIDE, Called, Invalid, PendingValues, Signature, TrainingState, decode, readable
+from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame, unpack
 from grouprl.rewards.workers.zygote import Source, request
 from grouprl.types import UserError
 

@@ -1,31 +1,37 @@
-"""The process from which reward workers are forked. It imports the reward functions once and has a single thread, so
-forking it is safe, and replacing a killed worker takes milliseconds.
+"""The process from which reward workers are forked, and what a worker does.
 
-Nothing here imports torch or transformers, so workers are small and start before the model is loaded.
+The zygote imports the reward functions once and has a single thread, so forking it is safe, and replacing a killed
+worker takes milliseconds. Nothing here imports torch or transformers, so workers are small and start before the model
+is loaded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import fcntl
 import gc
+import json
+import math
 import os
+import resource
 import signal
 import socket
 import struct
 import sys
+import termios
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from grouprl.rewards.compute_score import ComputeScore, scores_one_completion
-from grouprl.rewards.own_modules import import_code, read_code
-from grouprl.rewards.workers.calling import Signature, describe, signature, work
-from grouprl.rewards.workers.frames import receive_exactly, receive_frame, send_frame
-from grouprl.rewards.workers.parcels import pack, unpack
+from grouprl.rewards.calls import Invalid, Signature, WrongCountError, call, describe, signature
+from grouprl.rewards.functions import ComputeScore, import_code, read_code, scores_one_completion
+from grouprl.rewards.workers.frames import pack, receive_exactly, receive_frame, send_frame, unpack
 
 REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds, unless it is stopped or dead
 _NUMBER = struct.Struct("<i")  # a request, 0 or the worker to kill; and a reply
@@ -33,6 +39,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Source = bytes | tuple[str, str, dict[str, Any]] | tuple[str, str, dict[str, Any], dict[str, bytes]]
 """A reward function: pickled by value, or (file, name, arguments), with the sources that `read_code` gives, if read."""
+
+_MIB = 1 << 20
+_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
+MOST = 16 << 10  # bytes of one call
+_WAIT_SECONDS = 1.0  # longest wait for the last bytes of a call
 
 
 def request(channel: socket.socket, pid: int = 0, fd: int | None = None) -> int:
@@ -206,3 +217,97 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def work(
+    channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
+) -> None:
+    """Runs a worker: it receives jobs as parcels and returns values as JSON, which is safe to read."""
+    printed = Printed()
+    held = _data_mib()
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
+    provided = {name: signature(function).provided for name, function in functions.items()}
+    own = os.getpid()
+    runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
+    while True:
+        try:
+            message = receive_frame(channel)
+        except (EOFError, OSError):
+            return
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
+        printed.begin_call()
+        reply = _answer(message, functions, provided, runner.run)
+        del message
+        if os.getpid() != own:  # a function that forked returns in both processes
+            os._exit(0)
+        printed.end_call()
+        send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
+
+
+def _answer(
+    message: bytes,
+    functions: Mapping[str, Callable[..., Any]],
+    provided: Mapping[str, Sequence[str]],
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> dict[str, Any]:
+    try:
+        name, per_step, state, arguments, completions = unpack(message)
+        function, names = functions[name], provided[name]
+        found = call(function, arguments, completions, provided=names, state=state, per_step=per_step, run=run)
+        values = [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in found.values]
+        return {"values": values, "extra": found.extra, "metrics": found.metrics}
+    except WrongCountError as error:
+        return {"error": f"gave a wrong result: {error}", "of_call": True}
+    except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
+        return {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
+
+
+def _limit(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _data_mib() -> int:
+    """Private memory of this process in MiB, as RLIMIT_DATA counts it; 0 on systems other than Linux."""
+    if sys.platform != "linux":
+        return 0
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * resource.getpagesize() // _MIB
+
+
+class Printed:
+    """The output of this process and its children: it goes through a pipe that a thread reads."""
+
+    def __init__(self) -> None:
+        self._out = os.dup(2)
+        self._pipe, write = os.pipe()
+        for stream in (1, 2):
+            os.dup2(write, stream)
+        os.close(write)
+        self._left, self._said = MOST, False
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def begin_call(self) -> None:
+        """A call starts: it may print as much as every other."""
+        self._left = MOST
+
+    def end_call(self) -> None:
+        """Waits until what the call printed has been passed on: its worker may be killed at any time from now."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # a function may have replaced or closed it
+                stream.flush()
+        until = time.monotonic() + _WAIT_SECONDS
+        while struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)))[0] and time.monotonic() < until:
+            time.sleep(0.0005)
+
+    def _pass_on(self) -> None:
+        with suppress(OSError):  # the terminal or the log is gone: the pipe is closed with the worker
+            while data := os.read(self._pipe, 1 << 16):
+                if shown := data[: max(0, self._left)]:
+                    os.write(self._out, shown)
+                self._left -= len(data)
+                if self._left < 0 and not self._said:
+                    self._said = True
+                    os.write(self._out, b"\n[a reward printed over %d bytes in a call: the rest is dropped]\n" % MOST)

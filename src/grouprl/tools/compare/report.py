@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from grouprl.files import is_number
-from grouprl.lab.report.page import standalone
-from grouprl.lab.report.write import encoded, page_answers, rounded
+from grouprl.leaves import find_leaf
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.tools.compare.read import (
@@ -37,20 +36,17 @@ CURVES = (
 
 
 def write_comparison(directory: Path) -> Path:
-    """Writes summary.json and report.html from the finished runs; returns the path of the page.
+    """Writes summary.json and, with the lab, report.html from the finished runs; returns the path of the page.
 
     Raises:
         UserError: `directory` has no comparison, or a file of a run is damaged.
     """
     comparison = read_comparison(directory)
     atomic_write_text(RunDirectory(directory).summary, json_text(summary(comparison), indent=2) + "\n")
-    name = directory.resolve().name
-    home = f"/comparison/{encoded(name)}"
-    answers = {**page_answers(), f"comparisons/{encoded(name)}": comparison_answer(comparison)}
-    data = {"home": home, "links": [[home, "Comparison"]], "answers": answers}
-    path = RunDirectory(directory).report
-    atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("compare",)))
-    return path
+    write_page = find_leaf("comparison")
+    if write_page is not None:
+        write_page(directory, comparison_answer(comparison))
+    return RunDirectory(directory).report
 
 
 def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
@@ -164,7 +160,7 @@ def _curves(variant: Variant) -> dict[str, Any]:
     }
     for place, kind in enumerate(("columns", "low", "high")):
         series[kind] = {name: band[place] for name, band in bands.items() if band}
-    return {"series": rounded(series), "evaluations": [_evaluation(point) for point in held_out_curve(variant)]}
+    return {"series": series, "evaluations": [_evaluation(point) for point in held_out_curve(variant)]}
 
 
 def _bands(variant: Variant, name: str, steps: Iterable[int]) -> list[list[float | None]]:

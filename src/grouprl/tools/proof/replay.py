@@ -28,7 +28,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.rewards.functions import SOFT_OVERLONG
-from grouprl.rewards.overlong import Overlong
+from grouprl.rewards.outcomes import Overlong
 from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
@@ -166,7 +166,7 @@ def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> Scored
     outcomes = [group.outcomes for group in recorded]
     kept = [group.kept for group in recorded]
     rollout, tokenizer = config.rollout, load_tokenizer(config.model)
-    sampling = structured_sampling(rollout.sampling, rollout.engine.regex, learner.policy, tokenizer)
+    sampling = structured_sampling(rollout.sampling, rollout.regex, learner.policy, tokenizer)
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
 
 

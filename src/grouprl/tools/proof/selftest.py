@@ -64,7 +64,7 @@ def _on_groups(config: RunConfig) -> Iterator[Check]:
     tokenizer = load_tokenizer(config.model)
     learner = make_learner(config.model_copy(update={"learner": still}), start, None)
     rollout = _short(config)
-    sampling = structured_sampling(rollout.sampling, rollout.engine.regex, start, tokenizer)
+    sampling = structured_sampling(rollout.sampling, rollout.regex, start, tokenizer)
     problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
     asked = requests(
         [(problem, "selftest") for problem in problems],

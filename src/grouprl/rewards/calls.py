@@ -1,15 +1,10 @@
-"""Calls a reward function inside a worker process, under limits, and checks the values that it returns."""
+"""What one call of a reward function gets in TRL's form, what it may return and log, and how it is checked."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
-import os
-import resource
-import socket
-import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,19 +14,132 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grouprl.rewards.invalid import Invalid
-from grouprl.rewards.reward_logs import OUTSIDE, PROVIDED, Extra, RewardLog, TrainingState
-from grouprl.rewards.workers.frames import receive_frame, send_frame
-from grouprl.rewards.workers.parcels import unpack
-from grouprl.rewards.workers.printed import Printed
+from grouprl.types import Completion, Group, Problem, UserError
 
+PROVIDED = ("trainer_state", "log_extra", "log_metric")
+_MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
+Extra = bool | int | float | str | None
+"""A value that a reward recorded beside a completion."""
 OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
-_MIB = 1 << 20
-_HERE = Path(__file__).parent
-_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
-
+_HERE = Path(__file__)
 _T = TypeVar("_T")
+PendingValues = Future[Any]
+"""The `Called` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """Returned instead of a number: the group's statistics exclude the completion, and it is counted as invalid.
+
+    >>> Invalid("the server did not answer").reason
+    'the server did not answer'
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The place of a call in the run."""
+
+    global_step: int = 0  # steps finished: 0 in the first step
+    max_steps: int = 0  # steps of the whole run
+    steps_per_epoch: float = 0.0  # 0 = unknown
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the train problems that were made before this step; 0.0 where there is no run."""
+        return self.global_step / self.steps_per_epoch if self.steps_per_epoch else 0.0
+
+
+OUTSIDE = TrainingState()
+"""The state of a call that belongs to no run."""
+
+
+class RewardLog:
+    """What one call of a reward function records about its completions. The run checks what a worker sends by the same
+    rules."""
+
+    def __init__(self, count: int) -> None:
+        """`count` is the number of completions."""
+        self._count = count
+        self.extra: dict[str, list[Extra]] = {}
+        self.metrics: list[tuple[str, float]] = []
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Records a column with one value for each completion.
+
+        Numbers, text up to 1,000 characters and None stay as they are; anything else becomes text.
+        """
+        values = values.tolist() if hasattr(values, "tolist") else list(values)
+        _check_name("log_extra", column)
+        if len(values) != self._count:
+            raise ValueError(
+                f"log_extra({column!r}): expected {self._count} values, one per completion, got {len(values)}"
+            )
+        if column in self.extra or len(self.extra) == _MOST:
+            raise ValueError(f"log_extra({column!r}): expected a new column, at most {_MOST} in a call")
+        self.extra[column] = [_extra(value) for value in values]
+
+    def log_metric(self, name: str, value: Any) -> None:
+        """Records a number; the step records the mean over the calls."""
+        _check_name("log_metric", name)
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}): expected a finite number, got {number}")
+        if len(self.metrics) == _MOST:
+            raise ValueError(f"log_metric({name!r}): expected at most {_MOST} numbers in a call")
+        self.metrics.append((name, number))
+
+
+def _check_name(function: str, name: object) -> None:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        raise ValueError(f"{function}: expected a name of 1 to {_LONGEST_NAME} printable characters, got {name!r:.80}")
+
+
+def _extra(value: Any) -> Extra:
+    if hasattr(value, "tolist"):  # of numpy or torch
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float) and abs(value) < 2**63:  # False for NaN and infinity
+        return value
+    text = str(value)
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+
+
+def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Makes the keywords of a reward function in TRL's form: plain lists with one item for each completion.
+
+    A last message of the assistant in a prompt begins the completions, as in TRL. A
+    problem's columns are repeated for each of its completions; a column that a problem lacks is None.
+    Raises UserError when a column has the name of a TRL keyword.
+    """
+    pairs = [(group.problem, completion) for group in groups for completion in group.completions]
+    columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
+    for name in columns.keys() & set(OWN_KEYWORDS):
+        raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
+    return {
+        "prompts": [_prompt(problem) for problem, _ in pairs],
+        "completions": [_completion(problem, completion) for problem, completion in pairs],
+        "completion_ids": [list(completion.token_ids) for _, completion in pairs],
+        **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
+    }
+
+
+def _prompt(problem: Problem) -> str | list[dict[str, str]]:
+    messages = problem.prompt
+    if isinstance(messages, str):
+        return messages
+    return [dict(message) for message in (messages[:-1] if problem.begun else messages)]
+
+
+def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, str]]:
+    text = problem.begun + completion.text
+    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
+
+
 Value = float | None | Invalid | tuple[tuple[int, float], ...]
 """The value of one completion; a process reward gives pairs of (end, value)."""
 
@@ -43,10 +151,6 @@ class Called:
     values: Sequence[Value]  # one for each completion
     extra: Mapping[str, Sequence[Extra]]  # columns that it logged, with a value for each completion
     metrics: Sequence[tuple[str, float]] = ()  # numbers that it logged, by name
-
-
-PendingValues = Future[Any]
-"""The `Called` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
 
 
 class WrongCountError(ValueError):
@@ -199,7 +303,11 @@ def _steps(steps: object, completion: str | Sequence[Mapping[str, Any]]) -> Valu
 def describe(error: BaseException) -> str:
     """Describes an error in one line: type, message, file and line."""
     called = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    theirs = [(path, line) for path, line in called if path.parent != _HERE and not path.name.startswith("<frozen")]
+    theirs = [
+        (path, line)
+        for path, line in called
+        if path != _HERE and path.parent != _HERE.parent / "workers" and not path.name.startswith("<frozen")
+    ]
     place = f" ({theirs[-1][0].name}:{theirs[-1][1]})" if theirs else ""
     try:
         said = str(error)
@@ -211,51 +319,6 @@ def describe(error: BaseException) -> str:
 def readable(text: str) -> str:
     """Shortens a text to 300 characters and replaces unprintable ones, such as terminal escapes."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:300])
-
-
-def work(
-    channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
-) -> None:
-    """Runs a worker: it receives jobs as parcels and returns values as JSON, which is safe to read."""
-    printed = Printed()
-    held = _data_mib()
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
-    provided = {name: signature(function).provided for name, function in functions.items()}
-    own = os.getpid()
-    runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
-    while True:
-        try:
-            message = receive_frame(channel)
-        except (EOFError, OSError):
-            return
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
-        printed.begin_call()
-        reply = _answer(message, functions, provided, runner.run)
-        del message
-        if os.getpid() != own:  # a function that forked returns in both processes
-            os._exit(0)
-        printed.end_call()
-        send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
-
-
-def _answer(
-    message: bytes,
-    functions: Mapping[str, Callable[..., Any]],
-    provided: Mapping[str, Sequence[str]],
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> dict[str, Any]:
-    try:
-        name, per_step, state, arguments, completions = unpack(message)
-        function, names = functions[name], provided[name]
-        found = call(function, arguments, completions, provided=names, state=state, per_step=per_step, run=run)
-        values = [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in found.values]
-        return {"values": values, "extra": found.extra, "metrics": found.metrics}
-    except WrongCountError as error:
-        return {"error": f"gave a wrong result: {error}", "of_call": True}
-    except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward
-        return {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
 
 
 def decode(reply: Mapping[str, Any], count: int) -> Called:
@@ -303,16 +366,3 @@ def _decoded(value: object) -> Value:
         case list():
             return tuple((int(end), float(earned)) for end, earned in value)
     raise ValueError(f"expected a value, got {value!r:.60}")
-
-
-def _limit(what: int, value: int) -> None:
-    _, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
-
-
-def _data_mib() -> int:
-    """Private memory of this process in MiB, as RLIMIT_DATA counts it; 0 on systems other than Linux."""
-    if sys.platform != "linux":
-        return 0
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    return pages * resource.getpagesize() // _MIB

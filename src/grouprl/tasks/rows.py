@@ -1,26 +1,98 @@
-"""Makes a task from a list of rows, each with a prompt and the columns that your reward functions need."""
+"""Tasks of rows: a list, a data frame or a data file, with a prompt and the columns that reward functions need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
-from grouprl.tasks.answers import final_answer, is_worked
-from grouprl.tasks.base import Split
-from grouprl.tasks.boxed_answers import EQUATION_STEPS, boxed, is_in_file
-from grouprl.tasks.files import Row, check_answer, short_repr, text_or_messages
-from grouprl.tasks.splits import or_shared, partition
-from grouprl.tasks.tables import rows_of_table, splits_of
+from grouprl.tasks.answers import EQUATION_STEPS, boxed, final_answer, is_in_file, is_worked
+from grouprl.tasks.base import Split, or_shared, partition
+from grouprl.tasks.files import HUB, Row, check_answer, read_rows, read_splits, short_repr, text_or_messages
 from grouprl.types import Problem, UserError
+
+# What data sets call their splits.
+_SPLITS: Mapping[str, Split] = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "dev": "validation",
+    "test": "test",
+}
 
 HELD_OUT = 0.1
 BY_ANSWER = frozenset({"correct_answer", "math_verify"})
 """Built-in verifiers that compare the final answer with the column `answer`."""
-
 Rows = Any
-"""What `tables.splits_of` reads: rows, a data frame, or a mapping of splits."""
+"""What `splits_of` reads: rows, a data frame, or a mapping of splits."""
+
+
+def splits_of(data: Any) -> dict[Split, list[Mapping[str, Any]]]:
+    """Reads the rows of every split of some data.
+
+    Args:
+        data: rows (an iterable of mappings, such as a list, a generator or a `datasets.Dataset`), a data frame of
+            pandas or polars, a table of Arrow, or a mapping from the names of splits to these (`datasets.DatasetDict`).
+
+    Raises:
+        UserError: it is nothing of these, has no split train, or a split of another name.
+    """
+    if not isinstance(data, Mapping):
+        return {"train": rows_of_table(data)}
+    unknown = [str(name) for name in data if name not in _SPLITS]
+    named = [_SPLITS[name] for name in data if name in _SPLITS]
+    if unknown or "train" not in named or len(set(named)) < len(named):
+        raise UserError(
+            f"task: expected rows such as [{{'prompt': '2 + 2 = ?'}}], or splits with the names train, validation and "
+            f"test, got {', '.join(map(str, data)) or 'nothing'}: rename the splits, or give one of them"
+        )
+    return {_SPLITS[name]: rows_of_table(part) for name, part in data.items()}
+
+
+def is_stream(data: Any) -> bool:
+    """Whether it is a `datasets.IterableDataset`, which may have no end, or has one among its splits."""
+    if isinstance(data, Mapping):
+        return any(map(is_stream, data.values()))
+    return hasattr(data, "take") and hasattr(data, "n_shards")
+
+
+def first_rows(data: Any, count: int) -> Any:
+    """The first rows of a stream, or of each stream among splits; anything else as it is."""
+    if isinstance(data, Mapping):
+        return {name: first_rows(part, count) for name, part in data.items()}
+    return list(data.take(count)) if is_stream(data) else data
+
+
+def rows_of_table(data: Any) -> list[Mapping[str, Any]]:
+    """Reads the rows of one split: see `splits_of`.
+
+    Raises:
+        UserError: it holds no rows.
+    """
+    if is_stream(data):
+        raise UserError(
+            "task: expected rows with an end, because every epoch has an order of its own, got a stream: give its "
+            "first rows, such as list(data.take(100_000))"
+        )
+    if hasattr(data, "to_dicts"):  # polars
+        return list(data.to_dicts())
+    if hasattr(data, "to_pylist"):  # Arrow
+        return list(data.to_pylist())
+    if hasattr(data, "to_dict") and hasattr(data, "iterrows"):  # pandas, which writes NaN where a value is missing
+        return [{name: _known(value) for name, value in row.items()} for row in data.to_dict(orient="records")]
+    if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
+        raise UserError(
+            f"task: expected a task's name, a Task, a data file or rows such as [{{'prompt': '2 + 2 = ?'}}], got "
+            f"{type(data).__name__}: give one of them"
+        )
+    return list(data)
+
+
+def _known(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass(frozen=True)
@@ -138,7 +210,7 @@ def task_from_list(
 
 
 def problems_from_rows(rows: Any, name: str) -> Sequence[Problem]:
-    """The problems of rows in any form of `tables.rows_of_table`, all of them and in their order.
+    """The problems of rows in any form of `rows_of_table`, all of them and in their order.
 
     Raises:
         UserError: there are no rows, or a row has no usable prompt.
@@ -220,3 +292,66 @@ def _refuse_overlap(problems: Mapping[Split, Sequence[Problem]]) -> None:
                     f"expected splits without common prompts, got {problem.prompt_text[:60]!r} in both "
                     f"{owners[problem.prompt_text]} and {split}: remove it from one"
                 )
+
+
+@dataclass(frozen=True)
+class Jsonl(RowRewards):
+    """The task `jsonl`, of .jsonl, .json (a list), .csv and .parquet files, and of `hub:owner/name`.
+
+    `path` holds the problems, or is a folder with train and perhaps test, and is read at once; 10 % of the different
+    prompts are validation, and as many test unless `test_path` holds those
+    (see `tasks.held_out`). Everything but the prompt is a column that rewards get by name; `answer_column` is
+    renamed to `answer`. `verifier` is the name of a built-in reward or of one of the run's, or `FILE.py:FUNCTION`; by
+    default `correct_answer` where every row has an answer. `messages` makes a prompt that is text a user's message.
+    Reading raises UserError for anything missing or malformed, naming file and line.
+    """
+
+    path: str | None = None
+    test_path: str | None = None
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    gold_column: str | None = None
+    verifier: str | None = None
+    messages: bool = False
+    name = "jsonl"
+    own_rewards: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value, kind = getattr(self, setting.name), bool if setting.name == "messages" else str
+            if value != setting.default and not isinstance(value, kind):
+                raise UserError(
+                    f"task.arguments.{setting.name}: expected {'true or false' if kind is bool else 'text'}, got "
+                    f"{value!r:.80}: write it so"
+                )
+        if self.verifier is None:  # it depends on the rows: whether all have answers
+            verifier = "correct_answer" if self.path is None else self._task.verifier
+            object.__setattr__(self, "verifier", verifier)
+
+    @property
+    def given(self) -> Collection[Split]:
+        """The splits that the data has; see `ListTask`."""
+        return self._task.given
+
+    @classmethod
+    def example(cls) -> Problem:
+        """A problem from a file with the columns `prompt` and `answer`."""
+        return Problem("jsonl/example", "What is 3 + 4?", {"answer": "7"})
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file."""
+        return self._task.problems(split)
+
+    @cached_property
+    def _task(self) -> ListTask:
+        if self.path is None:
+            raise UserError("task.path: expected a data file, got none: write task.path=FILE.jsonl")
+        # Of a data set on the hub only train: its test rows may lack answers.
+        parts: dict[Split, list[Row]] = {} if self.path.startswith(HUB) else read_splits(self.path) or {}
+        parts = parts or {"train": read_rows(self.path)}
+        if self.test_path is not None:
+            parts["test"] = read_rows(self.test_path, "test")
+        row_format = RowFormat(
+            self.prompt_column, self.answer_column, self.gold_column, self.messages, setting="task.arguments."
+        )
+        return task_from_rows(parts, name=self.name, verifier=self.verifier, row_format=row_format)

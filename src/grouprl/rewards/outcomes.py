@@ -1,0 +1,172 @@
+"""From the values of reward functions to the outcome of each completion: steps, failures, length penalty."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grouprl.algorithms import overlong_penalty
+from grouprl.models.prompts import completion_texts
+from grouprl.rewards.calls import Called, Invalid, Value
+from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
+from grouprl.types import Completion, Group, RewardOutcome, StepReward, UserError
+
+Row = Mapping[str, Value]  # the values of one completion by reward name
+Metrics = Sequence[tuple[str, float]]  # what rewards logged
+Scored = tuple[Sequence[RewardOutcome], Sequence[str], Metrics]  # with the reasons why completions are invalid
+
+_WINDOW = 200  # completions over which invalid ones are counted, if a step has fewer
+_FEW = 50  # the share is computed over at least so many completions
+
+
+def rows_of(calls: Mapping[str, Called], group: Group) -> list[Row]:
+    """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
+    begun = len(group.problem.begun)
+
+    def own(value: Value) -> Value:
+        if not isinstance(value, tuple) or not begun:
+            return value
+        return tuple((end - begun, one) for end, one in value if end > begun)
+
+    return [{name: own(called.values[n]) for name, called in calls.items()} for n in range(len(group.completions))]
+
+
+def extras_of(calls: Mapping[str, Called], group: Group) -> list[dict[str, Any]]:
+    """What the rewards recorded beside each completion of a group, by REWARD/COLUMN."""
+    columns = [(f"{name}/{column}", values) for name, one in calls.items() for column, values in one.extra.items()]
+    return [{name: values[place] for name, values in columns} for place in range(len(group.completions))]
+
+
+def failure(reward: WeightedReward | None, row: Row) -> str:
+    """Why a reward failed for a completion; '' = it did not."""
+    if reward is None or not isinstance(value := row.get(reward.name), Invalid):
+        return ""
+    return f"{reward.name} {value.reason}"
+
+
+def is_correct(value: Value) -> bool | None:
+    """What a verifier's value says; None = it failed, or does not apply."""
+    return value >= 1.0 if isinstance(value, float | int) else None
+
+
+def shared_out(found: Called, groups: Sequence[Group]) -> list[Called]:
+    """Shares out one call for the completions of several groups; the metrics stay with the first group."""
+    ends = list(accumulate(len(group.completions) for group in groups))
+    parts = [slice(end - len(group.completions), end) for group, end in zip(groups, ends, strict=True)]
+    return [
+        Called(
+            found.values[part],
+            {column: given[part] for column, given in found.extra.items()},
+            () if place else found.metrics,
+        )
+        for place, part in enumerate(parts)
+    ]
+
+
+def written(scored: Scored) -> tuple[list[dict[str, Any]], Sequence[str], Metrics]:
+    """A group's outcomes as JSON."""
+    outcomes, reasons, logged = scored
+    return [asdict(replace(one, components=dict(one.components))) for one in outcomes], reasons, logged
+
+
+def read(rows: Sequence[Any]) -> Scored:
+    """The reverse of `written`."""
+    outcomes, reasons, logged = rows
+    plain = ({**row, "steps": tuple(StepReward(**step) for step in row["steps"])} for row in outcomes)
+    return [RewardOutcome(**row) for row in plain], reasons, [(name, value) for name, value in logged]
+
+
+class InvalidCount:
+    """Counts the invalid completions of a step, and stops the run as soon as there are too many."""
+
+    def __init__(self, share: float, window: deque[tuple[int, int]], completions: int) -> None:
+        self._share, self._window, self._completions = share, window, completions
+        self._reasons: Counter[str] = Counter()
+        while window and completions + sum(count for count, _ in window) - window[0][0] >= _WINDOW:
+            window.popleft()
+
+    def add(self, reasons: Sequence[str]) -> None:
+        """Adds the reasons of a group's completions, '' for valid ones. Raises UserError beyond the allowed share."""
+        self._reasons.update(filter(None, reasons))
+        invalid = self._reasons.total() + sum(bad for _, bad in self._window)
+        total = self._completions + sum(completions for completions, _ in self._window)
+        if invalid > self._share * max(total, _FEW):
+            self._stop(invalid, total)
+
+    def _stop(self, invalid: int, total: int) -> None:
+        reasons = "; ".join(f"{reason} ({times} times)" for reason, times in self._reasons.most_common(3))
+        raise UserError(
+            f"rewards: expected valid rewards for all but {self._share:.0%} of the completions "
+            f"(rollout.scoring.max_invalid), got {invalid} invalid of the last {total}: {reasons}. Fix the reward"
+        )
+
+    def close(self) -> None:
+        """Ends the step. Raises UserError when it had no valid completion."""
+        if self._share < 1 and 0 < self._completions == self._reasons.total():
+            self._stop(self._completions, self._completions)
+        self._window.append((self._completions, self._reasons.total()))
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def step_rewards(
+    reward: WeightedReward,
+    pairs: Sequence[tuple[int, float]],
+    completion: Completion,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> tuple[StepReward, ...]:
+    """Makes the rewards of a completion's reasoning steps from (end in characters, value) of each."""
+    if tokenizer is None:
+        raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
+    places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
+    return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
+
+
+def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns, for each end in characters of a completion's text, the index of the token that completes it.
+
+    Process rewards read text alone, so their steps end at a character.
+    """
+
+    @cache
+    def written(count: int) -> int:
+        return len(completion_texts([token_ids[:count]], tokenizer)[0])
+
+    # Tokens decoded alone need not add up to the text (half a character, a joining space): use them as a first guess.
+    alone = completion_texts([[token] for token in token_ids], tokenizer)
+    guesses = list(accumulate(map(len, alone)))
+    found = []
+    for end in ends:
+        index = min(bisect_left(guesses, end), len(token_ids) - 1)
+        while index > 0 and written(index) >= end:
+            index -= 1
+        while index < len(token_ids) - 1 and written(index + 1) < end:
+            index += 1
+        found.append(index)
+    return found
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """The length penalty of an algorithm: DAPO's soft overlong punishment, see `algorithms.overlong_penalty`."""
+
+    buffer: float  # share of max_tokens over which the penalty goes from 0 to -1
+    max_tokens: int
+
+    def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> list[RewardOutcome]:
+        """Adds the penalty to the outcomes [G] of a group, also as the component `soft_overlong`."""
+        lengths_G = torch.tensor([len(completion) for completion in group.completions])
+        penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer)
+        return [
+            replace(outcome, penalty=penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
+            for outcome, penalty in zip(outcomes, penalties_G.tolist(), strict=True)
+        ]
