@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 
 from grouprl.lab.answers import Answer
-from grouprl.lab.explain_routes import JUDGES, USUAL, explanations
+from grouprl.lab.explain_memory import JUDGES
+from grouprl.lab.explain_routes import USUAL, explanations
 from grouprl.lab.explain_typed import COMPARING
 from grouprl.lab.report.page import STATIC, standalone
 from grouprl.record.files import atomic_write_text, json_text

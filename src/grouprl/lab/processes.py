@@ -31,7 +31,6 @@ from grouprl.lab.runs import Runs
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
-from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
 from grouprl.tasks.named import TASKS
 from grouprl.types import UserError
@@ -139,6 +138,8 @@ class Processes:
             UserError: no such checkpoint, a name that is taken or no name, a mistake in the changes, or the new run
                 ended at once; nothing is left.
         """
+        from grouprl.run.machine import with_dtype  # loads transformers, for 4 seconds
+
         source = self._runs.folder(run)
         if not 0 <= step <= _LAST_STEP:
             raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from grouprl.leaves import find_leaf
+
+if TYPE_CHECKING:  # the planner and the page need the sizes of log-probs, and not transformers
+    from transformers import PreTrainedModel
 
 
 class Kernels(Protocol):
