@@ -6,6 +6,7 @@ import ast
 import hashlib
 import inspect
 import textwrap
+import tokenize
 from functools import partial
 from types import FunctionType, MethodType
 
@@ -36,7 +37,8 @@ def _tree(thing: type | FunctionType) -> str:
     """The source as a syntax tree; empty where it is not known, as in an interactive session."""
     try:
         found = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    except (OSError, TypeError, SyntaxError):  # a lambda within an expression is no statement
+    # A lambda within an expression is no statement, and a file may have changed since it was loaded.
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
     lambdas = [ast.dump(node) for node in ast.walk(found) if isinstance(node, ast.Lambda)]
     return "\n".join(lambdas) if thing.__name__ == "<lambda>" else ast.dump(found)
