@@ -6,8 +6,8 @@ import ast
 import hashlib
 import inspect
 import textwrap
+import tokenize
 from functools import partial
-from tokenize import TokenError
 from types import FunctionType, MethodType
 
 _DIGITS = 16
@@ -37,8 +37,8 @@ def _tree(thing: type | FunctionType) -> str:
     """The source as a syntax tree; empty where it is not known, as in an interactive session."""
     try:
         found = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    # A lambda within an expression is no statement; a file may have changed since its code ran.
-    except (OSError, TypeError, SyntaxError, TokenError):
+    # A lambda within an expression is no statement, and a file may have changed since it was loaded.
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
     lambdas = [ast.dump(node) for node in ast.walk(found) if isinstance(node, ast.Lambda)]
     return "\n".join(lambdas) if thing.__name__ == "<lambda>" else ast.dump(found)
