@@ -32,7 +32,7 @@ from grouprl.config.run import RunConfig
 from grouprl.learner import Learner
 from grouprl.rollout import NativeEngine, SpreadEngine
 from grouprl.tools.planner import GRPO, StepShape, shape_of
-from grouprl.tools.planner.layouts import GPUS, Layout, plan_layout
+from grouprl.tools.planner.layouts import GPUS, RankLayout, plan_layout
 
 MIB = 1 << 20
 BATCH = {"problems": 8, "group_size": 8, "prompt_tokens": 48, "max_tokens": 64}
@@ -116,7 +116,7 @@ def of_ranks(ranks: int, sizes: dict[str, Shape], folder: Path) -> list[Peaks]:
 def planned(model: Path, shape: Shape, ranks: int, shard: bool) -> dict[str, int]:
     """What the planner expects of a rank."""
     step = StepShape(shape.problems, shape.group_size, shape.prompt_tokens, shape.max_tokens, device="cpu", threads=1)
-    layout = Layout(ranks, ranks if shard else 1)
+    layout = RankLayout(ranks, ranks if shard else 1)
     plan = plan_layout(shape_of(str(model)), GRPO, step, layout, GPUS["H100"], passes=1)
     return {
         "planned_held": plan.memory.held,

@@ -61,7 +61,7 @@ SCENARIOS = (
 )
 
 
-class PacedSampler(remote._Sampler):
+class PacedSampler(remote._SamplerActor):
     """In an actor: logs its jobs, and sleeps in each decode step."""
 
     def __init__(self, pace: Pace, *arguments: Any) -> None:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from grouprl.record.read import read_rollouts, read_run
 from grouprl.tools.planner import GRPO, SHAPES, ModelShape, StepShape
-from grouprl.tools.planner.layouts import GPUS, Layout, plan_layout
+from grouprl.tools.planner.layouts import GPUS, RankLayout, plan_layout
 
 CHECKED = {
     "sampling": ((1, 1, 0), (2, 1, 0), (4, 1, 0), (1, 1, 1), (2, 1, 1), (4, 1, 1)),
@@ -163,7 +163,7 @@ def costs_of(site: Site, samplers: int, problems: int, mean: float) -> Costs:
     )
     step = StepShape(problems, GROUP, PROMPT, round(mean), dtype="bfloat16", recompute=True)
     ranks = ranks_of(site, samplers)
-    layout = Layout(ranks, MACHINE if shape.parameters > 1e9 else 1)
+    layout = RankLayout(ranks, MACHINE if shape.parameters > 1e9 else 1)
     plan = plan_layout(shape, GRPO, step, layout, gpu, passes=1)
     size = 4 * shape.parameters
     # Each machine takes the bytes from one that has them: their number doubles in each round.

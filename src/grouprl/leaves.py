@@ -23,6 +23,7 @@ PLACES: Mapping[str, str] = {
     "comparison": "grouprl.lab.report.write:write_comparison_page",
     "engine.vllm": "grouprl.engines.vllm:VllmEngine",
     "gguf": "grouprl.tools.gguf:loadable",
+    "hints": "grouprl.tools.imported.hints:hint",
     "memory": "grouprl.tools.planner.needs:memory_of",
     "notebook": "grouprl.lab.notebook",
     "report": "grouprl.lab.report.write:write_report",
@@ -61,7 +62,7 @@ def find_leaf(name: str) -> Any | None:
     return getattr(found, member) if member else found
 
 
-class Named(Mapping[str, Any]):
+class LeafNames(Mapping[str, Any]):
     """Names of one kind and what they stand for: `own` of the trunk, and those of the leaves as `KIND.NAME`."""
 
     def __init__(self, kind: str, own: dict[str, Any]) -> None:

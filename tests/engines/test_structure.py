@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from engine_setting import Setting, setting_of
 from grouprl import Trainer
 from grouprl.config.run import EngineConfig, RolloutConfig, RunConfig, load_config
-from grouprl.engines.structure import Structure, Vocabulary, structure_of, token_bytes
+from grouprl.engines.structure import TokenAutomaton, Vocabulary, structure_of, token_bytes
 from grouprl.learner import make_batch
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.record.read import read_rollouts, read_run
@@ -34,7 +34,7 @@ BYTES = tuple(bytes([byte]) for byte in range(128))
 REGEX = r"(John|Mary) has [0-9]{1,2} (apple|pen)s?(, [a-z]+)*\."
 
 
-def allowed(structure: Structure, state: int) -> set[int]:
+def allowed(structure: TokenAutomaton, state: int) -> set[int]:
     return {*(structure.next_XV[state] >= 0).nonzero()[:, 0].tolist()}
 
 

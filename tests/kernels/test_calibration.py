@@ -22,7 +22,7 @@ from grouprl.kernels import build, calibration
 from grouprl.kernels.build import library, library_file
 from grouprl.kernels.calibration import Contest, Timing, timings, uses_kernel
 from grouprl.kernels.functions import ADD_NORM, add_norm, swiglu
-from grouprl.kernels.llama_form import Unrotated, attend_rotated, has_llama_form
+from grouprl.kernels.llama_form import AttentionInput, attend_rotated, has_llama_form
 from grouprl.models.attention import hidden_states
 from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import load_model, load_tokenizer
@@ -99,7 +99,7 @@ def normed(x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
 def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     layout = TreeLayout((5, 3), ((4, 2), (6,)), CPU)
     angles = (layout.position_ids_S[:, None] / 10.0 ** (torch.arange(8) / 8)).repeat(1, 2)
-    return attend_rotated(layout, 0, Unrotated(query, key, value, angles.cos(), angles.sin(), 0.25))
+    return attend_rotated(layout, 0, AttentionInput(query, key, value, angles.cos(), angles.sin(), 0.25))
 
 
 def logprobs(hidden: Tensor, weight: Tensor) -> Tensor:

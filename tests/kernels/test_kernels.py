@@ -10,7 +10,7 @@ from torch import Tensor
 from grouprl.kernels import calibration
 from grouprl.kernels.build import library
 from grouprl.kernels.functions import add_norm, fits, kernels, linear_logprobs, pointers, swiglu
-from grouprl.kernels.llama_form import Unrotated, attend_rotated
+from grouprl.kernels.llama_form import AttentionInput, attend_rotated
 from grouprl.kernels.tokens import draw as draw_compiled
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.rollout.sampler import draw, row_key, uniforms
@@ -146,7 +146,7 @@ def test_tree_attention(
     theirs = leaves(*ours)
     angles = layout.position_ids_S[:, None] / 100.0 ** (torch.arange(size // 2) / size)
     cosine, sine = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
-    got = attend_rotated(layout, 0, Unrotated(*ours, cosine, sine, 0.3, window))
+    got = attend_rotated(layout, 0, AttentionInput(*ours, cosine, sine, 0.3, window))
     expected = masked_attention(*theirs, cosine.double(), sine.double(), layout, window)
     assert_same_with_gradients(got, expected, ours, theirs, within)
 
@@ -180,7 +180,7 @@ def test_tree_attention_after_a_prefix(
     keys = rotated(shared[0], cosine[:before], sine[:before])
     layout = TreeLayout(prompts, completions, CPU, before, Prefix([keys], [shared[1]]))
     assert layout.longest == whole.longest
-    got = attend_rotated(layout, 0, Unrotated(*ours, cosine[own], sine[own], 0.3, window))
+    got = attend_rotated(layout, 0, AttentionInput(*ours, cosine[own], sine[own], 0.3, window))
     direction = random(*got.shape, dtype=dtype, seed=5).detach()
     got.backward(direction)
     expected.backward(direction.double())
@@ -201,7 +201,7 @@ def test_tokens_after_the_tree_see_nothing():
     tables = torch.ones(layout.size + 5, 16), torch.zeros(layout.size + 5, 16)
     for rows, tensors in ((layout.size + 5, ours), (layout.size, short)):
         given = torch.full((rows, 2, 16), 0.5)
-        attend_rotated(layout, 0, Unrotated(*tensors, *(table[:rows] for table in tables), 0.3)).backward(given)
+        attend_rotated(layout, 0, AttentionInput(*tensors, *(table[:rows] for table in tables), 0.3)).backward(given)
     for long, alone in zip(ours, short, strict=True):
         assert long.grad is not None
         torch.testing.assert_close(long.grad[: layout.size], alone.grad)

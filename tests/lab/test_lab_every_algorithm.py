@@ -19,7 +19,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Statistics, group_statistics
 from grouprl.lab.explain_typed import COMPARING, explained_advantages, pass_rate_curves, typed_walk
 from grouprl.lab.report.groups import one_group
-from grouprl.lab.report.worked import Scored, against_record
+from grouprl.lab.report.worked import CompletionParts, against_record
 from lab_runs import Made, make_run
 
 REWARDS = (1.0, 0.0, 0.25, math.nan)
@@ -101,7 +101,7 @@ def test_the_routes_know_every_algorithm(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", [*NAMED.values(), MADE_UP], ids=[*NAMED, "made_up"])
 def test_a_recorded_group_of_every_algorithm(algorithm: Algorithm) -> None:
-    scored = [Scored(0, None if math.isnan(reward) else reward) for reward in REWARDS]
+    scored = [CompletionParts(0, None if math.isnan(reward) else reward) for reward in REWARDS]
     compares = algorithm.name in names
     recorded = [0.0] * len(scored)
     if compares:

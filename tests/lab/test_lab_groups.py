@@ -16,8 +16,8 @@ from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
 from grouprl.lab.report.groups import groups_of_step, history, one_group
 from grouprl.lab.report.tokens import one_completion
-from grouprl.lab.report.worked import Scored, against_record, of_step
-from grouprl.lab.search import Wanted, search
+from grouprl.lab.report.worked import CompletionParts, against_record, of_step
+from grouprl.lab.search import SearchTerms, search
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.learner.credit import token_rows
 from grouprl.record import rollouts as rollouts_module
@@ -31,7 +31,7 @@ SIX_OF_TEN = Made((1.0,) * 6 + (0.0,) * 4, advantages=(0.8164949,) * 6 + (-1.224
 
 def empty_answers(folder: Path) -> None:
     assert groups_of_step(folder, None, offset=0, limit=50) == {"step": None, "steps": None, "total": 0, "groups": []}
-    found = search(folder, Wanted(), before=None, limit=50)
+    found = search(folder, SearchTerms(), before=None, limit=50)
     assert (found["rows"], found["next"], found["searched"], found["back_to"]) == ([], None, 0, None)
     visits = history(folder, "train-1", before=None, limit=50)
     assert (visits["visits"], visits["total"], visits["prompt"], visits["next"]) == ([], 0, None, None)
@@ -208,7 +208,7 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> No
     credit = assign_credit(rows, {"exact": 1.0}, batch, seen, algorithm, kl_coef=0.0)
     advantages = iter(token_rows(credit.advantages_NT, batch))
     scored = [
-        Scored(place, None if math.isnan(outcome.total) else outcome.total)
+        CompletionParts(place, None if math.isnan(outcome.total) else outcome.total)
         for place, row in enumerate(outcomes)
         for outcome in row
     ]

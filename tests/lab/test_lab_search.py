@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from grouprl.lab import search as search_module
 from grouprl.lab.app import create_app
-from grouprl.lab.search import Wanted, search
+from grouprl.lab.search import SearchTerms, search
 from grouprl.record.write import RunRecord
 from grouprl.types import StopReason
 from lab_runs import CONFIG, Made, add_step, make_run
@@ -38,32 +38,32 @@ def places(found: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(text="äPFEL"), ["1-0-0"]),
-        (Wanted(text="STRASSE"), ["1-0-3"]),
-        (Wanted(text="50%"), ["1-0-0"]),
-        (Wanted(text="A_B"), ["1-0-1"]),
-        (Wanted(text="\\BOXED{"), ["1-0-2"]),
-        (Wanted(text="50% pounds"), []),
-        (Wanted(min_reward=0.5), ["3-0-1", "3-0-0", "2-1-1", "2-1-0", "2-0-1", "2-0-0", "1-0-0"]),
-        (Wanted(max_reward=0.0), ["1-0-3", "1-0-1"]),
-        (Wanted(min_reward=-1.0, max_reward=0.0), ["1-0-3", "1-0-1"]),
-        (Wanted(stop="length"), ["1-0-3", "1-0-2"]),
-        (Wanted(invalid=True), ["1-0-2"]),
-        (Wanted(invalid=False, last_step=1), ["1-0-3", "1-0-1", "1-0-0"]),
-        (Wanted(correct=True), ["1-0-0"]),
-        (Wanted(correct=False), ["1-0-3", "1-0-1"]),
-        (Wanted(first_step=3), ["3-0-1", "3-0-0"]),
-        (Wanted(text="x", first_step=2, last_step=2), ["2-1-0", "2-0-0"]),
-        (Wanted(first_step=9), []),
+        (SearchTerms(text="äPFEL"), ["1-0-0"]),
+        (SearchTerms(text="STRASSE"), ["1-0-3"]),
+        (SearchTerms(text="50%"), ["1-0-0"]),
+        (SearchTerms(text="A_B"), ["1-0-1"]),
+        (SearchTerms(text="\\BOXED{"), ["1-0-2"]),
+        (SearchTerms(text="50% pounds"), []),
+        (SearchTerms(min_reward=0.5), ["3-0-1", "3-0-0", "2-1-1", "2-1-0", "2-0-1", "2-0-0", "1-0-0"]),
+        (SearchTerms(max_reward=0.0), ["1-0-3", "1-0-1"]),
+        (SearchTerms(min_reward=-1.0, max_reward=0.0), ["1-0-3", "1-0-1"]),
+        (SearchTerms(stop="length"), ["1-0-3", "1-0-2"]),
+        (SearchTerms(invalid=True), ["1-0-2"]),
+        (SearchTerms(invalid=False, last_step=1), ["1-0-3", "1-0-1", "1-0-0"]),
+        (SearchTerms(correct=True), ["1-0-0"]),
+        (SearchTerms(correct=False), ["1-0-3", "1-0-1"]),
+        (SearchTerms(first_step=3), ["3-0-1", "3-0-0"]),
+        (SearchTerms(text="x", first_step=2, last_step=2), ["2-1-0", "2-0-0"]),
+        (SearchTerms(first_step=9), []),
     ],
 )
-def test_what_is_found_newest_first(run: Path, wanted: Wanted, expected: list[str]) -> None:
+def test_what_is_found_newest_first(run: Path, wanted: SearchTerms, expected: list[str]) -> None:
     found = search(run, wanted, before=None, limit=50)
     assert (places(found), found["next"]) == (expected, None)
 
 
 def test_a_row(run: Path) -> None:
-    (row,) = search(run, Wanted(invalid=True), before=None, limit=50)["rows"]
+    (row,) = search(run, SearchTerms(invalid=True), before=None, limit=50)["rows"]
     assert row == {
         "step": 1,
         "group_index": 0,
@@ -81,15 +81,15 @@ def test_a_row(run: Path) -> None:
 
 
 def test_it_says_how_far_it_looked(run: Path) -> None:
-    everything = search(run, Wanted(text="nowhere"), before=None, limit=50)
+    everything = search(run, SearchTerms(text="nowhere"), before=None, limit=50)
     assert everything == {"rows": [], "next": None, "searched": 3, "looked_at": 10, "back_to": 1}
-    one = search(run, Wanted(text="axb"), before=None, limit=1)
+    one = search(run, SearchTerms(text="axb"), before=None, limit=1)
     assert (one["next"], one["searched"], one["looked_at"], one["back_to"]) == ("3-0-0", 1, 2, 3)
 
 
 def test_a_full_page_without_a_next_is_the_last(run: Path) -> None:
-    assert search(run, Wanted(text="axb"), before=None, limit=3)["next"] is None
-    assert search(run, Wanted(text="axb"), before=None, limit=2)["next"] == "2-1-0"
+    assert search(run, SearchTerms(text="axb"), before=None, limit=3)["next"] is None
+    assert search(run, SearchTerms(text="axb"), before=None, limit=2)["next"] == "2-1-0"
 
 
 @pytest.mark.parametrize("limit", [1, 2, 50])
@@ -100,7 +100,7 @@ def test_pieces_and_pages_lose_nothing(run: Path, monkeypatch: pytest.MonkeyPatc
     found, looked, before = list[str](), 0, None
     with RunRecord.reopen(run, 3) as record:
         for turn in range(40):
-            page = search(run, Wanted(text="a"), before=before, limit=limit, seconds=0.0)
+            page = search(run, SearchTerms(text="a"), before=before, limit=limit, seconds=0.0)
             assert page["looked_at"] <= piece
             found, looked = found + places(page), looked + page["looked_at"]
             if page["next"] is None:
@@ -116,9 +116,9 @@ def test_pieces_and_pages_lose_nothing(run: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_time_is_what_bounds_a_call(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "_ROWS", 2)
-    short = search(run, Wanted(text="nowhere"), before=None, limit=50, seconds=0.0)
+    short = search(run, SearchTerms(text="nowhere"), before=None, limit=50, seconds=0.0)
     assert (short["rows"], short["next"], short["looked_at"]) == ([], "3-0-0", 2)
-    assert search(run, Wanted(text="nowhere"), before=None, limit=50, seconds=60.0)["next"] is None
+    assert search(run, SearchTerms(text="nowhere"), before=None, limit=50, seconds=60.0)["next"] is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_time_is_what_bounds_a_call(run: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_of_a_long_text_the_part_that_was_searched_is_shown(tmp_path: Path, text: str, shown: str) -> None:
     run = make_run(tmp_path / "run", [Made((1.0,), texts=(text,))])
-    (row,) = search(run, Wanted(text="Needle"), before=None, limit=1)["rows"]
+    (row,) = search(run, SearchTerms(text="Needle"), before=None, limit=1)["rows"]
     assert row["text"] == shown
     assert len(row["text"]) <= 300
 
@@ -190,6 +190,6 @@ def test_nothing_recorded_yet(tmp_path: Path) -> None:
 def test_an_excerpt_holds_what_was_found(tmp_path: Path, text: str, sought: str) -> None:
     """Folded, each of these letters is two."""
     run = make_run(tmp_path / "folded", [Made((1.0,), texts=(text,))])
-    (row,) = search(run, Wanted(text=sought), before=None, limit=5)["rows"]
+    (row,) = search(run, SearchTerms(text=sought), before=None, limit=5)["rows"]
     assert sought.casefold() in row["text"].casefold()
     assert len(row["text"]) <= 300

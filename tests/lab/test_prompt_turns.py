@@ -9,9 +9,9 @@ import pytest
 
 from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.groups import groups_of_step, history, one_group
-from grouprl.lab.report.prompts import Shared
+from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.run_data import read_files, run_answer
-from grouprl.lab.search import Wanted, search
+from grouprl.lab.search import SearchTerms, search
 from grouprl.record.read import Example
 from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StepRecord, StopReason
@@ -52,7 +52,7 @@ TEXT = "Question: 2 + 3?\nAnswer: 5\n\nQuestion: 7 + 1?\nAnswer: 8\n\n" + "Write
     ],
 )
 def test_the_worked_examples_of_a_chat(chats: list[tuple[Message, ...]], folded: list[int]) -> None:
-    shared = Shared.of(["\n".join(one["content"] for one in messages) for messages in chats], chats)
+    shared = SharedBeginning.of(["\n".join(one["content"] for one in messages) for messages in chats], chats)
     marked = shared.marked("", chats[0])
     assert marked is not None
     assert [{name: turn[name] for name in ("role", "content")} for turn in marked] == [dict(one) for one in chats[0]]
@@ -73,7 +73,7 @@ def test_the_worked_examples_of_a_chat(chats: list[tuple[Message, ...]], folded:
     ],
 )
 def test_the_own_part_of_a_text(texts: list[str], own: str) -> None:
-    shared = Shared.of(texts)
+    shared = SharedBeginning.of(texts)
     assert shared.own(texts[0]) == own
     parts = shared.marked(texts[0], None)
     assert (parts is None) == (own == texts[0])
@@ -107,7 +107,7 @@ def test_pages_show_the_question_and_fold_the_examples(tmp_path: Path) -> None:
     assert [one["prompt"] for one in shown] == ["… How many pears?", "… How many plums?"]
     # Every prompt has apples in its examples: only what it asks itself is searched.
     hits = {
-        text: len(search(run, Wanted(prompt=text), before=None, limit=9)["rows"])
+        text: len(search(run, SearchTerms(prompt=text), before=None, limit=9)["rows"])
         for text in ("pears", "apples", "many")
     }
     assert hits == {"pears": 2, "apples": 0, "many": 4}

@@ -25,7 +25,7 @@ from grouprl.models.logprobs import token_logprobs
 from grouprl.models.precision import autocast
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.decoding import Decoding, Unit, Waiting
+from grouprl.rollout.decoding import Decoding, Unit, UnitQueue
 from grouprl.rollout.forward import ModuleForward
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 from variants import variant
@@ -311,7 +311,7 @@ def decoded(
         if way == "compiled"
         else ModuleForward(model, shape, precise)
     )
-    decoding = Decoding(forward, tokenizer, Waiting(units), Sampling(max_tokens=tokens), (), CPU, version=0)
+    decoding = Decoding(forward, tokenizer, UnitQueue(units), Sampling(max_tokens=tokens), (), CPU, version=0)
     steps, finished = Steps([], []), []
     for _ in range(tokens - 1):  # the first token is drawn from what the prefill gives
         before = sum(called.values())

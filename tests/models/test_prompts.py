@@ -9,7 +9,7 @@ from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
 from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat
-from grouprl.rewards.calls import Called, call_keywords
+from grouprl.rewards.calls import CallValues, call_keywords
 from grouprl.rewards.outcomes import rows_of
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 from small_runs import grouprl, small_settings, write_rows
@@ -72,7 +72,7 @@ def test_a_reasoning_step_of_a_begun_completion_ends_in_its_own_text():
     assert len(BEGUN["content"]) == 39
     completion = Completion(0, (5,), (0.0,), (0.0,), " 40 + 41", StopReason.END, 0)
     group = Group(Problem("a", (QUESTION, BEGUN)), (1,), (completion,))
-    assert rows_of({"steps": Called([((10, 1.0), (44, 0.5))], {})}, group) == [{"steps": ((5, 0.5),)}]
+    assert rows_of({"steps": CallValues([((10, 1.0), (44, 0.5))], {})}, group) == [{"steps": ((5, 0.5),)}]
 
 
 @pytest.mark.parametrize(

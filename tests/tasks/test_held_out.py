@@ -12,7 +12,7 @@ import pytest
 from grouprl.tasks import load_task, task_from_list
 from grouprl.tasks.base import Split, Task
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
-from grouprl.tasks.mixture import Mixture, Part
+from grouprl.tasks.mixture import Mixture, MixturePart
 
 ROWS = [
     {"prompt": f"{n} + 1 = ?", "question": f"{n} + 1 = ?", "problem": f"{n} + 1 = ?", "answer": f"#### {n + 1}"}
@@ -77,7 +77,7 @@ TWO_FILES: dict[str, Callable[[Path], Task]] = {
     "folder": lambda folder: load_task("jsonl", path=folder_of(folder)),
     "gsm8k": lambda folder: load_task("gsm8k", path=folder_of(folder)),
     "math": lambda folder: load_task("math", path=folder_of(folder)),
-    "mixture": lambda folder: Mixture({"a": Part(load_task("gsm8k", path=folder_of(folder)))}),
+    "mixture": lambda folder: Mixture({"a": MixturePart(load_task("gsm8k", path=folder_of(folder)))}),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.resolve import resolve_rewards
 from grouprl.tasks.curriculum import PassRates, UniformOrder
-from grouprl.tasks.mixture import CORRECT, PART, Mixture, Part
+from grouprl.tasks.mixture import CORRECT, PART, Mixture, MixturePart
 from grouprl.tasks.named import load_task
 from grouprl.tasks.rows import task_from_list
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
@@ -155,10 +155,10 @@ def test_what_is_no_mixture_is_refused(arguments: dict[str, Any], message: str) 
 def test_parts_without_a_verifier_or_with_the_column_of_the_mixture_are_refused() -> None:
     rows = [{"prompt": f"Write {n} words."} for n in range(30)]
     with pytest.raises(UserError, match="a task whose verifier is built in, got none"):
-        Mixture({"words": Part(task_from_list(rows))})
+        Mixture({"words": MixturePart(task_from_list(rows))})
     named = task_from_list([{"prompt": f"{n} = ?", "answer": n, PART: "own"} for n in range(30)])
     with pytest.raises(UserError, match="without a column 'part'"):
-        Mixture({"numbers": Part(named)}).problems("train")[0]
+        Mixture({"numbers": MixturePart(named)}).problems("train")[0]
 
 
 def test_a_function_of_a_part_gets_the_columns_that_it_names() -> None:
@@ -166,7 +166,7 @@ def test_a_function_of_a_part_gets_the_columns_that_it_names() -> None:
         return [float(len(text) <= most) for text, most in zip(completions, limit, strict=True)]
 
     listed = task_from_list([{"prompt": f"Write {n}.", "limit": n} for n in range(1, 31)], verifier=short)
-    task = Mixture({"words": Part(listed), "countdown": Part(load_task("countdown", **SMALL))})
+    task = Mixture({"words": MixturePart(listed), "countdown": MixturePart(load_task("countdown", **SMALL))})
     problem = next(one for one in task.problems("train") if one.columns.get("limit") == 5)
     assert [verdict(task, problem, text) for text in ("12345", "123456")] == [1.0, 0.0]
 

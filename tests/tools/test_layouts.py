@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grouprl.models.load import load_tokenizer
 from grouprl.models.save import save_model
 from grouprl.tools.planner import GRPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
-from grouprl.tools.planner.layouts import GPUS, Layout, memory_of_rank, parse_gpus, plan_layout, plan_layouts
+from grouprl.tools.planner.layouts import GPUS, RankLayout, memory_of_rank, parse_gpus, plan_layout, plan_layouts
 from grouprl.types import UserError
 from ranked_runs import Place, torchrun_all
 from small_runs import grouprl
@@ -30,11 +30,11 @@ def test_the_batch_is_divided_and_the_counts_of_a_rank_are_those_of_its_part():
     assert whole.completion_tokens == 64 * 8 * 512
     assert plan_layouts(SEVEN, GRPO, STEP, 1, GPUS["H100"])[0].memory == plan_memory(SEVEN, GRPO, STEP)
     (_, across) = plan_layouts(SEVEN, GRPO, STEP, 16, GPUS["H100"])
-    assert across.layout == Layout(16, 8)  # the machines replicate
+    assert across.layout == RankLayout(16, 8)  # the machines replicate
 
 
 def test_shards_by_hand():
-    plan = plan_layout(SEVEN, GRPO, STEP, Layout(8, 8), GPUS["H100"], passes=1)
+    plan = plan_layout(SEVEN, GRPO, STEP, RankLayout(8, 8), GPUS["H100"], passes=1)
     # 7,615,616,512 weights in float32, an eighth of them; two moments; a reference.
     assert plan.memory.networks.policy == plan.memory.networks.reference == 4 * 7_615_616_512 // 8
     assert plan.memory.networks.moments == 2 * 4 * 7_615_616_512 // 8
@@ -52,19 +52,19 @@ def test_the_time_between_ranks_by_hand():
     count = 16 * 8 + 7 * 64 + 3 * 8  # embedding, 7 products of 8 x 8, 3 norms
     assert shape.parameters == count
     link = GPUS["H100"].link
-    whole = plan_layout(shape, GRPO, STEP, Layout(2, 1), GPUS["H100"], passes=3)
+    whole = plan_layout(shape, GRPO, STEP, RankLayout(2, 1), GPUS["H100"], passes=3)
     assert whole.exchange == pytest.approx(3 * 2 * 4 * count * (1 / 2) / link)  # 3 updates, there and back
-    adapter = plan_layout(shape, Networks(lora_rank=2), STEP, Layout(2, 1), GPUS["H100"], passes=1)
+    adapter = plan_layout(shape, Networks(lora_rank=2), STEP, RankLayout(2, 1), GPUS["H100"], passes=1)
     assert adapter.exchange == pytest.approx(2 * 4 * (7 * 2 * 16) * (1 / 2) / link)
-    assert plan_layout(shape, GRPO, STEP, Layout(1, 1), GPUS["H100"], passes=1).exchange == 0
+    assert plan_layout(shape, GRPO, STEP, RankLayout(1, 1), GPUS["H100"], passes=1).exchange == 0
 
 
 def test_what_fits_is_the_largest_that_fits():
-    plan = plan_layout(SEVEN, GRPO, replace(STEP, recompute=True), Layout(8, 8), GPUS["A100"], passes=1)
+    plan = plan_layout(SEVEN, GRPO, replace(STEP, recompute=True), RankLayout(8, 8), GPUS["A100"], passes=1)
     for longer, fits in ((0, True), (1, False)):
         step = replace(STEP, recompute=True, completion_tokens=plan.longest_completion + longer)
         assert (
-            plan_layout(SEVEN, GRPO, step, Layout(8, 8), GPUS["A100"], passes=1).peak <= GPUS["A100"].memory
+            plan_layout(SEVEN, GRPO, step, RankLayout(8, 8), GPUS["A100"], passes=1).peak <= GPUS["A100"].memory
         ) == fits
 
 
@@ -114,6 +114,6 @@ def test_what_a_rank_holds_is_what_was_planned(tiny: Path, tmp_path: Path, ranks
     assert ended.code == 0, ended.text
     for place in places:
         held = json.loads((place.runs / "run" / "summary.json").read_text())["networks_mib"]
-        plan = memory_of_rank(shape_of(str(place.model)), GRPO, STEP, Layout(ranks, ranks)).networks
+        plan = memory_of_rank(shape_of(str(place.model)), GRPO, STEP, RankLayout(ranks, ranks)).networks
         for part, size in (("policy", plan.policy), ("reference", plan.reference), ("optimizer", plan.moments)):
             assert held[part] == pytest.approx(size / MIB, rel=0.02), part

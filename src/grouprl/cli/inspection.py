@@ -11,7 +11,7 @@ from rich.text import Text
 
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group
-from grouprl.lab.report.prompts import Shared
+from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
@@ -76,7 +76,7 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
 def _prompt(problem: Problem, others: Sequence[Problem]) -> str:
     """The turns of a prompt under their roles, without those that all problems share."""
     chats = [() if isinstance(one.prompt, str) else one.prompt for one in (problem, *others)]
-    shared, lines = Shared.of([one.prompt_text for one in (problem, *others)], chats), []
+    shared, lines = SharedBeginning.of([one.prompt_text for one in (problem, *others)], chats), []
     found = shared.marked(problem.prompt_text, chats[0] or None) or [{"content": problem.prompt_text}]
     for folded, turns in groupby(found, key=lambda turn: turn.get("shared", False)):
         own = [visible(": ".join(filter(None, (turn.get("role"), turn["content"])))) for turn in turns]

@@ -33,7 +33,7 @@ from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
 
 if TYPE_CHECKING:
-    from grouprl.tools.imported.recipe import Imported, Line
+    from grouprl.tools.imported.recipe import ImportedRecipe, Line
 
 _STYLES = {"unsupported": "red", "changed": "yellow", "equal": "green", "not needed": "cyan"}
 _LONGEST = 60  # characters of a value in the table; the recipe has all of it
@@ -73,7 +73,7 @@ def import_config(
     typer.echo(f"Wrote {target}. Run it: grouprl train {target}{needed}")
 
 
-def show_imported(imported: Imported, console: Console | None = None) -> None:
+def show_imported(imported: ImportedRecipe, console: Console | None = None) -> None:
     """Prints every key under its verdict; a key in parentheses is a default there that is another here."""
     console = console or Console()
     for verdict, style in _STYLES.items():

@@ -48,7 +48,7 @@ _Mistake = tuple[_Key, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layer:
+class _Source:
     origin: str  # the file or the override
     tree: _Tree
 
@@ -89,9 +89,11 @@ def _all_of(mistakes: Sequence[str]) -> UserError:
     return UserError("\n  ".join(["errors in the configuration:", *mistakes]))
 
 
-def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[str]) -> tuple[list[_Layer], list[str]]:
+def _read_all(
+    kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[str]
+) -> tuple[list[_Source], list[str]]:
     """Returns the layers in the order in which they apply, and the errors of those that cannot be read."""
-    layers: list[_Layer] = []
+    layers: list[_Source] = []
     mistakes: list[str] = []
     sources = [(str(path), functools.partial(_read_file, path)) for path in files]
     sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
@@ -104,7 +106,7 @@ def _read_all(kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[
                     tree[section] = {key: tree[section]}
             if isinstance(tree.get("algorithm"), dict):
                 tree["algorithm"] = flat(tree["algorithm"])
-            layers.append(_Layer(origin, tree))
+            layers.append(_Source(origin, tree))
         except (UserError, yaml.YAMLError) as error:
             said = " ".join(str(error).split()).replace('"<byte string>", ', "")
             mistakes.append(f"{origin}: {said}")
@@ -145,7 +147,7 @@ def _read_override(text: str) -> _Tree:
 # Merging
 
 
-def _layered(tree: _Tree, layer: _Layer) -> _Tree:
+def _layered(tree: _Tree, layer: _Source) -> _Tree:
     fresh = "name" in _children(layer.tree.get("algorithm"))
     tree = _without(tree, ("algorithm",)) if fresh else tree
     for key, others in _DROPS.items():
@@ -176,7 +178,7 @@ def _children(tree: Any) -> _Tree:
 # Checking
 
 
-def _misplaced(kind: Any, layer: _Layer, above: Collection[_Key]) -> Iterator[_Mistake]:
+def _misplaced(kind: Any, layer: _Source, above: Collection[_Key]) -> Iterator[_Mistake]:
     """Finds values in the place of a section, which a merge with keys below it would drop.
 
     `above` has the keys with further keys below them in an override.
@@ -254,7 +256,7 @@ def _accepts(section: Any, name: str, value: Any) -> bool:
     return True
 
 
-def _origin(layers: Sequence[_Layer], key: _Key) -> str:
+def _origin(layers: Sequence[_Source], key: _Key) -> str:
     """Returns the origin of the last layer with the key, or with its longest prefix."""
 
     def held(tree: _Tree) -> int:
@@ -264,7 +266,7 @@ def _origin(layers: Sequence[_Layer], key: _Key) -> str:
             tree = _children(tree)[part]
         return len(key)
 
-    nearest = max(reversed(layers), key=lambda layer: held(layer.tree), default=_Layer("defaults", {}))
+    nearest = max(reversed(layers), key=lambda layer: held(layer.tree), default=_Source("defaults", {}))
     return nearest.origin
 
 

@@ -15,7 +15,7 @@ import yaml
 def read_yaml(source: str | bytes) -> Any:
     """Reads one document. Raises yaml.YAMLError, also for a key written twice, an alias or a tag such as !!set."""
     try:
-        return yaml.load(source, _Loader)
+        return yaml.load(source, _JsonLoader)
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
@@ -24,7 +24,7 @@ def read_yaml(source: str | bytes) -> Any:
 
 def line_of(document: bytes, key: Sequence[str]) -> int:
     """Returns the line, from 1, where a document has a key, or the longest part of it that it has; items by number."""
-    node, line = yaml.compose(document, _Loader), 1
+    node, line = yaml.compose(document, _JsonLoader), 1
     for part in key:
         if isinstance(node, yaml.MappingNode):
             children = {name.value: (name, value) for name, value in node.value}
@@ -59,7 +59,7 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _core_scalars()
 
 
-class _Loader(yaml.SafeLoader):
+class _JsonLoader(yaml.SafeLoader):
     """Reads only values that JSON has: no dates, sets or aliases; keys are text and unique."""
 
     yaml_implicit_resolvers = _core_scalars()

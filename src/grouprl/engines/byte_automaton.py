@@ -44,7 +44,7 @@ def byte_automaton(regex: str, key: str) -> tuple[np.ndarray, np.ndarray]:
         tree = _parser.parse(regex)
     except re.error as error:
         raise UserError(f"{key}: expected a regular expression, got {regex!r}: {error}") from error
-    places = _Places(key, regex)
+    places = _FreeMoves(key, regex)
     places.last = places.add(_without_anchors(list(tree)), tree.state.flags, 0)
     class_of, symbols = _classes(list(places.characters.values()))
     moves, accepting = _determinized(places, symbols, class_of.max() + 1)
@@ -58,7 +58,7 @@ def _without_anchors(nodes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return nodes[first:last]
 
 
-class _Places:
+class _FreeMoves:
     """An automaton with free moves, over sets of characters (Thompson's construction)."""
 
     def __init__(self, key: str, regex: str) -> None:
@@ -170,7 +170,7 @@ def _classes(sets: Sequence[np.ndarray]) -> tuple[np.ndarray, list[list[int]]]:
     return np.repeat(class_of.reshape(-1), lengths), [np.flatnonzero(column).tolist() for column in kinds.T]
 
 
-def _determinized(places: _Places, symbols: Sequence[Sequence[int]], classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _determinized(places: _FreeMoves, symbols: Sequence[Sequence[int]], classes: int) -> tuple[np.ndarray, np.ndarray]:
     """[states, classes] the state after a character of each class, -1 = none; [states] accepting."""
     start = places.reached([0])
     number, sets, moves = {start: 0}, [start], list[list[int]]()

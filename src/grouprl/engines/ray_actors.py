@@ -50,7 +50,7 @@ class _Actor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked(Generic[Job, Result]):
+class _PendingJob(Generic[Job, Result]):
     """A job that waits for its answer."""
 
     job: Job
@@ -75,7 +75,7 @@ class _Turn:
     """What an actor does now: it starts, or computes a job."""
 
     member: _Member
-    asked: _Asked[Any, Any] | None  # None = it starts
+    asked: _PendingJob[Any, Any] | None  # None = it starts
     deadline: float
 
 
@@ -108,7 +108,7 @@ class ActorPool(Generic[Job, Result]):
             num_cpus=cluster.settings.cpus, num_gpus=gpus, max_concurrency=at_once
         )
         self._build = build
-        self._waiting: deque[_Asked[Job, Result]] = deque()
+        self._waiting: deque[_PendingJob[Job, Result]] = deque()
         self._turns: dict[Any, _Turn] = {}
         self._members: list[_Member] = []
         self.count = count
@@ -125,7 +125,7 @@ class ActorPool(Generic[Job, Result]):
 
         The future raises UserError when the job does, and when too many actors are lost.
         """
-        asked = _Asked[Job, Result](job)
+        asked = _PendingJob[Job, Result](job)
         (self._waiting.appendleft if now else self._waiting.append)(asked)
         if self._over.is_set():
             self._refuse_all()

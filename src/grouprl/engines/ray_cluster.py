@@ -36,7 +36,7 @@ class Cluster:
     say: Callable[[str], None]  # gets a sentence for each actor that is lost
 
 
-class _Places(list[str]):
+class _ImportPath(list[str]):
     """What Ray adds to the paths of its workers: the current folder only where this process has it on its own path."""
 
     def extend(self, places: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
 
 def _connect(ray: Any, settings: ClusterConfig) -> None:
     job = ray.job_config.JobConfig()
-    job._py_driver_sys_path = _Places()
+    job._py_driver_sys_path = _ImportPath()
     if settings.address is not None:
         _probe(ray, settings.address)
         ray.init(address=settings.address, job_config=job, log_to_driver=False, logging_level="error")

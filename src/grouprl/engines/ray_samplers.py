@@ -62,7 +62,7 @@ def open_samplers(cluster: Cluster, config: RunConfig) -> Iterator[Samplers]:
     model, rows = config.model, config.rollout.max_rows
     settings = cluster.settings
     device = "auto" if settings.gpus else "cpu"
-    build = partial(_Sampler, model, device, config.seed, rows)
+    build = partial(_SamplerActor, model, device, config.seed, rows)
     with Samplers(
         cluster, "sampler", build, count=settings.samplers, seconds=settings.seconds, gpus=settings.gpus
     ) as pool:
@@ -146,7 +146,7 @@ def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[lis
     return [list(range(first, len(completions), count)) for first in range(count)]
 
 
-class _Sampler:
+class _SamplerActor:
     """In an actor: the policy and an engine."""
 
     def __init__(self, config: PolicyConfig, device: str, seed: int, max_rows: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from grouprl.config.run import ScoringConfig
 from grouprl.engines.ray_actors import ActorPool
 from grouprl.engines.ray_cluster import Cluster
-from grouprl.rewards.calls import OUTSIDE, Called, PendingValues, Signature, TrainingState, gather
+from grouprl.rewards.calls import OUTSIDE, CallValues, PendingValues, Signature, TrainingState, gather
 from grouprl.rewards.workers.pool import Keywords, RewardPool
 from grouprl.rewards.workers.zygote import Source
 
@@ -38,7 +38,7 @@ class RemoteRewards:
         self._pool = ActorPool[_Call | None, Any](
             cluster,
             "scorer",
-            partial(_Scorer, dict(functions), limits),
+            partial(_ScorerActor, dict(functions), limits),
             count=settings.scorers,
             at_once=at_once,
             seconds=settings.seconds,
@@ -76,13 +76,13 @@ class RemoteRewards:
         self._pool.close()
 
 
-class _Scorer:
+class _ScorerActor:
     """In an actor: a pool of workers, which ends with the actor's process."""
 
     def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
         self._pool = RewardPool(functions, limits)
 
-    def __call__(self, call: _Call | None) -> Mapping[str, Signature] | Called:
+    def __call__(self, call: _Call | None) -> Mapping[str, Signature] | CallValues:
         if call is None:
             return self._pool.signatures()
         pending: Future[Any] = self._pool.submit(

@@ -38,7 +38,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class TokenAutomaton:
     """The automaton of a regular expression over a model's tokens. State 0 is before the first token."""
 
     regex: str
@@ -46,7 +46,7 @@ class Structure:
     next_XV: Tensor  # [states, V] the state after a token; -1 = not allowed
     _copies: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
 
-    def __reduce__(self) -> tuple[Callable[..., Structure], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., TokenAutomaton], tuple[Any, ...]]:
         """Another process builds the table again: it is larger than what it is built from."""
         return structure_of, (self.regex, self.vocabulary)
 
@@ -138,7 +138,7 @@ def _read_sentence_piece(piece: str) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def structure_of(regex: str, vocabulary: Vocabulary) -> Structure:
+def structure_of(regex: str, vocabulary: Vocabulary) -> TokenAutomaton:
     """The automaton of a regular expression for a model's tokens.
 
     Args:
@@ -168,7 +168,7 @@ def structure_of(regex: str, vocabulary: Vocabulary) -> Structure:
     if not alive[0]:
         raise UserError(f"{KEY}: expected an expression that this model's tokens can match, got {regex!r}: change it")
     table_XV[~np.append(alive, False)[table_XV]] = NONE  # -1 is the appended False
-    return Structure(regex, vocabulary, torch.from_numpy(table_XV))
+    return TokenAutomaton(regex, vocabulary, torch.from_numpy(table_XV))
 
 
 def _after_a_space(next_XB: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

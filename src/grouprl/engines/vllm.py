@@ -17,7 +17,7 @@ from grouprl.config.run import EngineConfig
 from grouprl.engines.publish import publish, publish_base
 from grouprl.engines.published import PublishedWeights, shape_difference, shape_of
 from grouprl.engines.vllm_client import Connection, NotFoundError, VllmClient
-from grouprl.engines.vllm_reply import Expected, StaleReplyError, completions_of
+from grouprl.engines.vllm_reply import ReplyForm, StaleReplyError, completions_of
 from grouprl.models.adapters import has_adapter
 from grouprl.models.load import end_token_ids
 from grouprl.models.progress import PROGRESS
@@ -38,7 +38,7 @@ _TESTED = "0.32"  # the vLLM whose replies and worker this engine was tested wit
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _ServerUnit:
     """Completions of one request that are sampled by one call."""
 
     request: int
@@ -166,7 +166,7 @@ class VllmEngine:
                 self._check_lengths(requests, sampling)
                 rows = min(self._max_rows, self._rows)
                 units = [
-                    _Unit(index, first, min(rows, request.completions - first))
+                    _ServerUnit(index, first, min(rows, request.completions - first))
                     for index, request in enumerate(requests)
                     for first in range(0, request.completions, rows)
                 ]
@@ -187,7 +187,7 @@ class VllmEngine:
             put(None)
 
     async def _completions(
-        self, server: Connection, restore: Callable[[], Any], request: Request, unit: _Unit, sampling: Sampling
+        self, server: Connection, restore: Callable[[], Any], request: Request, unit: _ServerUnit, sampling: Sampling
     ) -> list[Completion]:
         """Samples the completions of one unit; sends it again after the server was restarted."""
         assert self._published is not None
@@ -205,7 +205,7 @@ class VllmEngine:
                 stale = _FRESH  # a server that was started again has no adapter
                 await restore()
                 continue
-            expected = Expected(
+            expected = ReplyForm(
                 count=unit.count,
                 first=unit.first,
                 model=adapter or self._name,

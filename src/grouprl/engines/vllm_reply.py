@@ -22,7 +22,7 @@ class StaleReplyError(Exception):
 
 
 @dataclass(frozen=True)
-class Expected:
+class ReplyForm:
     """What a reply must hold."""
 
     count: int  # completions
@@ -39,7 +39,7 @@ Wrong = Callable[[str, str, str], UserError]
 
 
 def completions_of(
-    reply: Mapping[str, Any], expected: Expected, tokenizer: PreTrainedTokenizerBase, wrong: Wrong
+    reply: Mapping[str, Any], expected: ReplyForm, tokenizer: PreTrainedTokenizerBase, wrong: Wrong
 ) -> list[Completion]:
     """Makes the completions of one reply of `/inference/v1/generate`.
 
@@ -68,7 +68,7 @@ def completions_of(
 
 
 def _completion(
-    choice: Mapping[str, Any], expected: Expected, tokenizer: PreTrainedTokenizerBase, wrong: Wrong
+    choice: Mapping[str, Any], expected: ReplyForm, tokenizer: PreTrainedTokenizerBase, wrong: Wrong
 ) -> Completion:
     ids, sampling = choice.get("token_ids"), expected.sampling
     known = isinstance(ids, list) and all(type(one) is int and 0 <= one < expected.vocabulary for one in ids)
@@ -91,7 +91,7 @@ def _completion(
     )
 
 
-def _check_versions(choice: Mapping[str, Any], length: int, expected: Expected) -> None:
+def _check_versions(choice: Mapping[str, Any], length: int, expected: ReplyForm) -> None:
     spans = choice.get("weight_versions")
     found = [span for span in spans if isinstance(span, dict)] if isinstance(spans, list) else []
     if [(span.get("version"), span.get("start"), span.get("end")) for span in found] != [(expected.label, 0, length)]:
@@ -118,7 +118,7 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int], wrong: Wrong) -> tu
 
 
 def _stop_reason(
-    choice: Mapping[str, Any], ids: Sequence[int], text: str, expected: Expected, wrong: Wrong
+    choice: Mapping[str, Any], ids: Sequence[int], text: str, expected: ReplyForm, wrong: Wrong
 ) -> StopReason:
     """Decides why a completion ended, by the rules of the native engine, and checks that the server agrees."""
     finish, sampling = choice.get("finish_reason"), expected.sampling

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
 from grouprl.kernels.functions import kernels, pointers
-from grouprl.kernels.llama_form import Unrotated, has_llama_form, llama_hidden_states
+from grouprl.kernels.llama_form import AttentionInput, has_llama_form, llama_hidden_states
 from grouprl.models.attention import NAME, is_packed
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.precision import padded_rows
@@ -102,14 +102,14 @@ class _DecodeStep(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class _PrefillLayout:
+class _KernelPrefill:
     """The layout of prompts, whose keys and values go to the given group slots."""
 
     tree: TreeLayout
     cache: CompiledCache
     slots: Tensor
 
-    def keep(self, layer: int, given: Unrotated) -> None:
+    def keep(self, layer: int, given: AttentionInput) -> None:
         """Keeps what a layer gives to its attention."""
         starts, lengths = self.tree.tree
         places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
@@ -202,7 +202,7 @@ class CompiledForward:
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
         ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self._prefix)
-        layout = _PrefillLayout(tree, self._cache, torch.arange(first, first + len(prompts)))
+        layout = _KernelPrefill(tree, self._cache, torch.arange(first, first + len(prompts)))
         hidden_SH = llama_hidden_states(self._weights.decoder, ids_S, tree.position_ids_S, layout)
         count = len(last_P)
         padding = padded_rows(count, self._dtype, decoding=True) - count

@@ -60,7 +60,7 @@ _ALL = 1 << 62  # longer than any sequence
 _PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
 
 
-class _Layer(ctypes.Structure):
+class _LayerWeights(ctypes.Structure):
     _fields_ = (
         *((name, Norm) for name in ("before", "after", "query_norm", "key_norm")),
         *((name, Product) for name in _PRODUCTS),
@@ -119,19 +119,19 @@ class CompiledWeights:
         assert functions is not None, "torch has no C functions: call has_plain_products first"
         self.torch = functions
         self._kept: list[Tensor] = []  # whose addresses are below
-        self.layers = (_Layer * len(decoder.layers))(*map(self._layer, decoder.layers))
+        self.layers = (_LayerWeights * len(decoder.layers))(*map(self._layer, decoder.layers))
         self.norm, self.head = _norm(decoder.norm), self._product(self.output)
         self.direct = dtype == torch.float32 and sum(map(Tensor.numel, model.parameters())) >= _DIRECT_FROM
         self.direct = self.direct and uses_kernel(PRODUCT, len(decoder.norm.weight), dtype)
         self.rank = max(product.rank for layer in self.layers for product in _products(layer))
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, layer: Any) -> _LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         head_norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         mlp_products = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        return _Layer(
+        return _LayerWeights(
             *map(_norm, (*norms, *head_norms)),
             *map(self._product, (*products, *mlp_products)),
             window_of(attention) or _ALL,
@@ -179,5 +179,5 @@ def _norm(module: Any) -> Norm:
     return Norm() if module is None else Norm(module.weight.data_ptr(), module.variance_epsilon)
 
 
-def _products(layer: _Layer) -> Iterator[Product]:
+def _products(layer: _LayerWeights) -> Iterator[Product]:
     return (getattr(layer, name) for name in _PRODUCTS)

@@ -33,7 +33,7 @@ _KNOWN = (
 _CHANGING_ROTATIONS = ("dynamic", "longrope")
 
 
-class Unrotated(NamedTuple):
+class AttentionInput(NamedTuple):
     """What a layer gives to its attention, without positions applied."""
 
     query: Tensor  # [S, heads, d]
@@ -98,7 +98,9 @@ def _layer(
     )
     if hasattr(attention, "q_norm"):
         q, k = head_norm(q, attention.q_norm), head_norm(k, attention.k_norm)
-    attended = attend_rotated(layout, index, Unrotated(q, k, v, *rotation, attention.scaling, window_of(attention)))
+    attended = attend_rotated(
+        layout, index, AttentionInput(q, k, v, *rotation, attention.scaling, window_of(attention))
+    )
     after = layer.post_attention_layernorm
     x, normed = add_norm(x, attention.o_proj(attended.flatten(1)), after.weight, after.variance_epsilon, dtype)
     return x, mlp.down_proj(swiglu(mlp.gate_proj(normed), mlp.up_proj(normed)))
@@ -121,7 +123,7 @@ def head_norm(x: Tensor, norm: Any) -> Tensor:
     return normed.view_as(x)
 
 
-def attend_rotated(layout: Any, layer: int, given: Unrotated) -> Tensor:
+def attend_rotated(layout: Any, layer: int, given: AttentionInput) -> Tensor:
     """Applies the rotations, then attends as `Layout.attend`: [S, heads, d]. A layout around a tree keeps its part."""
     if isinstance(layout, TreeLayout):
         return _attend(layout, layer, given)
@@ -134,7 +136,7 @@ def attend_rotated(layout: Any, layer: int, given: Unrotated) -> Tensor:
     return _attend(tree, layer, given)
 
 
-def _attend(tree: TreeLayout, layer: int, given: Unrotated) -> Tensor:
+def _attend(tree: TreeLayout, layer: int, given: AttentionInput) -> Tensor:
     query, key, value, cosine, sine, scaling, window = given
     window = None if window is None or window >= tree.longest else window
     if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):

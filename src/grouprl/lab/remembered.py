@@ -39,7 +39,7 @@ class _Broken:
         raise UserError(self.sentence)
 
 
-class Remembered:
+class ReaderMemory:
     """What readers made of files, the mistakes in them too, once for each state of a file."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from grouprl.lab.answers import Body, Query, changing, field_of, json_answer, ru
 from grouprl.lab.report.groups import MOST_GROUPS, MOST_VISITS, groups_of_step, history, one_group
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.runs import Runs
-from grouprl.lab.search import MOST_FOUND, Wanted, search
+from grouprl.lab.search import MOST_FOUND, SearchTerms, search
 from grouprl.lab.trying import try_completion
 from grouprl.types import StopReason, UserError
 
@@ -51,10 +51,10 @@ def _completion(runs: Runs, request: Request) -> dict[str, Any]:
 
 
 def _search(runs: Runs, request: Request) -> dict[str, Any]:
-    query = Query(request, (*vars(Wanted()), "step", "before", "limit"))
+    query = Query(request, (*vars(SearchTerms()), "step", "before", "limit"))
     first, last = _steps(query)
     reasons = [reason.value for reason in StopReason]
-    wanted = Wanted(
+    wanted = SearchTerms(
         text=query.optional("text", query.text) or "",
         prompt=query.optional("prompt", query.text) or "",
         min_reward=query.optional("min_reward", query.number),

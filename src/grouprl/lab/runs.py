@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.files import read_json
-from grouprl.lab.remembered import GrowingRows, Remembered
+from grouprl.lab.remembered import GrowingRows, ReaderMemory
 from grouprl.lab.report.recorded import read_config
 from grouprl.lab.report.run_data import Row, RunFiles, changed, named, run_line
 from grouprl.record.files import utf8_text
@@ -41,7 +41,7 @@ class Runs:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._grown: dict[Path, GrowingRows] = {}
-        self._remembered = Remembered()
+        self._remembered = ReaderMemory()
         self._lock = threading.Lock()
 
     def folders(self) -> Iterator[Path]:

@@ -29,7 +29,7 @@ _PROMPT = "(SELECT own(prompt) FROM problems WHERE problems.problem_id = complet
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SearchTerms:
     """What a completion has to be; None and the empty text ask for nothing."""
 
     text: str = ""  # somewhere in it, in capital or small letters
@@ -57,7 +57,7 @@ class Wanted:
 
 
 def search(
-    folder: Path, wanted: Wanted, *, before: Key | None, limit: int, seconds: float = _SECONDS
+    folder: Path, wanted: SearchTerms, *, before: Key | None, limit: int, seconds: float = _SECONDS
 ) -> dict[str, Any]:
     """The newest completions that are as wanted, as far as they are found in the time.
 

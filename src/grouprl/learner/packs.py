@@ -139,7 +139,7 @@ def cut(pack: Pack, whole_NT: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Forward:
+class PackOutput:
     """The output of a model for a pack's C completion tokens, in packed order."""
 
     logprobs_C: Tensor
@@ -152,7 +152,9 @@ def after(prefix: Prefix | None, pack: Pack) -> Pack:
     return pack if prefix is None else replace(pack, layout=replace(pack.layout, prefix=prefix))
 
 
-def pack_forward(model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entropy_gradient: bool = False) -> Forward:
+def pack_forward(
+    model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entropy_gradient: bool = False
+) -> PackOutput:
     """Computes log-probs and entropies of the pack's completion tokens under `sampling`."""
     hidden_CH = pack_hidden(model, pack)
     logprobs_C, entropies_C = token_logprobs(
@@ -163,7 +165,7 @@ def pack_forward(model: PreTrainedModel, pack: Pack, sampling: Sampling, *, entr
         entropy_gradient=entropy_gradient,
         context=pack.context,
     )
-    return Forward(logprobs_C, entropies_C, hidden_CH)
+    return PackOutput(logprobs_C, entropies_C, hidden_CH)
 
 
 def pack_hidden(model: PreTrainedModel, pack: Pack) -> Tensor:

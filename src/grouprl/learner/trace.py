@@ -16,7 +16,7 @@ from grouprl.algorithms.stages import GroupTokens, group_stages
 from grouprl.algorithms.surrogates import left_out
 from grouprl.learner.batch import PolicyEvaluation, UpdateWork
 from grouprl.learner.credit import token_rows
-from grouprl.learner.packs import Forward, Pack
+from grouprl.learner.packs import Pack, PackOutput
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
 
@@ -30,7 +30,7 @@ class TokenPass:
     entropies_C: Tensor
 
     @staticmethod
-    def of(pack: Pack, forward: Forward) -> TokenPass:
+    def of(pack: Pack, forward: PackOutput) -> TokenPass:
         """Detaches the numbers from the graph, which would keep all activations."""
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
 

@@ -127,7 +127,7 @@ class AttentionLayer(NamedTuple):
     window: int | None
 
 
-class _Noting:
+class _LayoutProbe:
     """Notes what layers pass instead of attending."""
 
     longest = 1 << 62  # longer than any window
@@ -146,7 +146,7 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """The attention layers of a packed model, by one forward pass of one token."""
     decoder: Any = model.get_decoder()
     if not hasattr(decoder, "_grouprl_layers"):  # asked first when the model is loaded
-        layout, device = _Noting(), model.get_input_embeddings().weight.device
+        layout, device = _LayoutProbe(), model.get_input_embeddings().weight.device
         token = torch.zeros(1, 1, dtype=torch.long, device=device)
         decoder(input_ids=token, position_ids=token, use_cache=False, layout=layout)
         decoder._grouprl_layers = [layout.found[layer] for layer in sorted(layout.found)]

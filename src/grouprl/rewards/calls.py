@@ -25,7 +25,7 @@ LARGEST = 1e30  # largest value: squares of rewards and their sums must stay fin
 _HERE = Path(__file__)
 _T = TypeVar("_T")
 PendingValues = Future[Any]
-"""The `Called` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
+"""The `CallValues` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ Value = float | None | Invalid | tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class Called:
+class CallValues:
     """What a call gave."""
 
     values: Sequence[Value]  # one for each completion
@@ -199,7 +199,7 @@ def call(
     state: TrainingState = OUTSIDE,
     per_step: bool = False,
     run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> Called:
+) -> CallValues:
     """Calls a function; returns one value per completion. A result that is not a number becomes `Invalid`.
 
     `provided` names those of PROVIDED that the function gets; `run` runs a coroutine to its end. Raises the function's
@@ -219,7 +219,7 @@ def call(
         checked = [_steps(value, text) for value, text in zip(values, completions, strict=True)]
     else:
         checked = [_number(value) for value in values]
-    return Called(checked, log.extra, log.metrics)
+    return CallValues(checked, log.extra, log.metrics)
 
 
 async def _awaited(awaitable: Any) -> Any:
@@ -321,7 +321,7 @@ def readable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:300])
 
 
-def decode(reply: Mapping[str, Any], count: int) -> Called:
+def decode(reply: Mapping[str, Any], count: int) -> CallValues:
     """Decodes the reply about `count` completions from JSON. Raises ValueError, or the like, for anything else."""
     values, log = reply["values"], RewardLog(count)
     if not isinstance(values, list) or len(values) != count:
@@ -330,17 +330,17 @@ def decode(reply: Mapping[str, Any], count: int) -> Called:
         log.log_extra(column, given)
     for name, number in reply["metrics"]:
         log.log_metric(name, number)
-    return Called([_decoded(value) for value in values], log.extra, log.metrics)
+    return CallValues([_decoded(value) for value in values], log.extra, log.metrics)
 
 
-def gather(scored: PendingValues) -> Called:
+def gather(scored: PendingValues) -> CallValues:
     """Waits for a call and returns what it gave, in the order of its completions."""
     found = scored.result()
-    if isinstance(found, Called):
+    if isinstance(found, CallValues):
         return found
     alone = [gather(item) for item in found]
     columns = dict.fromkeys(name for one in alone for name in one.extra)
-    return Called(
+    return CallValues(
         [one.values[0] for one in alone],
         {name: [one.extra.get(name, [None])[0] for one in alone] for name in columns},
         [pair for one in alone for pair in one.metrics],
@@ -352,7 +352,7 @@ def is_known(scored: PendingValues) -> bool:
     if not scored.done() or scored.exception() is not None:
         return False
     found = scored.result()
-    return isinstance(found, Called) or all(map(is_known, found))
+    return isinstance(found, CallValues) or all(map(is_known, found))
 
 
 def _decoded(value: object) -> Value:

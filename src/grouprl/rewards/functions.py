@@ -213,7 +213,7 @@ def _is_library(folder: Path, name: str) -> bool:
     return name in sys.stdlib_module_names or PathFinder.find_spec(name, places) is not None
 
 
-class _Loader(SourceFileLoader):
+class _BytesLoader(SourceFileLoader):
     """Loads one module from bytes that were read before."""
 
     def __init__(self, name: str, path: str, source: bytes) -> None:
@@ -237,7 +237,7 @@ class _Finder:
         place = Path(*name.split("."))
         for file, inside in ((place / "__init__.py", [str(self._folder / place)]), (place.with_suffix(".py"), None)):
             if file in self._modules:
-                loader = _Loader(name, *self._modules[file])
+                loader = _BytesLoader(name, *self._modules[file])
                 return spec_from_file_location(name, loader.path, loader=loader, submodule_search_locations=inside)
         if any(place in file.parents for file in self._modules):
             spec = ModuleSpec(name, None, is_package=True)
@@ -251,7 +251,7 @@ class _Finder:
 def import_code(path: str, code: Mapping[str, bytes], name: str) -> ModuleType:
     """Runs a reward file as the module `name`; the modules beside it in `code` can be imported from now on."""
     sys.meta_path.append(_Finder(Path(path).parent, code))
-    loader = _Loader(name, path, code[str(Path(path))])
+    loader = _BytesLoader(name, path, code[str(Path(path))])
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = module_from_spec(spec)

@@ -14,7 +14,7 @@ import torch
 
 from grouprl.algorithms import overlong_penalty
 from grouprl.models.prompts import completion_texts
-from grouprl.rewards.calls import Called, Invalid, Value
+from grouprl.rewards.calls import CallValues, Invalid, Value
 from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
 from grouprl.types import Completion, Group, RewardOutcome, StepReward, UserError
 
@@ -26,7 +26,7 @@ _WINDOW = 200  # completions over which invalid ones are counted, if a step has 
 _FEW = 50  # the share is computed over at least so many completions
 
 
-def rows_of(calls: Mapping[str, Called], group: Group) -> list[Row]:
+def rows_of(calls: Mapping[str, CallValues], group: Group) -> list[Row]:
     """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
     begun = len(group.problem.begun)
 
@@ -38,7 +38,7 @@ def rows_of(calls: Mapping[str, Called], group: Group) -> list[Row]:
     return [{name: own(called.values[n]) for name, called in calls.items()} for n in range(len(group.completions))]
 
 
-def extras_of(calls: Mapping[str, Called], group: Group) -> list[dict[str, Any]]:
+def extras_of(calls: Mapping[str, CallValues], group: Group) -> list[dict[str, Any]]:
     """What the rewards recorded beside each completion of a group, by REWARD/COLUMN."""
     columns = [(f"{name}/{column}", values) for name, one in calls.items() for column, values in one.extra.items()]
     return [{name: values[place] for name, values in columns} for place in range(len(group.completions))]
@@ -56,12 +56,12 @@ def is_correct(value: Value) -> bool | None:
     return value >= 1.0 if isinstance(value, float | int) else None
 
 
-def shared_out(found: Called, groups: Sequence[Group]) -> list[Called]:
+def shared_out(found: CallValues, groups: Sequence[Group]) -> list[CallValues]:
     """Shares out one call for the completions of several groups; the metrics stay with the first group."""
     ends = list(accumulate(len(group.completions) for group in groups))
     parts = [slice(end - len(group.completions), end) for group, end in zip(groups, ends, strict=True)]
     return [
-        Called(
+        CallValues(
             found.values[part],
             {column: given[part] for column, given in found.extra.items()},
             () if place else found.metrics,

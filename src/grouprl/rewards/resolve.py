@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from grouprl.leaves import Named
+from grouprl.leaves import LeafNames
 from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.rewards.lengths import CosineLength, NearLength
@@ -18,7 +18,7 @@ from grouprl.rewards.steps import equation_steps
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
 
-REWARDS = Named(
+REWARDS = LeafNames(
     "reward",
     {
         "boxed_format": boxed_format,

@@ -13,7 +13,7 @@ from grouprl.models.progress import PROGRESS
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import (
     OUTSIDE,
-    Called,
+    CallValues,
     PendingValues,
     Signature,
     TrainingState,
@@ -275,7 +275,7 @@ class Scorer:
 
     def _gathered(
         self, pending: Sequence[PendingGroup], rewards: Sequence[WeightedReward]
-    ) -> Iterator[tuple[Group, dict[str, Called]]]:
+    ) -> Iterator[tuple[Group, dict[str, CallValues]]]:
         """Yields each group with what its calls gave, by reward name, as soon as all are there."""
         groups = [waiting.group for waiting in pending]
         together = batch_calls(rewards, groups, self.pool, self._state) if groups else {}
@@ -307,7 +307,7 @@ class Scorer:
 
 def batch_calls(
     rewards: Sequence[WeightedReward], groups: Sequence[Group], pool: RewardWorkers, state: TrainingState
-) -> dict[str, list[Called]]:
+) -> dict[str, list[CallValues]]:
     """Calls each of the rewards that has one call for all groups; returns what it gave for each group, by name.
 
     Raises:
@@ -332,7 +332,7 @@ def signature_of(reward: WeightedReward, pool: RewardWorkers) -> Signature:
     return pool.signatures()[reward.name]
 
 
-def _called_here(reward: WeightedReward, keywords: dict[str, list[Any]], state: TrainingState) -> Called:
+def _called_here(reward: WeightedReward, keywords: dict[str, list[Any]], state: TrainingState) -> CallValues:
     function: Any = reward.function
     accepts = signature(function)
     try:

@@ -35,7 +35,7 @@ Finished = list[tuple[int, Completion]]
 """Finished completions, each with the index of its request."""
 
 
-class Waiting:
+class UnitQueue:
     """The units that no decoding has admitted yet; several decodings on threads of their own take from it."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -62,7 +62,7 @@ class Decoding:
         self,
         forward: Forward,
         tokenizer: PreTrainedTokenizerBase,
-        waiting: Waiting,
+        waiting: UnitQueue,
         sampling: Sampling,
         end_ids: Sequence[int],
         device: torch.device,

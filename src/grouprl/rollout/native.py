@@ -22,7 +22,7 @@ from grouprl.models.prefix import Read, read_prefix
 from grouprl.models.progress import PROGRESS
 from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
-from grouprl.rollout.decoding import Decoding, Finished, Unit, Waiting
+from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.recorders import CudaGraphs
@@ -80,7 +80,7 @@ class NativeEngine:
             for index, request in enumerate(requests)
             for first in range(0, request.completions, rows)
         ]
-        waiting = Waiting(units)
+        waiting = UnitQueue(units)
         share = -(-sum(request.completions for request in requests) // lanes)
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
@@ -103,7 +103,7 @@ class NativeEngine:
                             on_group(index, groups[index])
         return [groups[index] for index in range(len(requests))]
 
-    def _decode(self, forward: Forward, waiting: Waiting, sampling: Sampling) -> Iterator[Finished]:
+    def _decode(self, forward: Forward, waiting: UnitQueue, sampling: Sampling) -> Iterator[Finished]:
         """Decodes waiting units in the rows of one forward pass; gives the completions that each decode step ends."""
         device = self._device
         with torch.no_grad(), autocast(device, self._dtype):

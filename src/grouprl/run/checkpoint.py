@@ -168,12 +168,12 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
             f"({state['run'] or 'without an id'}): restore the run's own checkpoint"
         )
     for path in sorted(checkpoint.path.rglob("*.safetensors")):
-        if (name := not_finite(_Stored(path).items())) is not None:
+        if (name := not_finite(_TensorFile(path).items())) is not None:
             raise UserError(f"{path}: expected finite numbers, got NaN or infinity in {name}: use another checkpoint")
     return TrainerState(**state)
 
 
-class _Stored(Mapping[str, Tensor]):
+class _TensorFile(Mapping[str, Tensor]):
     """The tensors of a file, each read when it is asked for: every rank loads, and needs its part alone."""
 
     def __init__(self, path: Path) -> None:
@@ -193,8 +193,8 @@ class _Stored(Mapping[str, Tensor]):
 def load_learner(checkpoint: Checkpoint, learner: Learner, state: TrainerState) -> None:
     """Restores everything but the policy's weights: optimizers, critic, coefficients, reference."""
 
-    def saved(name: str) -> _Stored:
-        return _Stored(checkpoint.tensors(name))
+    def saved(name: str) -> _TensorFile:
+        return _TensorFile(checkpoint.tensors(name))
 
     learner.optimizer.load_state(saved("optimizer"), state.updates)
     learner.kl_coef = state.kl_coef

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grouprl.tasks.base import Split, Task, derived
-from grouprl.tasks.mixture import Mixture, Part
+from grouprl.tasks.mixture import Mixture, MixturePart
 from grouprl.types import Problem, UserError
 
 
@@ -35,7 +35,7 @@ def trained_on_the_rest(task: Task, evaluated: Split | None) -> Task:
     """
     if isinstance(task, Mixture):
         parts = task.parts.items()
-        return Mixture({name: Part(trained_on_the_rest(one.task, evaluated), one.ratio) for name, one in parts})
+        return Mixture({name: MixturePart(trained_on_the_rest(one.task, evaluated), one.ratio) for name, one in parts})
     given = getattr(task, "given", None)
     if given is None:
         return task

@@ -24,7 +24,7 @@ _LONGEST_TURN = 10_000
 
 
 @dataclass(frozen=True)
-class Part:
+class MixturePart:
     """One task of a mixture, and how many problems it gives relative to the other parts."""
 
     task: Task
@@ -95,8 +95,8 @@ class Mixture:
     them. Raises UserError for ratios that are no shares, and for parts without a verifier that only the task needs.
     """
 
-    parts: Mapping[str, Part] = field(
-        default_factory=lambda: {"word_problems": Part(WordProblems()), "countdown": Part(Countdown())}
+    parts: Mapping[str, MixturePart] = field(
+        default_factory=lambda: {"word_problems": MixturePart(WordProblems()), "countdown": MixturePart(Countdown())}
     )
     name = "mixture"
 

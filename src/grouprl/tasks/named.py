@@ -9,20 +9,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grouprl.leaves import Named
+from grouprl.leaves import LeafNames
 from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
 from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.math_problems import MathProblems
-from grouprl.tasks.mixture import Mixture, Part
+from grouprl.tasks.mixture import Mixture, MixturePart
 from grouprl.tasks.rows import Jsonl
 from grouprl.tasks.sums import Sums
 from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name
 
-TASKS = Named(
+TASKS = LeafNames(
     "task",
     {
         "countdown": Countdown,
@@ -104,7 +104,7 @@ def load_task(
     return with_examples(with_format(TASKS[kind](**options), format, system_prompt), examples)
 
 
-def _part(label: str, given: Any, shared: Mapping[str, Any]) -> Part:
+def _part(label: str, given: Any, shared: Mapping[str, Any]) -> MixturePart:
     """A part of a mixture from its ratio, or from `ratio` and the settings of a task, whose name is by default `label`.
 
     Settings that it lacks are those of the mixture.
@@ -125,6 +125,6 @@ def _part(label: str, given: Any, shared: Mapping[str, Any]) -> Part:
     if config.name == _MIXTURE:
         raise UserError(f"{where}: expected a task, got a mixture: name the parts of it here")
     try:
-        return Part(load_task(**config.model_dump()), ratio)
+        return MixturePart(load_task(**config.model_dump()), ratio)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.lab.report.groups import cut
-from grouprl.lab.report.prompts import Shared, shared_beginning
+from grouprl.lab.report.prompts import SharedBeginning, shared_beginning
 from grouprl.lab.report.recorded import recorded
 from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import read_examples, read_summary
@@ -68,7 +68,7 @@ def _held_out(folder: Path) -> list[dict[str, Any]]:
         for start, end in zip(first, final, strict=False)
     ]
     shown = max(range(len(turns)), key=lambda place: (turns[place], -place))
-    problem, shared = first[shown].problem_id, Shared.of([row.prompt for row in first])
+    problem, shared = first[shown].problem_id, SharedBeginning.of([row.prompt for row in first])
     rows = ((step, row) for step, examples in found.items() for row in examples if row.problem_id == problem)
     return [
         {

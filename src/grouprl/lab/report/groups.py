@@ -12,9 +12,9 @@ from typing import Any
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
-from grouprl.lab.report.prompts import Shared, asked_by, shared_beginning
+from grouprl.lab.report.prompts import SharedBeginning, asked_by, shared_beginning
 from grouprl.lab.report.recorded import missing_problem, read_config, recorded, run_algorithm
-from grouprl.lab.report.worked import Scored, Spread, against_record, deviation_kind, of_step
+from grouprl.lab.report.worked import CompletionParts, Spread, against_record, deviation_kind, of_step
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rewards
 from grouprl.record.rows import parsed, truth
@@ -166,7 +166,9 @@ def _prompts(database: sqlite3.Connection, problems: set[str]) -> dict[str, str]
     return {row["problem_id"]: row["prompt"] for row in found}
 
 
-def _listed(rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], shared: Shared, std: Std) -> dict[str, Any]:
+def _listed(
+    rows: Sequence[sqlite3.Row], prompts: Mapping[str, str], shared: SharedBeginning, std: Std
+) -> dict[str, Any]:
     head, spread = rows[0], Spread.of([row["reward"] for row in rows], std)
     return {
         "group_index": head["group_index"],
@@ -207,11 +209,11 @@ def _completion(row: sqlite3.Row, *more: str) -> dict[str, Any]:
     return {"index": row["completion_index"], "correct": truth(row["correct"]), **shown}
 
 
-def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[Scored]:
+def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[CompletionParts]:
     one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
     for row in database.execute(
         f"SELECT group_index, reward, kept FROM completions WHERE step = ? {one} "
         "ORDER BY group_index, completion_index",
         which,
     ):
-        yield Scored(row["group_index"], row["reward"], bool(row["kept"]))
+        yield CompletionParts(row["group_index"], row["reward"], bool(row["kept"]))

@@ -19,21 +19,21 @@ _LOOKED_AT = 1000  # problems of a run
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedBeginning:
     """What at least two different prompts begin with; empty where that is too little to fold."""
 
     text: str = ""  # whole lines, the contents of all messages
     turns: Sequence[Any] = ()  # leading messages of a chat
 
     @staticmethod
-    def of(texts: Sequence[str], chats: Sequence[Sequence[Any]] = ()) -> Shared:
+    def of(texts: Sequence[str], chats: Sequence[Sequence[Any]] = ()) -> SharedBeginning:
         """What these prompts share; `chats`: the messages of each, empty for plain text."""
         if len(set(texts)) < 2:
-            return Shared()
+            return SharedBeginning()
         text = os.path.commonprefix(texts)  # noqa: RUF071 (by characters)
         text = text[: text.rfind("\n") + 1]
         same = takewhile(lambda turns: all(turn == turns[0] for turn in turns), zip(*chats, strict=False))
-        return Shared(text if len(text) >= _LEAST else "", [turns[0] for turns in same])
+        return SharedBeginning(text if len(text) >= _LEAST else "", [turns[0] for turns in same])
 
     def own(self, text: str) -> str:
         """A prompt without what it shares, for lists, in which the rest would not be seen."""
@@ -55,7 +55,7 @@ class Shared:
         return [dict(one) | ({"shared": True} if first <= place <= last else {}) for place, one in enumerate(chat)]
 
 
-def shared_beginning(database: sqlite3.Connection, path: Path | None = None) -> Shared:
+def shared_beginning(database: sqlite3.Connection, path: Path | None = None) -> SharedBeginning:
     """What the first 1000 problems of a run begin with; the turns only with the `path` of the database, for errors.
 
     Raises:
@@ -71,12 +71,12 @@ def shared_beginning(database: sqlite3.Connection, path: Path | None = None) -> 
     )
     texts = [end["prompt"] for end in (first, last)]
     if path is None or first["chats"] < first["all_of_them"]:
-        return Shared.of(texts)
-    return Shared.of(texts, [parsed(path, end, "messages") or [] for end in (first, last)])
+        return SharedBeginning.of(texts)
+    return SharedBeginning.of(texts, [parsed(path, end, "messages") or [] for end in (first, last)])
 
 
 def asked_by(folder: Path, problem: str) -> dict[str, Any]:
-    """The `prompt` of a problem of a run and its `messages`, see `Shared.marked`; both None where it is not recorded.
+    """The `prompt` of a problem of a run and its `messages`, see `marked`; both None where it is not recorded.
 
     Raises:
         UserError: the messages are damaged, or the database cannot be read.

@@ -11,7 +11,7 @@ from typing import Any
 
 from grouprl.files import is_number, read_file, read_json
 from grouprl.lab.report.notes import read_notes
-from grouprl.lab.report.prompts import Shared
+from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.recorded import read_config
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import RecordedRun, measure_of, read_examples, read_json_lines, read_summary
@@ -96,7 +96,7 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
     recorded = RecordedRun(folder, "", tuple(files.metrics), tuple(files.evaluations), (), {}, files.summary)
     run = RunDirectory(folder)
     examples = read_examples(run.examples)
-    shared = Shared.of([row.prompt for rows in examples.values() for row in rows])
+    shared = SharedBeginning.of([row.prompt for rows in examples.values() for row in rows])
     names = dict.fromkeys(name for row in files.metrics for name in row)
     return {
         **run_line(identifier, folder, files),

@@ -24,7 +24,7 @@ _OTHER_SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Scored:
+class CompletionParts:
     """What a completion's advantage is made of."""
 
     group: int
@@ -149,7 +149,7 @@ def comparison_sentence(algorithm: Algorithm) -> str:
 
 
 def against_record(
-    group: int, scored: Sequence[Scored], recorded: Sequence[float], algorithm: Algorithm
+    group: int, scored: Sequence[CompletionParts], recorded: Sequence[float], algorithm: Algorithm
 ) -> dict[str, Any]:
     """A group's `compared`, beside the advantages that the run recorded.
 
@@ -163,7 +163,7 @@ def against_record(
         The keys of `compared`; `recorded`; `dropped`, whether the algorithm leaves the group out; `agree`, None where
         the advantages are not made of the rewards alone, and, unless it is true, `why`.
     """
-    groups: dict[int, list[Scored]] = {}
+    groups: dict[int, list[CompletionParts]] = {}
     for one in scored:
         groups.setdefault(one.group, []).append(one)
     others = [[one.reward for one in row] for place, row in groups.items() if row[0].kept and place != group]

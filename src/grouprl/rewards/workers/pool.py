@@ -21,7 +21,16 @@ from typing import Any, Protocol, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
-from grouprl.rewards.calls import OUTSIDE, Called, Invalid, PendingValues, Signature, TrainingState, decode, readable
+from grouprl.rewards.calls import (
+    OUTSIDE,
+    CallValues,
+    Invalid,
+    PendingValues,
+    Signature,
+    TrainingState,
+    decode,
+    readable,
+)
 from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame, unpack
 from grouprl.rewards.workers.zygote import Source, request
 from grouprl.types import UserError
@@ -262,10 +271,10 @@ class RewardPool:
             job.future.set_result(called)
         return worker
 
-    def _apart(self, job: _Job, failure: _Failure) -> Called | list[PendingValues]:
+    def _apart(self, job: _Job, failure: _Failure) -> CallValues | list[PendingValues]:
         """Starts a call for each completion of a failed call; if that is of no use, returns the reason."""
         if not job.divides or failure.of_call:
-            return Called([Invalid(readable(failure.reason))] * len(job.completions), {})
+            return CallValues([Invalid(readable(failure.reason))] * len(job.completions), {})
         singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
         # Before further groups, because they may stop the run.
         return [
@@ -273,7 +282,7 @@ class RewardPool:
             for keywords, completion in zip(singles, job.completions, strict=True)
         ]
 
-    def _attempt(self, job: _Job, worker: _Worker) -> tuple[Called, int] | _Failure:
+    def _attempt(self, job: _Job, worker: _Worker) -> tuple[CallValues, int] | _Failure:
         """Makes a call; returns what it gave and the growth of the worker in MiB."""
         limits = self._limits
         message = pack((job.name, job.per_step, job.state, job.keywords, job.completions))

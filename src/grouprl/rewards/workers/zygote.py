@@ -223,7 +223,7 @@ def work(
     channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
 ) -> None:
     """Runs a worker: it receives jobs as parcels and returns values as JSON, which is safe to read."""
-    printed = Printed()
+    printed = ProcessOutput()
     held = _data_mib()
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
@@ -277,7 +277,7 @@ def _data_mib() -> int:
     return pages * resource.getpagesize() // _MIB
 
 
-class Printed:
+class ProcessOutput:
     """The output of this process and its children: it goes through a pipe that a thread reads."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from grouprl.config.yaml_text import write_yaml
 from grouprl.record.files import atomic_write_text
 from grouprl.tools.imported.read import Foreign
 from grouprl.tools.imported.references import resolve, scalar
-from grouprl.tools.imported.table import Given, Outcome, Undecided, Unknown, undecided, unsupported
+from grouprl.tools.imported.table import Given, Outcome, UndecidedValue, Unknown, undecided, unsupported
 from grouprl.tools.imported.trl_keys import RENAMED, TRL, default_in, shown_version, versions_of
 from grouprl.tools.imported.verl_keys import VERL, verl_needs_not
 from grouprl.tools.imported.verl_rules import ESTIMATOR
@@ -42,7 +42,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedRecipe:
     """A recipe in place of a foreign configuration, with the keys that matter."""
 
     lines: tuple[Line, ...]
@@ -66,7 +66,7 @@ class Imported:
 
 def import_foreign(
     foreign: Foreign, *, world: int = 1, allow: Collection[str] = (), version: str | None = None
-) -> Imported:
+) -> ImportedRecipe:
     """Judges every key and makes the recipe.
 
     Args:
@@ -102,7 +102,7 @@ def import_foreign(
     while found := _refused(lines, base):
         lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
     _stop_at_unsupported(lines, entries, allow)
-    return Imported(tuple(_worth_showing(lines, base)), _changes(lines, base))
+    return ImportedRecipe(tuple(_worth_showing(lines, base)), _changes(lines, base))
 
 
 def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
     given.asked[:] = [key]
     try:
         outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
-    except Undecided as error:
+    except UndecidedValue as error:
         return unsupported(str(error))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         found = {one: (given.named[one], given.defaults[one]) for one in given.asked if one in given.named}
@@ -224,7 +224,7 @@ def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:
     return found if pair == usual["learner"]["betas"] else {**found, "learner.betas": pair}
 
 
-def write_recipe(imported: Imported, origin: str, path: Path, *, force: bool = False) -> None:
+def write_recipe(imported: ImportedRecipe, origin: str, path: Path, *, force: bool = False) -> None:
     """Writes the recipe; a file that is there stays, unless it may be replaced.
 
     Raises:

@@ -26,7 +26,7 @@ class Unknown:
     text: str
 
 
-class Undecided(Exception):
+class UndecidedValue(Exception):
     """A rule asked for a value that the file does not decide; its text says which and why."""
 
 
@@ -45,7 +45,7 @@ class Given:
         self.asked.append(key)
         value = self.named[key] if key in self.named else self.defaults[key]
         if isinstance(value, Unknown):
-            raise Undecided(f"depends on {key}, which {undecided(key)}")
+            raise UndecidedValue(f"depends on {key}, which {undecided(key)}")
         return value
 
 

@@ -66,7 +66,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Ranks, one for each GPU."""
 
     ranks: int
@@ -77,7 +77,7 @@ class Layout:
 class LayoutPlan:
     """A layout for a run: of the rank with the most groups."""
 
-    layout: Layout
+    layout: RankLayout
     memory: MemoryPlan
     gathered_learning: int  # bytes of whole weights beside the shards, in an update and
     gathered_sampling: int  # in sampling
@@ -130,16 +130,16 @@ def plan_layouts(
         gpu: their kind.
         passes: passes over the batch in learning.
     """
-    found = [plan_layout(shape, networks, step, Layout(ranks, 1), gpu, passes=passes)]
+    found = [plan_layout(shape, networks, step, RankLayout(ranks, 1), gpu, passes=passes)]
     saves = networks.paged or networks.reference_on_cpu
     whole = saves or {networks.weights, networks.moments} != {"float32"}  # refused with shards
     if (shard := min(ranks, gpu.machine)) > 1 and not whole:
-        found.append(plan_layout(shape, networks, step, Layout(ranks, shard), gpu, passes=passes))
+        found.append(plan_layout(shape, networks, step, RankLayout(ranks, shard), gpu, passes=passes))
     return found
 
 
 def plan_layout(
-    shape: ModelShape, networks: Networks, step: StepShape, layout: Layout, gpu: Gpu, *, passes: int
+    shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout, gpu: Gpu, *, passes: int
 ) -> LayoutPlan:
     """The plan of one layout; see `plan_layouts`."""
     own = replace(step, problems=math.ceil(step.problems / layout.ranks))
@@ -164,7 +164,7 @@ def plan_layout(
     )
 
 
-def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout) -> MemoryPlan:
+def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout: RankLayout) -> MemoryPlan:
     """Bytes of a rank, without whole weights beside its shards; `own` is its part of the batch."""
     whole = plan_memory(shape, networks, own, sharded=layout.shard > 1)
     if layout.shard == 1:
@@ -185,7 +185,7 @@ def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout
     )
 
 
-def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: Layout) -> tuple[int, int]:
+def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout) -> tuple[int, int]:
     """Bytes of whole weights beside the shards: in an update, and in sampling."""
     if layout.shard == 1:
         return 0, 0
@@ -197,7 +197,9 @@ def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: La
     return learning, FLOAT32 * around + size * layers
 
 
-def _exchange(shape: ModelShape, networks: Networks, own: StepShape, layout: Layout, gpu: Gpu, passes: int) -> float:
+def _exchange(
+    shape: ModelShape, networks: Networks, own: StepShape, layout: RankLayout, gpu: Gpu, passes: int
+) -> float:
     """Seconds of the collective operations at the full rate of the links; a ring moves (R - 1) / R of the bytes."""
     if layout.ranks == 1:
         return 0.0

@@ -192,7 +192,7 @@ class _GradientSum(Optimizer):
         return super().step()
 
 
-class _Pushing(Learner):
+class _PushLearner(Learner):
     """The same learner, which also adds up minus the derivative of its loss by each token's log-prob, by row."""
 
     def __init__(self, learner: Learner) -> None:
@@ -214,7 +214,7 @@ class _Pushing(Learner):
 def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     """Makes the update; the learner then has the weights after the step."""
     optimizer = learner.optimizer = _GradientSum(learner.optimizer)
-    pushing = _Pushing(learner)
+    pushing = _PushLearner(learner)
     result = update_policy(pushing, scored, Clock("reference", "learn"))
     skipped = result.metrics.get("skipped_updates")
     error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
@@ -223,7 +223,7 @@ def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
 
 
-def _in_groups(scored: ScoredGroups, pushing: _Pushing) -> list[list[list[float]]]:
+def _in_groups(scored: ScoredGroups, pushing: _PushLearner) -> list[list[list[float]]]:
     found, row = [], 0
     for group, kept in zip(scored.groups, scored.kept, strict=True):
         found.append([pushing.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
