@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,16 @@ def test_commands_and_their_options_exist() -> None:
             wrong += [(name_of(page), verb, opt) for opt in options if opt not in known.get(verb, ())]
             wrong += [(name_of(page), verb, "")] if verb not in known else []
     assert wrong == []
+
+
+def test_names_that_are_imported_exist() -> None:
+    lines = {line for text in TEXTS.values() for line in re.findall(r"from (grouprl[\w.]*) import ([\w, ]+)", text)}
+    assert len(lines) > 15
+    assert [(room, name) for room, names in sorted(lines) for name in names.split(", ") if not found(room, name)] == []
+
+
+def found(module: str, name: str) -> bool:
+    return find_spec(module) is not None and hasattr(import_module(module), name)
 
 
 def settings() -> set[str]:
