@@ -19,6 +19,7 @@ from grouprl.config.run import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
+    ScoringConfig,
     TaskConfig,
     dump_config,
     load_config,
@@ -191,10 +192,6 @@ def test_a_number_may_be_a_name(text: str, value: str):
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ("threads=3", "model.threads"),
-        ("scoring={workers: 3}", "rollout.scoring"),
-        ("scoring.workers=3", "rollout.scoring"),
-        ("curriculum.order=edge", "rollout.curriculum"),
         ("temperature=0.5", "rollout.temperature"),
         ("rollout.engine.regex=a", "rollout.regex"),
         ("rollout.engine.repetition_penalty=1.1", "rollout.repetition_penalty"),
@@ -204,6 +201,15 @@ def test_a_number_may_be_a_name(text: str, value: str):
 def test_a_key_in_another_section_is_told_its_place(change: str, place: str):
     (line,) = mistakes(change)
     assert line.endswith(f": unknown key; did you mean {place}?")
+
+
+def test_a_setting_may_stand_without_its_section():
+    for short, whole in (("threads=3", "model.threads=3"), ("scoring.workers=2", "rollout.scoring.workers=2")):
+        assert run(short) == run(whole)
+    rollout, scoring = RolloutConfig(group_size=4), ScoringConfig(workers=2)
+    config = RunConfig(threads=2, model=PolicyConfig(path="x"), scoring=scoring, rollout=rollout)
+    assert config.model == PolicyConfig(path="x", threads=2)
+    assert config.rollout == RolloutConfig(group_size=4, scoring=scoring)
 
 
 def test_null_is_the_absence_of_a_choice():
@@ -515,6 +521,7 @@ tasks = st.builds(TaskConfig, name=texts, path=st.none() | texts, system_prompt=
 learners = {"learning_rate": rates, "betas": st.tuples(fractions, fractions), "weight_decay": rates}
 runs = st.builds(
     RunConfig,
+    ScoringConfig,
     name=names,
     seed=seeds,
     model=st.builds(PolicyConfig, path=texts, device=st.sampled_from(["auto", "cuda:12"]), lora=st.none() | loras),

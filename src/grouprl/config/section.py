@@ -6,8 +6,9 @@ import os.path
 from contextlib import suppress
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from grouprl.config.files import in_sections
 from grouprl.types import UserError
 
 # Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
@@ -58,3 +59,8 @@ class Section(BaseModel):
                 raise UserError(
                     f"{section}{key}: expected none beside {given}, got {value}, which would have no effect: remove one"
                 )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_sections(cls, given: Any) -> Any:
+        return in_sections(cls, given)
