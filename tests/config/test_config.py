@@ -521,7 +521,6 @@ tasks = st.builds(TaskConfig, name=texts, path=st.none() | texts, system_prompt=
 learners = {"learning_rate": rates, "betas": st.tuples(fractions, fractions), "weight_decay": rates}
 runs = st.builds(
     RunConfig,
-    ScoringConfig,
     name=names,
     seed=seeds,
     model=st.builds(PolicyConfig, path=texts, device=st.sampled_from(["auto", "cuda:12"]), lora=st.none() | loras),
