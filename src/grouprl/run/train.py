@@ -34,17 +34,15 @@ from grouprl.run.ended import Run as Run
 from grouprl.run.ended import report_of
 from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
-from grouprl.run.health import go_back, look_on_all, record_going_back
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
-from grouprl.run.needs import needs_of
+from grouprl.run.needs import needs_of, warnings_of
 from grouprl.run.opening import finished_run, open_record
 from grouprl.run.process import StopRequest, stop_on_signal
 from grouprl.run.resume import chosen_on_all, code_of_run, locked_checkpoint, with_run_dtype
 from grouprl.run.terminal import Terminal, TrainingBars
 from grouprl.run.trust import record_code
 from grouprl.run.verdict import verdict
-from grouprl.run.warnings import warnings_of
-from grouprl.run.watch import Explosion, Health
+from grouprl.run.watch import Explosion, Health, go_back, look_on_all, record_going_back
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts

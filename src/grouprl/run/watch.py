@@ -1,16 +1,23 @@
 """Watches a run while it trains: warns, and ends a run without finite updates or whose weights exploded.
 
-`report.health` decides from the metrics; this module records and shows what it decides.
+`run.findings` decides from the metrics; this module records and shows what it decides, and goes back to an earlier
+checkpoint after an explosion, once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
-from grouprl.record.layout import RunDirectory
+from grouprl.learner import Learner
+from grouprl.models.save import not_finite as broken_weight
+from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.write import RunRecord
+from grouprl.run.checkpoint import TrainerState
 from grouprl.run.findings import (
     GAPS,
     Finding,
@@ -22,6 +29,7 @@ from grouprl.run.findings import (
     unusable,
     warnings,
 )
+from grouprl.run.resume import newest_good
 from grouprl.run.terminal import Terminal
 from grouprl.types import UserError
 
@@ -101,3 +109,34 @@ class Health:
         self._given.append(asdict(finding))
         self._record.warning(asdict(finding))
         self._terminal.say(f"Warning: {finding.sentence} Suggestion: {finding.setting}.")
+
+
+def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
+    """Rank 0 looks at a step: see `Health.after`. The `Explosion` that it finds is raised on every rank."""
+    networks = [learner.policy, *([learner.critic.critic] if learner.critic is not None else [])]
+    own = broken_weight(chain.from_iterable(network.named_parameters() for network in networks))
+    broken = next(filter(None, learner.ranks.gather(own, "weights that are not finite")), None)
+
+    def look() -> Any:
+        try:
+            health.after(step, metrics, broken)
+        except Explosion as explosion:
+            return asdict(explosion.finding), explosion.step
+        return None
+
+    if (found := learner.ranks.decided(look, "health of the run")) is not None:
+        raise Explosion(Finding(**found[0]), found[1])
+
+
+def go_back(run: Path, explosion: Explosion, terminal: Terminal) -> tuple[Checkpoint, TrainerState] | None:
+    """Returns the newest good checkpoint from before the explosion, None for the start model."""
+    before = [saved for saved in RunDirectory(run).saved_models() if saved.step < explosion.step]
+    saved = newest_good(before, terminal.say)
+    terminal.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
+    return saved
+
+
+def record_going_back(record: RunRecord, finding: Finding, step: int) -> None:
+    """Records that the run went back to `step`, so that a second explosion stops it, after a resume too."""
+    sentence = f"{finding.sentence} The run went back to step {step}."
+    record.warning(asdict(Finding(step, WENT_BACK, finding.metric, sentence, finding.setting)))
