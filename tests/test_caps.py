@@ -40,6 +40,13 @@ def arrows() -> int:
     return len({(one, other) for one, other in found if one != other and {one, other} <= trunk})
 
 
+def read_for_one_update() -> list[str]:
+    """The files that the page on the architecture names, in order."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paragraph = page[page.index("Read in this order:") : page.index("That is one update")]
+    return re.findall(r"`([\w/]+\.py)`", paragraph)
+
+
 def sizes() -> dict[str, int]:
     pages = sorted((ROOT / "docs").glob("*.md"))
     scripts = (path for path in SRC.rglob("*.js") if "vendor" not in path.parts)
@@ -49,6 +56,7 @@ def sizes() -> dict[str, int]:
         **{leaf: lines_of([leaf]) for leaf in LEAVES.split()},
         "javascript": lines_in(scripts),
         "tests": lines_in((ROOT / "tests").rglob("*.py")),
+        "update": lines_in(SRC / name for name in read_for_one_update()),
         "docs_words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
         "docs_pages": len(pages),
         "folders": sum(path.is_dir() and not path.name.startswith("_") for path in SRC.iterdir()),

@@ -35,7 +35,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.rewards.calls", "scored.exception()"): "done() is asked before it",
     ("grouprl.engines.ray_samplers", "done.result()"): "as_completed gave it",
     ("grouprl.engines.ray_scorers", "self._pool.submit(None).result()"): "each job of an actor has cluster.seconds",
-    ("grouprl.rewards.calls", "receive_frame(channel)"): PARENT,
+    ("grouprl.rewards.workers.zygote", "receive_frame(channel)"): PARENT,
     ("grouprl.rewards.workers.zygote", "receive_frame(control)"): PARENT,
     ("grouprl.rewards.workers.zygote", "socket.recv_fds(zygote.control, _NUMBER.size, 1)"): PARENT,
     ("grouprl.rewards.workers.zygote", "receive_exactly(zygote.control, _NUMBER.size - len(message))"): PARENT,

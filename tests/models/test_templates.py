@@ -51,7 +51,7 @@ def test_question_is_a_list_of_questions_with_their_answers(tiny: Path) -> None:
 def test_plain_begins_with_bos_where_the_tokenizer_begins_a_text_with_it() -> None:
     for adds, begins in ((f"{BOS} $A", True), ("$A", False)):
         tokenizer = styled_tokenizer(adds=adds)
-        prepare_template(tokenizer, ModelConfig(chat_template="plain"))
+        prepare_template(tokenizer, "model", "plain")
         assert rendered(tokenizer, USER).startswith(f"{BOS}A conversation" if begins else "A conversation")
         assert rendered(tokenizer, USER).count(BOS) == begins
 
@@ -83,7 +83,7 @@ def test_templates_with_a_system_role_stay_as_they_are(tiny: Path) -> None:
     for style in ("qwen", "llama", "mistral", "gemma", "deepseek"):
         tokenizer = styled_tokenizer(style)
         before = tokenizer.chat_template
-        prepare_template(tokenizer, ModelConfig())
+        prepare_template(tokenizer, "model")
         assert tokenizer.chat_template == before
 
 

@@ -160,19 +160,19 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (BY_HAND,),
     ),
     (
-        "algorithms/losses.py",
-        "gain_NT = torch.minimum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)",
-        "gain_NT = torch.maximum(ratio_NT * advantages_NT, clipped_NT * advantages_NT)",
+        "algorithms/surrogates.py",
+        "return torch.minimum(terms.ratio_NT * terms.advantages_NT, clipped_NT * terms.advantages_NT)",
+        "return torch.maximum(terms.ratio_NT * terms.advantages_NT, clipped_NT * terms.advantages_NT)",
         (LOSS,),
     ),
     (
-        "algorithms/losses.py",
+        "algorithms/surrogates.py",
         "below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT < 0)",
         "below_NT = (ratios_NT < 1 - clip_low) & (advantages_NT > 0)",
         (LOSS,),
     ),
     (
-        "algorithms/losses.py",
+        "algorithms/surrogates.py",
         "above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT > 0)",
         "above_NT = (ratios_NT > 1 + clip_high) & (advantages_NT < 0)",
         (LOSS,),
@@ -190,9 +190,9 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (LOSS,),
     ),
     (
-        "algorithms/losses.py",
-        "gain_NT = clipped_NT.detach() * advantages_NT * logprobs_NT",
-        "gain_NT = clipped_NT * advantages_NT * logprobs_NT",
+        "algorithms/surrogates.py",
+        "return terms.ratio_NT.clamp(1 - low, 1 + high).detach() * terms.advantages_NT * terms.logprobs_NT",
+        "return terms.ratio_NT.clamp(1 - low, 1 + high) * terms.advantages_NT * terms.logprobs_NT",
         (LOSS,),
     ),
     (
@@ -202,7 +202,7 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (LOSS,),
     ),
     (
-        "algorithms/losses.py",
+        "algorithms/surrogates.py",
         "mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)",
         "mean_N1 = log_ratio_NT.sum(1, keepdim=True)",
         (LOSS,),
@@ -247,8 +247,8 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("algorithms/preferences.py", "margin_N = chosen_N - rejected_N", "margin_N = rejected_N - chosen_N", (STEPS,)),
     (
         "learner/batch.py",
-        "counted_NT[list(rows)] = self.credit.counted_NT[list(rows)]",
-        "counted_NT[:] = self.credit.counted_NT",
+        "counted_NT[list(rows)] = self.counted_NT[list(rows)]",
+        "counted_NT[:] = self.counted_NT",
         (LINES,),
     ),
     (
@@ -332,7 +332,7 @@ MUTANTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "learner/learner.py",
-        "old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else self._cut(pack, work.old_NT),",
+        "old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else cut(pack, work.old_NT),",
         "old_logprobs_NT=sampled_nT,",
         ("tests/learner/test_learner.py",),
     ),

@@ -27,6 +27,7 @@ NAMES = {
 # The folder of a comparison has a summary and plots of its own; "plots" and "checkpoints" are words as well, "trainer"
 # is a section of verl's files, "trackers" one of ours.
 OTHER = {
+    "run/train.py": {"trackers"},
     "tools/compare/report.py": {"summary.json", "plots"},
     "tools/imported/read.py": {"trainer"},
 }

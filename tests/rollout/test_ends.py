@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine_setting import ENDS, Setting, all_of, setting_of
+from grouprl.kernels.build import library
 from grouprl.rollout import rows
 from grouprl.rollout.rows import Rows
 from grouprl.types import Completion, Sampling, StopReason
@@ -21,8 +22,8 @@ def setting(tiny: Path) -> Setting:
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
 def bookkeeping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "torch":
-        monkeypatch.setattr(rows, "library", lambda: None)
-    elif rows.library() is None:
+        monkeypatch.setattr(rows, "kernels", lambda: None)
+    elif library() is None:
         pytest.skip("no C compiler")
 
 

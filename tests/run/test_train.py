@@ -277,11 +277,11 @@ def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     pressing = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))  # after the evaluation
     data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
     settings = [*small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
-    monkeypatch.setitem(REWARDS, "letters", pressing)
+    monkeypatch.setitem(REWARDS.own, "letters", pressing)
     stopped = grouprl("train", "--model", tiny, *settings)
     assert stopped.code == 130
     assert "Stopped after step 1 of 6. Continue with --resume." in stopped.text
-    monkeypatch.setitem(REWARDS, "letters", InProcess(lambda calls: None))
+    monkeypatch.setitem(REWARDS.own, "letters", InProcess(lambda calls: None))
     assert grouprl("train", "--resume", f"runs_dir={tmp_path}").code == 0
     assert grouprl("train", "--model", tiny, *settings, "--name", "whole").code == 0
     assert_same_run(tmp_path / "whole", tmp_path / "run")

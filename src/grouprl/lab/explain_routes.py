@@ -28,7 +28,7 @@ from grouprl.types import UserError
 USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
 _CODE = {
-    "prompt": "tasks/order.py UniformOrder.visits",
+    "prompt": "tasks/curriculum.py UniformOrder.visits",
     "completions": "step.py grpo_step",
     "rewards": "types.py RewardOutcome",
     "statistics": "algorithms/statistics.py group_statistics",
