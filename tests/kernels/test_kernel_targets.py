@@ -84,7 +84,7 @@ def test_the_tests_of_the_kernels_pass_on_another_target(target: str, defined: s
         pytest.skip(f"this processor is not {target}")
     if target == "x86-64-v3" and not defined and not NEEDED["x86-64-v4"] <= processor_flags():
         pytest.skip("the fast tests of the kernels ran on this target")
-    tests = [str(ROOT / "tests" / name) for name in ("models/test_kernels.py", "rollout/test_rollout.py")]
+    tests = [str(ROOT / "tests" / name) for name in ("kernels/test_kernels.py", "rollout/test_rollout.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     done = subprocess.run(
         command,
