@@ -31,6 +31,7 @@ from grouprl import Trainer
 from grouprl.config.run import RunConfig
 from grouprl.learner import Learner
 from grouprl.rollout import NativeEngine, SpreadEngine
+from grouprl.run.machine import networks_mib
 from grouprl.tools.planner import GRPO, StepShape, shape_of
 from grouprl.tools.planner.layouts import GPUS, RankLayout, plan_layout
 
@@ -187,7 +188,7 @@ class Meter:
         if function.__name__ == "learn":
             if not self.held:  # the first update makes the moments
                 self.peaks = dict.fromkeys(self.peaks, 0)
-            self.held = round(sum(arguments[0].networks_mib().values()) * MIB)
+            self.held = round(sum(networks_mib(arguments[0]).values()) * MIB)
         return result
 
 

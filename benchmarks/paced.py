@@ -215,7 +215,7 @@ class Clock:
         self._set(loop._RunLoop, "_one_step", timed_step)
         self._set(remote.RemoteEngine, "_shipped", timed_publish)
         self._set(Learner, "learn", slow_learn)
-        self._set(remote, "_Sampler", partial(PacedSampler, self._pace))
+        self._set(remote, "_SamplerActor", partial(PacedSampler, self._pace))
         return self
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
