@@ -14,7 +14,6 @@ from typing import Any
 from grouprl.types import UserError
 
 PLACES: Mapping[str, str] = {
-    "kernels": "grouprl.kernels.offers",
     "cli": "grouprl.cli:main",
     "cluster": "grouprl.engines.ray_cluster:open_cluster",
     "cluster.engine": "grouprl.engines.ray_samplers:RemoteEngine",
@@ -24,6 +23,7 @@ PLACES: Mapping[str, str] = {
     "engine.vllm": "grouprl.engines.vllm:VllmEngine",
     "gguf": "grouprl.tools.gguf:loadable",
     "hints": "grouprl.tools.imported.hints:hint",
+    "kernels": "grouprl.kernels.offers",
     "memory": "grouprl.tools.planner.needs:memory_of",
     "notebook": "grouprl.lab.notebook",
     "report": "grouprl.lab.report.write:write_report",

@@ -16,6 +16,8 @@ from grouprl.run.assemble import RunParts
 from grouprl.tasks import Task
 from grouprl.types import Problem
 
+_PROMPTS = 64  # train problems whose messages are compared with their rendering
+
 
 def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     """Sentences about memory, where the model's shape is known, about what is held out, and about evaluations.
@@ -50,9 +52,6 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
             if evaluation.judge
             else f"Judge models do not score held-out completions (evaluation.judge=true: {asked:,} requests each)."
         )
-
-
-_PROMPTS = 64  # train problems whose messages are compared with their rendering
 
 
 def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
