@@ -1,0 +1,1 @@
+"""Conversations: tools, environments and many turns. Environments never see tokens; the engine keeps the sampled ids."""
