@@ -29,7 +29,7 @@ from grouprl.rewards.calls import (
     readable,
 )
 from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
-from grouprl.rewards.workers.processes import Processes, Worker, cause_of_death
+from grouprl.rewards.workers.processes import WorkerProcesses, Worker, cause_of_death
 from grouprl.rewards.workers.zygote import RewardWork, Source, signature_of
 from grouprl.types import UserError
 
@@ -108,7 +108,7 @@ class RewardPool:
         self._numbers = itertools.count()
         self._closed = False
         self._signatures: Mapping[str, Signature] | None = None
-        self._processes = Processes(RewardWork(dict(functions), limits.memory_mib, limits.cpu_seconds))
+        self._processes = WorkerProcesses(RewardWork(dict(functions), limits.memory_mib, limits.cpu_seconds))
         self._threads = [
             threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
             for place in range(limits.workers or cores())

@@ -35,7 +35,7 @@ class Worker:
     ended: bool = False
 
 
-class Processes:
+class WorkerProcesses:
     """A zygote and the workers that it forks.
 
     Args:
