@@ -58,6 +58,8 @@ class Verdict:
 
     reward: float | None = None  # None = unscored, never 0
     reason: str = ""  # why it is unscored
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the environment's object: the plain public ones, such as `reward`, which TRL's reward functions read."""
 
 
 class Environment(Protocol):

@@ -29,7 +29,7 @@ from grouprl.rewards.calls import (
     readable,
 )
 from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
-from grouprl.rewards.workers.processes import WorkerProcesses, Worker, cause_of_death
+from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
 from grouprl.rewards.workers.zygote import RewardWork, Source, signature_of
 from grouprl.types import UserError
 
