@@ -11,6 +11,7 @@ import json
 import struct
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +35,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             server.connections += 1
             self.close_connection = True
-            self._session(server)
+            with suppress(OSError):  # the client dropped the connection
+                self._session(server)
             return
         data = json.dumps(server.schema).encode()
         self.send_response(200)
