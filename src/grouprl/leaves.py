@@ -20,6 +20,7 @@ PLACES: Mapping[str, str] = {
     "cluster.samplers": "grouprl.engines.ray_samplers:open_samplers",
     "cluster.scorers": "grouprl.engines.ray_scorers:RemoteRewards",
     "comparison": "grouprl.lab.report.write:write_comparison_page",
+    "conversations": "grouprl.environments.conversation:open_conversations",
     "engine.vllm": "grouprl.engines.vllm:VllmEngine",
     "gguf": "grouprl.tools.gguf:loadable",
     "hints": "grouprl.tools.imported.hints:hint",
