@@ -105,6 +105,7 @@ class Problem:
     prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
     place: str = field(default="", compare=False)  # file and line that it was read from, for errors
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools that the chat template shows to the policy
 
     @property
     def where(self) -> str:

@@ -1,1 +1,1 @@
-"""Conversations: tools, environments and many turns. Environments never see tokens; the engine keeps the sampled ids."""
+"""Conversations: tools, environments and many turns. Environments never see tokens; the engine keeps sampled ids."""
