@@ -105,6 +105,7 @@ class Problem:
     prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
     place: str = field(default="", compare=False)  # file and line that it was read from, for errors
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools that the chat template shows to the policy
 
     @property
     def where(self) -> str:
@@ -229,7 +230,9 @@ class Episode:
     @staticmethod
     def of(given: Mapping[str, Any]) -> Episode:
         """Makes an episode of its JSON. Raises KeyError, TypeError or AttributeError where it is damaged."""
-        parts = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        parts: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
         parts["observations"] = tuple(
             Observation(one["after"], tuple(one["token_ids"])) for one in given["observations"]
         )

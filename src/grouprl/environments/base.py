@@ -30,6 +30,7 @@ class Call:
 
     tool: str
     arguments: Mapping[str, Any]
+    id: str = field(default="", compare=False)  # that the policy gave it; most formats have none
 
 
 @dataclass(frozen=True)

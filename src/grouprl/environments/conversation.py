@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import EnvironmentConfig, RunConfig
 from grouprl.environments.base import Call, Environment, EnvironmentSource, Fault, Observation, Opening
-from grouprl.environments.formats import ToolFormat, WrongCall
+from grouprl.environments.calls import Entry
+from grouprl.environments.formats import ToolFormat
 from grouprl.environments.shapes import source_of
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Answer
@@ -56,13 +57,18 @@ class Conversations:
         """The task, whose problems have the tools and what `reset` adds to the prompt."""
         return derived(task, lambda split: each(task.problems(split), self.opened))
 
-    def bind(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> Conversation:
+    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> Conversation:
         """The conversation in the format of a tokenizer's chat template; `max_tokens` is the longest turn.
+
+        Args:
+            tokenizer: the policy's tokenizer.
+            end_ids: the tokens that end a turn.
+            max_tokens: the longest turn.
 
         Raises:
             UserError: the template cannot render tools.
         """
-        made = Conversation(self._source, self._settings, ToolFormat.of(tokenizer), max_tokens)
+        made = Conversation(self._source, self._settings, tokenizer, end_ids, max_tokens)
         self._bound.append(made)
         return made
 
@@ -103,6 +109,7 @@ class _Live:
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
+    after_results: bool = False  # whether the next turn follows results of tools
     ended: str = ""
     invalid: str = ""
 
@@ -111,7 +118,12 @@ class Conversation:
     """See `grouprl.rollout.episodes.Conversation`."""
 
     def __init__(
-        self, source: EnvironmentSource, settings: EnvironmentConfig, form: ToolFormat, max_tokens: int
+        self,
+        source: EnvironmentSource,
+        settings: EnvironmentConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        max_tokens: int,
     ) -> None:
         if settings.max_tokens < max_tokens:
             raise UserError(
@@ -119,7 +131,8 @@ class Conversation:
                 f"{settings.max_tokens}: raise it"
             )
         self.most_tokens = settings.max_tokens
-        self._source, self._settings, self._format, self._max_tokens = source, settings, form, max_tokens
+        self._source, self._settings, self._max_tokens = source, settings, max_tokens
+        self._tokenizer, self._end_ids = tokenizer, end_ids
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
         self._live: dict[tuple[str, str, int], _Live] = {}
 
@@ -137,7 +150,7 @@ class Conversation:
     def _answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Answer:
         key = request.stream, request.problem.id, turns[-1].index
         live = self._live.get(key) or self._begun(key, request.problem)
-        ids = self._observed(live, turns[-1], len(turns) - 1)
+        ids = self._observed(live, turns[-1], len(turns) - 1, self.format_of(request.problem))
         used = sum(map(len, turns)) + shown
         if not live.ended and used + len(ids) + self._max_tokens > self.most_tokens:
             live.ended = "tokens"
@@ -157,10 +170,19 @@ class Conversation:
         live.environment.reset(problem, _SEED)
         return live
 
-    def _observed(self, live: _Live, turn: Completion, place: int) -> tuple[int, ...]:
+    def format_of(self, problem: Problem) -> ToolFormat:
+        """The format of a problem's conversations.
+
+        Raises:
+            UserError: the chat template cannot write them.
+        """
+        return ToolFormat.of(self._tokenizer, problem.tools, self._end_ids)
+
+    def _observed(self, live: _Live, turn: Completion, place: int, form: ToolFormat) -> tuple[int, ...]:
         """Lets the environment answer a turn; gives the tokens to append, or ends the episode."""
-        text = self._format.turn_text(turn.token_ids)
-        found = [] if turn.stop_reason is StopReason.LENGTH else self._format.calls(text)
+        text, after_results = form.turn_text(turn.token_ids), live.after_results
+        found = [] if turn.stop_reason is StopReason.LENGTH else form.calls(text, after_results=after_results)
+        live.after_results = bool(found)
         live.messages.append(_assistant(text, found))
         live.rewards.append(None)
         if turn.stop_reason is StopReason.LENGTH:
@@ -171,28 +193,29 @@ class Conversation:
             if len(live.calls) + len(found) > self._settings.calls:
                 live.ended = "calls"
                 return ()
-            return self._called(live, found, place, ended=ended)
+            return self._called(live, found, place, form, ended=ended)
         reply = live.environment.reply(text)
         if reply is None:
             live.ended = "finished"
             return ()
         self._judge(live, reply)
         live.messages.append({"role": "user", "content": reply.text})
-        return self._format.message_ids("user", reply.text, ended=ended)
+        return form.message_ids("user", reply.text, ended=ended)
 
-    def _called(self, live: _Live, found: Sequence[Call | WrongCall], place: int, *, ended: bool) -> tuple[int, ...]:
+    def _called(
+        self, live: _Live, found: Sequence[Entry], place: int, form: ToolFormat, *, ended: bool
+    ) -> tuple[int, ...]:
         made = iter(live.environment.call([one for one in found if isinstance(one, Call)]))
         results = []
         for one in found:
-            right = isinstance(one, Call)
-            given = next(made) if right else Observation(one.reason, fault=Fault.FORMAT)  # type: ignore[union-attr]
+            given = next(made) if isinstance(one, Call) else Observation(one.reason, fault=one.fault)
             arguments = json.dumps(one.arguments, ensure_ascii=False) if isinstance(one, Call) else one.text
             name = one.tool if isinstance(one, Call) else ""
             live.calls.append(ToolCall(place, name, arguments, given.text, given.seconds, given.fault or ""))
             live.messages.append({"role": "tool", "name": name, "content": given.text})
-            results.append((name, given.text))
+            results.append((one, given.text))
             self._judge(live, given)
-        return () if live.ended else self._format.observation_ids(results, ended=ended)
+        return () if live.ended else form.observation_ids(results, ended=ended)
 
     def _judge(self, live: _Live, given: Observation) -> None:
         """Notes the reward of a turn, and what a fault means for the episode."""
@@ -208,7 +231,7 @@ class Conversation:
                 live.invalid = f"{given.fault.value}: {given.text}"
 
 
-def _assistant(text: str, found: Sequence[Call | WrongCall]) -> Mapping[str, Any]:
+def _assistant(text: str, found: Sequence[Entry]) -> Mapping[str, Any]:
     calls = [
         {"type": "function", "function": {"name": one.tool, "arguments": dict(one.arguments)}}
         for one in found

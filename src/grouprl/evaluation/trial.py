@@ -21,7 +21,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
-from grouprl.rollout.episodes import Conversations, open_conversations
+from grouprl.rollout.episodes import Conversations, bound, open_conversations
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -162,7 +162,7 @@ def _engine(
     model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
     longest = config.rollout.max_tokens
-    talk = None if conversations is None else conversations.bind(tokenizer, max_tokens=longest)
+    talk = bound(conversations, model, tokenizer, longest)
     engine = NativeEngine(
         model,
         tokenizer,

@@ -14,10 +14,11 @@ from functools import partial
 from threading import Condition
 from typing import Protocol
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
 from grouprl.leaves import leaf
+from grouprl.models.load import end_token_ids
 from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
@@ -62,8 +63,13 @@ class Conversations(Protocol):
         """The problem with the tools, and with what an environment adds to its prompt."""
         ...
 
-    def bind(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> Conversation:
-        """The conversation in the format of a tokenizer's chat template; `max_tokens` is the longest turn.
+    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> Conversation:
+        """The conversation in the format of a tokenizer's chat template.
+
+        Args:
+            tokenizer: the policy's tokenizer.
+            end_ids: the tokens that end a turn.
+            max_tokens: the longest turn.
 
         Raises:
             UserError: the template cannot render tools.
@@ -88,6 +94,15 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
         raise UserError("rollout.regex: expected none with tools or an environment, got one: remove one of them")
     opened: AbstractContextManager[Conversations] = leaf("conversations")(config, task)
     return opened
+
+
+def bound(
+    conversations: Conversations | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> Conversation | None:
+    """The conversation of a model whose turns have at most `max_tokens` tokens; None = completions have one turn."""
+    if conversations is None:
+        return None
+    return conversations.bind(tokenizer, end_token_ids(model, tokenizer), max_tokens=max_tokens)
 
 
 class EpisodeQueue(UnitQueue):

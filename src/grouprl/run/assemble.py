@@ -16,7 +16,14 @@ from grouprl.learner import CriticLearner, Learner, Optimizer
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
-from grouprl.models.load import check_tokens, context_length, fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import (
+    check_tokens,
+    context_length,
+    fingerprint,
+    frozen_copy,
+    load_model,
+    load_tokenizer,
+)
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
@@ -27,7 +34,7 @@ from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
 from grouprl.rollout.engine import EarlyEngine, structured_sampling
-from grouprl.rollout.episodes import Conversation, Conversations
+from grouprl.rollout.episodes import Conversation, Conversations, bound
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
@@ -83,7 +90,7 @@ def assemble(
     tokenizer = load_tokenizer(config.model)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks)
-    talk = None if conversations is None else conversations.bind(tokenizer, max_tokens=config.rollout.max_tokens)
+    talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
     engine = _engine(config, learner, tokenizer, found, samplers, talk)
     most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
     parts = _parts(config, task, scorer, learner, tokenizer, engine, most_tokens)
