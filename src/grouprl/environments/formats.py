@@ -27,6 +27,7 @@ _WORD = {"type": "string", "description": "The word."}
 _PARAMETERS = {"type": "object", "properties": {_PARAMETER: _WORD}, "required": [_PARAMETER]}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Finds it.", "parameters": _PARAMETERS}}
 _USER = {"role": "user", "content": "Hello."}
+_CALL = Call(_NAME, {})
 _TURN: Messages = [_USER, {"role": "assistant", "content": _SAID}]
 _PLAIN_NAME, _CALL_ID = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z0-9]{9}")  # Mistral's ids have 9 characters
 
@@ -38,9 +39,10 @@ class ToolFormat:
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     end_ids: tuple[int, ...]  # tokens that end a turn
     form: CallForm | None = None  # None = the conversation has no tools
+    offers_always: bool = False  # whether the template fails without tools
     makes_many_calls: bool = True  # whether the template writes several calls in one turn
     arguments_are_text: bool = False  # whether the template takes a call's arguments as a JSON text
-    begins_thought: tuple[bool, bool] = (False, False)  # whether <think> ends what a message, or a result, ends with
+    begins_thought: tuple[bool, bool] = (False, False)  # whether <think> ends what follows a message, a result
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Schema] = (), end_ids: Sequence[int] = ()) -> ToolFormat:
@@ -61,20 +63,14 @@ class ToolFormat:
         return _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
 
     def calls(self, text: str, *, after_results: bool = False) -> list[Entry]:
-        """Reads what the policy wrote; [] = it makes no call.
-
-        Args:
-            text: a turn, as `turn_text` gives it.
-            after_results: whether the turn follows results of tools; else it follows a message.
-        """
+        """Reads the text of a turn, of `turn_text`, which follows results of tools or a message; [] = no call."""
         if self.form is None:
             return []
         return read_calls(text, self.form, in_thought=self.begins_thought[after_results])
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of a turn without its end token. It has special tokens, because the marks of calls can be such."""
-        ended = bool(token_ids) and token_ids[-1] in self.end_ids
-        kept = list(token_ids[:-1] if ended else token_ids)
+        kept = list(token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids)
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def observation_ids(self, results: Sequence[tuple[Entry, str]], *, ended: bool) -> tuple[int, ...]:
@@ -84,30 +80,29 @@ class ToolFormat:
             results: the calls of the turn in their order, each with the text that its tool gave.
             ended: whether the turn's last token is an end token; else the ids begin with one.
         """
-        turn, answers = self._exchange([call for call, _ in results])
-        return self._ids(turn, answers, [text for _, text in results], ended)
+        turn, answers = self.exchange([call for call, _ in results])
+        return self._ids(turn, answers, [text for _, text in results])[ended:]
 
     def message_ids(self, role: str, text: str, *, ended: bool) -> tuple[int, ...]:
         """Token ids that follow a turn without calls: a message, and the beginning of the next turn."""
-        return self._ids(_TURN, [{"role": role}], [text], ended)
+        return self._ids(_TURN, [{"role": role}], [text])[ended:]
 
-    def _exchange(self, made: Sequence[Entry]) -> tuple[Messages, Messages]:
+    def exchange(self, made: Sequence[Entry]) -> tuple[Messages, Messages]:
         """A conversation that ends with calls, the probe in the last of them, and their answers without contents."""
         named = [_identity(call, place) for place, call in enumerate(made)]
-        answers = [{"role": "tool", "name": name, "tool_call_id": identity} for name, identity in named]
-        written = named if self.makes_many_calls else named[:1]
-        calls = []
+        written, calls = named if self.makes_many_calls else named[:1], []
         for place, (name, identity) in enumerate(written, 1):
             arguments = {_PARAMETER: _SAID if place == len(written) else _OTHER}
             function = {"name": name, "arguments": json.dumps(arguments) if self.arguments_are_text else arguments}
             calls.append({"type": "function", "id": identity, "function": function})
+        answers = [{"role": "tool", "name": name, "tool_call_id": identity} for name, identity in named]
         return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], answers
 
     def rendered(self, messages: Messages, *, begin: bool = True, tools: bool = False) -> str:
         """Renders synthetic messages; tools are offered where a message has calls, or for `tools`."""
-        offered = [_TOOL] if tools or any("tool_calls" in message for message in messages) else None
+        offers = tools or self.offers_always or any("tool_calls" in message for message in messages)
         render = self.tokenizer.apply_chat_template
-        return str(render(messages, tools=offered, add_generation_prompt=begin, tokenize=False))
+        return str(render(messages, tools=[_TOOL] if offers else None, add_generation_prompt=begin, tokenize=False))
 
     def end_of_turn(self, text: str) -> tuple[int, int]:
         """From where to where the end token of the turn with the probe stands; (-1, -1) = nowhere."""
@@ -116,10 +111,19 @@ class ToolFormat:
         found = [(place, place + len(end)) for end in ends if (place := text.find(end, said)) >= 0]
         return min(found) if said >= 0 and found else (-1, -1)
 
-    def _ids(self, turn: Messages, answers: Messages, texts: Sequence[str], ended: bool) -> tuple[int, ...]:
+    def _ids(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> tuple[int, ...]:
+        """Token ids from the turn's end token on. Only marks in the template's own text become their tokens."""
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # half of a surrogate pair is no text
-        ids = self._encoded(self._pieces(turn, answers, texts))
-        return ids[1:] if ended else ids
+        pieces = self._pieces(turn, answers, texts)
+        whole, own = "".join(pieces), [place % 2 == 0 for place, piece in enumerate(pieces) for _ in piece]
+        batch = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = []
+        for token, (start, stop) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
+            mark = self._marks.get(token, "")
+            if mark and (place := whole.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
+                start, stop = place, place + len(mark)
+            ids += self._plain_ids(whole[start:stop]) if mark and not all(own[start:stop]) else [token]
+        return tuple(ids)
 
     def _pieces(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> list[str]:
         """What is rendered from the turn's end token on: by turns the template's own text and one of the texts."""
@@ -129,9 +133,8 @@ class ToolFormat:
             whole = self.rendered(turn + filled)
             return whole[self.end_of_turn(whole)[0] :]
 
-        probes = _probes(len(texts))
+        probes, pieces = _probes(len(texts)), []
         skeleton = rest = after_turn(probes)
-        pieces = []
         for place, (probe, text) in enumerate(zip(probes, texts, strict=True)):
             own, _, rest = rest.partition(probe)
             # The template may trim a text, or write it as JSON: what it writes stands in the place of the probe.
@@ -147,21 +150,6 @@ class ToolFormat:
         added = self.tokenizer.added_tokens_decoder.items()
         return {token: one.content for token, one in added if one.special or re.fullmatch(r"[<\[].+[>\]]", one.content)}
 
-    def _encoded(self, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Encodes the pieces as one text, in which only the template's own marks, in every second piece, are tokens."""
-        whole = "".join(pieces)
-        own = [number % 2 == 0 for number, piece in enumerate(pieces) for _ in piece]
-        batch = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
-        ids: list[int] = []
-        for token, (start, stop) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
-            if (mark := self._marks.get(token)) is None:
-                ids.append(token)
-                continue
-            if (place := whole.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
-                start, stop = place, place + len(mark)
-            ids += [token] if all(own[start:stop]) else self._plain_ids(whole[start:stop])
-        return tuple(ids)
-
     def _plain_ids(self, text: str) -> list[int]:
         """Token ids of a text as plain text: it is cut where the tokenizer finds a mark."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -169,29 +157,29 @@ class ToolFormat:
             return ids
         return self._plain_ids(text[:1]) + self._plain_ids(text[1:]) if len(text) > 1 else []
 
-    def check(self, turn: Messages, answers: Messages, what: str) -> str:
-        """Checks that the template writes answers after a turn, apart from it, and gives the conversation's text.
+    def check(self, turn: Messages, answers: Messages, what: str) -> bool:
+        """Checks that the template writes answers after a turn, apart from it; whether <think> ends them.
 
         Raises:
             UserError: it does not.
         """
         probes = _probes(len(answers))
-        filled = [answer | {"content": probe} for answer, probe in zip(answers, probes, strict=True)]
         try:
-            alone, whole = self.rendered(turn, begin=False), self.rendered(turn + filled)
+            alone = self.rendered(turn, begin=False)
+            whole = self.rendered(turn + [answer | {"content": p} for answer, p in zip(answers, probes, strict=True)])
         except Exception as error:  # a template is a program, which can raise anything
             raise _refusal(self.tokenizer, f"renders {what}", f"{type(error).__name__}: {error}") from error
-        (_, end), (last, start) = self.end_of_turn(alone), self.end_of_turn(whole)
-        said = [text[text.find(_SAID) : stop] for text, stop in ((alone, end), (whole, start))]
-        if end < 0 or said[0] != said[1] or alone[end:].strip():
-            ends = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.end_ids))))
+        (_, end), (_, start) = self.end_of_turn(alone), self.end_of_turn(whole)
+        said, kept = (text[text.find(_SAID) : stop] for text, stop in ((alone, end), (whole, start)))
+        if end < 0 or said != kept or alone[end:].strip():
+            ends = " or ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.end_ids))))
             raise _refusal(self.tokenizer, f"ends each turn of the assistant with {ends}", repr(alone[-40:]))
         if any(whole.count(probe) != 1 or whole.find(probe) < start for probe in probes):
-            raise _refusal(self.tokenizer, f"renders {what}", repr(whole[last:]))
+            raise _refusal(self.tokenizer, f"renders {what}", repr(whole[start:]))
         apart = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (whole[:start], whole)]
-        if [*apart[0], *self._ids(turn, answers, probes, True)] != apart[1]:
+        if [*apart[0], *self._ids(turn, answers, probes)[1:]] != apart[1]:
             raise _refusal(self.tokenizer, f"renders {what} apart from the turn before", "other token ids together")
-        return whole
+        return whole.rstrip().endswith(THINK)
 
 
 def _probes(count: int) -> list[str]:
@@ -214,20 +202,13 @@ def _refusal(tokenizer: PreTrainedTokenizerBase, expected: str, got: str) -> Use
 
 @lru_cache(maxsize=8)
 def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, end_ids: tuple[int, ...]) -> ToolFormat:
-    bare = ToolFormat(tokenizer, end_ids)
     try_template([*_TURN, _USER], tokenizer, [_TOOL] if has_tools else [])
-    after_message = _thinks(bare.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant"))
-    if not has_tools:
-        return replace(bare, begins_thought=(after_message, after_message))
-    found = _with_form(bare)
-    for count in (2, 1):
-        turn, answers = found._exchange([Call(_NAME, {})] * count)
-        whole = found.check(turn, answers, f"{count} results of tools")
-    return replace(found, begins_thought=(after_message, _thinks(whole)))
-
-
-def _thinks(prompt: str) -> bool:
-    return prompt.rstrip().endswith(THINK)
+    found = ToolFormat(tokenizer, end_ids)
+    if has_tools:
+        found = _with_form(found)
+        after_results = [found.check(*found.exchange([_CALL] * count), f"{count} results of tools") for count in (1, 2)]
+    after_message = found.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
+    return replace(found, begins_thought=(after_message, after_results[0] if has_tools else after_message))
 
 
 def _with_form(bare: ToolFormat) -> ToolFormat:
@@ -238,29 +219,29 @@ def _with_form(bare: ToolFormat) -> ToolFormat:
         raise _refusal(bare.tokenizer, "shows tools", f"{type(error).__name__}: {error}") from error
     if any(shown not in prompts[0] for shown in (_NAME, _PARAMETER)):
         raise _refusal(bare.tokenizer, "shows tools", "a prompt without them")
+    fails = True
+    with suppress(Exception):
+        fails = not bare.rendered(_TURN)
     got = "none"
     for many, as_text in ((True, False), (True, True), (False, False), (False, True)):
-        tried = replace(bare, makes_many_calls=many, arguments_are_text=as_text)
+        tried = replace(bare, offers_always=fails, makes_many_calls=many, arguments_are_text=as_text)
         with suppress(Exception):
-            text = tried.rendered(tried._exchange([Call(_NAME, {})] * 2)[0], begin=False)
+            text = tried.rendered(tried.exchange([_CALL] * 2)[0], begin=False)
             prompt = next((one for one in prompts if text.startswith(one)), "")
-            got = repr(text[len(prompt) : tried.end_of_turn(text)[0]])
+            got = text[len(prompt) : tried.end_of_turn(text)[0]]
             written = [Call(_NAME, {_PARAMETER: word}) for word in ((_OTHER, _SAID) if many else (_SAID,))]
-            for form in FORMS:
-                if read_calls(text[len(prompt) : tried.end_of_turn(text)[0]], form) == written:
-                    return replace(tried, form=form)
+            if form := next((form for form in FORMS if read_calls(got, form) == written), None):
+                return replace(tried, form=form)
     forms = ", ".join(form.name for form in FORMS)
-    raise _refusal(bare.tokenizer, f"writes calls of tools in one of the forms {forms}", got)
+    raise _refusal(bare.tokenizer, f"writes calls of tools in a known form ({forms})", repr(got))
 
 
 def rewrites_history(tokenizer: PreTrainedTokenizerBase, *, role: str = "user") -> bool:
     """Whether the template drops the thought of an assistant's turn when a turn of this role, user or tool, follows."""
-    turn, answers = _TURN, [{"role": role}]
-    if role == "tool":
-        turn, answers = ToolFormat(tokenizer, ())._exchange([Call(_NAME, {})])
+    bare = ToolFormat(tokenizer, ())
+    turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
     content = f"{THINK}\n{_OTHER}\n{THOUGHT}\n\n{_ANSWER}"
-    messages = [_USER, turn[1] | {"content": content}, answers[0] | {"content": "Go on."}]
     whole = ""
     with suppress(Exception):  # a template is a program, which can raise anything
-        whole = ToolFormat(tokenizer, ()).rendered(messages)
+        whole = bare.rendered([_USER, turn[1] | {"content": content}, answers[0] | {"content": "Go on."}])
     return _ANSWER in whole and _OTHER not in whole
