@@ -87,6 +87,30 @@ class ToolFormat:
         """Token ids that follow a turn without calls: a message, and the beginning of the next turn."""
         return self._ids(_TURN, [{"role": role}], [text])[ended:]
 
+    def written(self, content: str, calls: Sequence[Call]) -> str:
+        """The text of an authored turn, as the template writes it without its end token.
+
+        Raises:
+            UserError: the template does not write the turn as it is, or not several calls in one.
+        """
+        if not calls:
+            return content
+        if len(calls) > 1 and not self.makes_many_calls:
+            raise _refusal(self.tokenizer, "writes several calls in a turn", "one that writes one")
+        turn, _ = self.exchange(calls)
+        turn[1]["content"] = content
+        for made, call in zip(turn[1]["tool_calls"], calls, strict=True):
+            arguments = dict(call.arguments)
+            made["function"]["arguments"] = json.dumps(arguments) if self.arguments_are_text else arguments
+        text = self.rendered(turn, begin=False)
+        prompts = [self.rendered([_USER], begin=begin, tools=True) for begin in (True, False)]
+        text = text[len(next((one for one in prompts if text.startswith(one)), "")) :]
+        ends = [str(self.tokenizer.decode([token])) for token in self.end_ids]
+        text = text[: max(text.rfind(end) for end in ends)]
+        if [one for one in self.calls(text) if isinstance(one, Call)] != [replace(one, id="") for one in calls]:
+            raise _refusal(self.tokenizer, "writes calls as they are read", repr(text))
+        return text
+
     def exchange(self, made: Sequence[Entry]) -> tuple[Messages, Messages]:
         """A conversation that ends with calls, the probe in the last of them, and their answers without contents."""
         named = [_identity(call, place) for place, call in enumerate(made)]
