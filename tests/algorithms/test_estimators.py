@@ -83,18 +83,6 @@ def moments(kind: str, distance: float, sharpness: float = 1.0) -> tuple[float, 
     return mean, math.sqrt(float(policy.exp() @ (estimate - mean).square()))
 
 
-@pytest.mark.parametrize("distance", [0.01, 0.1, 1.0, 3.0])
-def test_k1_and_k3_have_the_mean_of_the_kl_and_k3_is_never_negative(distance: float):
-    policy, reference = policies(distance)
-    by_definition = sum(
-        p * math.log(p / q) for p, q in zip(policy.exp().tolist(), reference.exp().tolist(), strict=True)
-    )
-    assert moments("k1", distance)[0] == pytest.approx(by_definition, abs=1e-12)
-    assert moments("k3", distance)[0] == pytest.approx(by_definition, abs=1e-12)
-    assert kl_estimate(policy, reference, kind="k3").min() >= 0
-    assert kl_estimate(policy, reference, kind="k1").min() < 0
-
-
 def test_near_the_reference_k3_scatters_with_the_square_of_the_distance_and_k1_with_the_distance():
     for kind, power in (("k1", 1), ("k2", 2), ("k3", 2)):
         _, far = moments(kind, 0.02)
@@ -108,12 +96,6 @@ def test_k3_of_a_sharpened_policy_scatters_more_than_k1():
     assert moments("k1", 0.0, sharpness=2.0) == pytest.approx((0.1394, 0.4039), abs=1e-4)
     assert moments("k3", 0.0, sharpness=2.0) == pytest.approx((0.1394, 0.8771), abs=1e-4)
     assert moments("k3", 0.0, sharpness=4.0)[1] > 50 * moments("k1", 0.0, sharpness=4.0)[1]
-
-
-def test_k2_is_right_near_the_reference_and_wrong_far_from_it():
-    bias = [moments("k2", distance)[0] / moments("k1", distance)[0] - 1 for distance in (0.01, 3.0)]
-    assert abs(bias[0]) < 0.01
-    assert abs(bias[1]) > 0.1
 
 
 # What a group weighs
@@ -139,13 +121,3 @@ def test_the_advantages_of_a_group_by_pass_rate(rate: float):
     by_count = sum(way * 2 * math.sqrt(k * (size - k)) / size for k, way in enumerate(ways))
     assert mass["grpo"] == pytest.approx(by_count, abs=1e-5)
     assert mass["dr_grpo"] < mass["grpo"] < 2 * math.sqrt(spread)
-
-
-def test_the_deviation_lifts_rare_answers_most():
-    """Beside centered rewards, advantages of a problem solved once in fifty count 2.9 times; of a coin toss, 2.1."""
-    lifts = []
-    for rate in (0.02, 0.5):
-        rewards_MG, chance_M = all_groups(8, rate)
-        scaled, centered = (advantages_of(rewards_MG, scale=scale).abs().mean(1) for scale in ("group_std", "none"))
-        lifts.append(float(chance_M @ scaled) / float(chance_M @ centered))
-    assert lifts == pytest.approx([2.941, 2.121], abs=0.001)

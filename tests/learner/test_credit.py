@@ -1,6 +1,7 @@
 """Who gets which advantage, by every way of giving credit, on batches small enough to work out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,7 @@ PLAIN = {"scale": "none", "kl_coef": 0.0}
         (variant(baseline="none", **PLAIN), (1, 0, 1, 1)),
         # 1, 0, 1, 1: deviation sqrt(3) / 4
         (variant(baseline="batch_mean", scale="batch_std", eps=0.0, kl_coef=0.0), (0.5774, -1.7321, 0.5774, 0.5774)),
+        (variant(baseline="none", scale="batch_std", eps=0.0, kl_coef=0.0), (2.3094, 0.0, 2.3094, 2.3094)),
     ],
     ids=lambda value: value.name + value.advantage.formula if isinstance(value, Algorithm) else "",
 )
@@ -239,12 +241,24 @@ def test_a_step_is_credited_with_itself_and_what_follows_and_the_answer_is_the_l
     rewards = [
         RewardOutcome(1.0, {"right": 1.0}, steps=(StepReward(0, 1.0), StepReward(1, 0.0))),
         RewardOutcome(0.0, {"right": 0.0}),
-        RewardOutcome(1.0, {"right": 1.0}),
-        RewardOutcome(1.0, {"right": 1.0}),
+        RewardOutcome(NAN, {"right": None}, "timed out", steps=(StepReward(0, 1.0),)),
+        RewardOutcome(1.0, {"right": 1.0}, steps=(StepReward(0, 1.0),)),
     ]
-    # the first group's steps are 1, 0, then 1 for the answer, and 0 for the other answer: mean 0.5, deviation 0.5
+    # The first group's steps are 1, 0, then 1 for the answer, and 0 for the other answer: mean 0.5, deviation 0.5. Of
+    # the second group the steps of one completion are valid, and equal.
     got = advantages(variant("grpo_process", eps=0.0), rewards)
     assert got == [[1.0, 0.0, 1.0], [-1.0, -1.0], [0.0], [0.0, 0.0]]
+
+
+def test_the_steps_of_an_invalid_completion_teach_nothing() -> None:
+    """Group 1, 0 and an invalid completion whose step was right: its step is in no mean, and it has no advantage."""
+    rewards = [*outcomes(1.0, 0.0), RewardOutcome(NAN, {"right": None}, "broken", steps=(StepReward(0, 1.0),))]
+    one_group = replace(batch(), group_of_N=(0, 0, 0, 1))
+    algorithm = variant("grpo_process", eps=0.0)
+    credit = assign_credit(
+        [*rewards, *outcomes(1.0)], {"right": 1.0}, one_group, PolicyEvaluation(), algorithm, kl_coef=0.0
+    )
+    assert token_rows(credit.advantages_NT, one_group) == each(1, -1, 0, 0)
 
 
 # Groups

@@ -34,12 +34,16 @@ def test_a_batch_by_hand():
     assert batch.trained_NT is batch.mask_NT
 
 
-def test_completions_that_were_cut_are_masked_on_request():
-    whole = replace(HAND_MADE[0].completions[0], stop_reason=StopReason.END)
-    groups = [replace(HAND_MADE[0], completions=(whole, HAND_MADE[0].completions[1])), HAND_MADE[1]]
+def test_truncated_completions_alone_are_masked_on_request():
+    ends = (StopReason.END, StopReason.LENGTH), (StopReason.STOP_STRING,)
+    groups = [
+        replace(group, completions=tuple(map(lambda one, end: replace(one, stop_reason=end), group.completions, own)))
+        for group, own in zip(HAND_MADE, ends, strict=True)
+    ]
     batch = make_batch(groups, Sampling(), mask_overlong=True)
-    assert batch.trained_NT.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert batch.trained_NT.tolist() == [[True, True, False], [False] * 3, [True] * 3]
     assert batch.mask_NT.sum(1).tolist() == [2, 1, 3]  # they are still read
+    assert make_batch(groups, Sampling()).trained_NT.sum(1).tolist() == [2, 1, 3]
 
 
 def test_a_pack_by_hand():
