@@ -75,22 +75,6 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize(("budget", "count"), [(1, 11), (10, None), (20, None), (30, None), (10**6, 1)])
-@pytest.mark.parametrize("left_out", [(), (0, 3, 10)])
-def test_packs_hold_every_row_once_within_the_budget(budget: int, count: int | None, left_out: tuple[int, ...]):
-    rows = [row for row in range(11) if row not in left_out]
-    batch = make_batch(MANY, Sampling())
-    packs = make_packs(batch, rows, budget, CPU)
-    assert sorted(row for pack in packs for row in pack.rows) == rows
-    assert count is None or len(packs) == min(count, len(rows))
-    for pack in packs:
-        assert pack.layout.size == len(pack.input_ids_S)
-        assert pack.layout.size <= budget or len(pack.rows) == 1
-        found = pack.token_ids_C.tolist()
-        wanted = [batch.token_ids_NT[row, : int(batch.mask_NT[row].sum())].tolist() for row in pack.rows]
-        assert found == [token for row in wanted for token in row]
-
-
 @pytest.mark.parametrize("budget", [1, 20, 10**6])
 def test_every_token_is_predicted_by_the_one_before_it(budget: int):
     batch = make_batch(MANY, Sampling())
