@@ -156,7 +156,7 @@ def test_the_plain_template_is_known_too():
 
 def test_a_run_says_that_rendered_prompts_stay_as_they_are(tmp_path: Path):
     rows = [{"prompt": f"<|user|>What is {n} + 1?<|assistant|>", "answer": str(n + 1)} for n in range(20)]
-    settings = small_settings(tmp_path / "runs", steps=1)
+    settings = small_settings(tmp_path / "runs", steps=1, evaluation={"problems": 1, "samples": 0})
     ended = grouprl(
         *("train", "--model", "abacus", "--task", write_rows(tmp_path / "rows.jsonl", rows)),
         *("task.arguments.messages=true", *settings),
