@@ -195,7 +195,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Observation:
+class ObservedTokens:
     """Tokens that the policy was shown between two of its turns: they are read, and nothing is learned of them."""
 
     after: int  # tokens of the completion before it
@@ -218,7 +218,7 @@ class ToolCall:
 class Episode:
     """The turns of a completion that used tools or talked with an environment."""
 
-    observations: tuple[Observation, ...]  # in order; none after the last turn
+    observations: tuple[ObservedTokens, ...]  # in order; none after the last turn
     messages: tuple[Mapping[str, Any], ...]  # after the prompt, in the form of chat templates
     calls: tuple[ToolCall, ...] = ()
     ends: tuple[int, ...] = ()  # index of each turn's last token
@@ -234,7 +234,7 @@ class Episode:
             name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
         }
         parts["observations"] = tuple(
-            Observation(one["after"], tuple(one["token_ids"])) for one in given["observations"]
+            ObservedTokens(one["after"], tuple(one["token_ids"])) for one in given["observations"]
         )
         return Episode(**parts | {"calls": tuple(ToolCall(**one) for one in given["calls"])})
 
@@ -261,7 +261,7 @@ class Completion:
         return len(self.token_ids)
 
     @property
-    def observations(self) -> tuple[Observation, ...]:
+    def observations(self) -> tuple[ObservedTokens, ...]:
         """What the policy was shown between its turns."""
         return () if self.episode is None else self.episode.observations
 
@@ -340,7 +340,7 @@ class Batch:
     trained_NT: Tensor  # bool, tokens that the loss includes
     old_logprobs_NT: Tensor  # float32, log-probs under the behavior policy
     sampling: Sampling  # the sampling parameters under which log-probs are computed
-    observations: Mapping[int, tuple[Observation, ...]] = field(default_factory=dict)  # of rows with several turns
+    observations: Mapping[int, tuple[ObservedTokens, ...]] = field(default_factory=dict)  # of rows with several turns
 
     @cached_property
     def states_NT(self) -> Tensor:

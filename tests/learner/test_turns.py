@@ -8,7 +8,7 @@ import torch
 
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs, pack_forward, with_observations
-from grouprl.types import Completion, Episode, Group, Observation, Problem, Sampling, StopReason
+from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, Sampling, StopReason
 from learner_setting import CPU, loaded
 from oracles import own_model
 
@@ -17,7 +17,7 @@ PLAIN = Sampling(max_tokens=12)
 
 def completion(index: int, token_ids: tuple[int, ...], *shown: tuple[int, tuple[int, ...]]) -> Completion:
     nothing = (0.0,) * len(token_ids)
-    observations = tuple(Observation(after, ids) for after, ids in shown)
+    observations = tuple(ObservedTokens(after, ids) for after, ids in shown)
     episode = Episode(observations, (), ends=(len(token_ids) - 1,)) if shown else None
     return Completion(index, token_ids, nothing, nothing, "", StopReason.END, 0, episode)
 

@@ -12,7 +12,7 @@ from grouprl.environments.base import Call
 from grouprl.environments.formats import ToolFormat
 from grouprl.models.prompts import authored_completion
 from grouprl.rollout.episodes import joined
-from grouprl.types import Completion, Episode, Observation, Problem, UserError
+from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
 
 
 def authored_episode(
@@ -37,7 +37,7 @@ def authored_episode(
             f"a message between its turns, got {roles}: change the messages"
         )
     turns: list[Completion] = []
-    observations: list[Observation] = []
+    observations: list[ObservedTokens] = []
     made: list[Call] = []
     for is_own, part in parts:
         if is_own:
@@ -46,7 +46,7 @@ def authored_episode(
             turns.append(authored_completion(0, text, tokenizer))
         else:
             ids = _shown(form, problem, made, part)
-            observations.append(Observation(sum(map(len, turns)), ids))
+            observations.append(ObservedTokens(sum(map(len, turns)), ids))
     return joined(turns, observations, Episode((), tuple(dict(message) for message in messages)))
 
 

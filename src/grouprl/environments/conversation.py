@@ -32,32 +32,32 @@ _SEED = 0  # of resets: all episodes of a problem begin alike
 
 
 @contextmanager
-def open_conversations(config: RunConfig, task: Task) -> Iterator[Conversations]:
+def open_conversations(config: RunConfig, task: Task) -> Iterator[ToolConversations]:
     """Starts the environments of a run; its end closes them.
 
     Raises:
         UserError: the tools or the environment cannot be used.
     """
     source = source_of(config.environment, task)
-    conversations = Conversations(source, config.environment)
+    conversations = ToolConversations(source, config.environment)
     try:
         yield conversations
     finally:
         conversations.close()
 
 
-class Conversations:
+class ToolConversations:
     """The environments of a run, before a tokenizer is there."""
 
     def __init__(self, source: EnvironmentSource, settings: EnvironmentConfig) -> None:
         self._source, self._settings = source, settings
-        self._bound: list[Conversation] = []
+        self._bound: list[ToolConversation] = []
 
     def task(self, task: Task) -> Task:
         """The task, whose problems have the tools and what `reset` adds to the prompt."""
         return derived(task, lambda split: each(task.problems(split), self.opened))
 
-    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> Conversation:
+    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> ToolConversation:
         """The conversation in the format of a tokenizer's chat template; `max_tokens` is the longest turn.
 
         Args:
@@ -68,7 +68,7 @@ class Conversations:
         Raises:
             UserError: the template cannot render tools.
         """
-        made = Conversation(self._source, self._settings, tokenizer, end_ids, max_tokens)
+        made = ToolConversation(self._source, self._settings, tokenizer, end_ids, max_tokens)
         self._bound.append(made)
         return made
 
@@ -114,7 +114,7 @@ class _Live:
     invalid: str = ""
 
 
-class Conversation:
+class ToolConversation:
     """See `grouprl.rollout.episodes.Conversation`."""
 
     def __init__(

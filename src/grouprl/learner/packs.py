@@ -20,7 +20,7 @@ from grouprl.models.head import output_head
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
-from grouprl.types import Batch, Observation, Sampling
+from grouprl.types import Batch, ObservedTokens, Sampling
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
     )
 
 
-def with_observations(token_ids_T: Tensor, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+def with_observations(token_ids_T: Tensor, observations: Sequence[ObservedTokens]) -> tuple[Tensor, Tensor]:
     """The tokens that the policy read of a completion: its own with the observations between them.
 
     Returns:

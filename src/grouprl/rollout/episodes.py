@@ -23,7 +23,7 @@ from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
 from grouprl.tasks import Task
-from grouprl.types import Completion, Episode, Observation, Problem, UserError
+from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
 
 _TICK = 0.05  # seconds that an idle decoding waits at once, so that a stop of the run reaches it
 
@@ -114,7 +114,7 @@ class EpisodeQueue(UnitQueue):
         super().__init__(units)
         self._requests, self._conversation, self._seed = requests, conversation, seed
         self._turns: dict[tuple[int, int], list[Completion]] = {}
-        self._observations: dict[tuple[int, int], list[Observation]] = {}
+        self._observations: dict[tuple[int, int], list[ObservedTokens]] = {}
         self._unfinished = sum(len(unit.keys) for unit in units)
         self._over: Finished = []
         self._error: BaseException | None = None
@@ -154,11 +154,11 @@ class EpisodeQueue(UnitQueue):
             elif (answer := future.result()).episode is not None:
                 self._over.append((key[0], joined(turns, observations, answer.episode)))
             else:
-                observations.append(Observation(sum(map(len, turns)), answer.token_ids))
+                observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids))
                 self._units.append(self._next(key, turns, observations))
             self._changed.notify_all()
 
-    def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[Observation]) -> Unit:
+    def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Unit:
         request = self._requests[key[0]]
         pairs = zip(turns, observations, strict=True)
         written = [token for turn, shown in pairs for token in (*turn.token_ids, *shown.token_ids)]
@@ -167,7 +167,7 @@ class EpisodeQueue(UnitQueue):
         return Unit(key[0], (*request.prompt_ids, *written), (row,), key[1])
 
 
-def joined(turns: Sequence[Completion], observations: Sequence[Observation], episode: Episode) -> Completion:
+def joined(turns: Sequence[Completion], observations: Sequence[ObservedTokens], episode: Episode) -> Completion:
     """The completion of an episode: the tokens of all its turns. Its text is theirs, one after the other."""
     ends, at = [], -1
     for turn in turns:
