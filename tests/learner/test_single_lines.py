@@ -19,7 +19,7 @@ from grouprl.algorithms import (
     token_weights,
     value_loss,
 )
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Plain
