@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.learner.credit import component
+from grouprl.learner.batch import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
