@@ -226,6 +226,7 @@ class Episode:
     reward: float | None = None  # the environment's verdict; None = unscored
     ended: str = "finished"  # why it ended
     invalid: str = ""  # why the completion is invalid; empty = it is valid
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # plain ones of the environment's object, at the end
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Episode:

@@ -38,7 +38,7 @@ def open_conversations(config: RunConfig, task: Task) -> Iterator[ToolConversati
     Raises:
         UserError: the tools or the environment cannot be used.
     """
-    source = source_of(config.environment, task)
+    source = source_of(config.environment, task).ready()
     conversations = ToolConversations(source, config.environment)
     try:
         yield conversations
@@ -253,4 +253,5 @@ def _episode(live: _Live) -> Episode:
         reward=verdict.reward,
         ended=live.ended,
         invalid=live.invalid,
+        attributes=verdict.attributes,
     )
