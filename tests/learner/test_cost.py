@@ -105,11 +105,7 @@ def learned(
 ) -> Learned:
     batch = make_batch(groups, Sampling(max_tokens=16))
     learner = learner_of(
-        model,
-        algorithm,
-        optimizer=Optimizer(model, UpdateConfig()),
-        dtype=dtype,
-        micro_batch_tokens=micro_batch_tokens,
+        model, algorithm, optimizer=Optimizer(model, UpdateConfig()), dtype=dtype, micro_batch_tokens=micro_batch_tokens
     )
     credit = Credit(batch.mask_NT * torch.tensor(advantages)[:, None])
     with Costs() as looking:

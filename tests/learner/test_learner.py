@@ -50,12 +50,7 @@ def loss_by_hand_and_learned(
     """Of an algorithm with these options, from padded log-probs and from the learner."""
     chosen = {"kl_coef": 0.1, **options}
     expected, _ = policy_loss(
-        logprobs,
-        batch.old_logprobs_NT,
-        ADVANTAGES,
-        token_weights(batch.mask_NT),
-        ref_logprobs_NT=reference,
-        **chosen,
+        logprobs, batch.old_logprobs_NT, ADVANTAGES, token_weights(batch.mask_NT), ref_logprobs_NT=reference, **chosen
     )
     figures = learn(learner_of(loaded(tiny), variant(**chosen, passes=2), micro_batch_tokens=45), batch)
     return float(expected), figures["loss"]

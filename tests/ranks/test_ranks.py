@@ -12,15 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ranked_runs import Place, torchrun_all
-from small_runs import (
-    ROWS,
-    Ended,
-    assert_almost_same_run,
-    assert_same_run,
-    grouprl,
-    small_settings,
-    write_rows,
-)
+from small_runs import ROWS, Ended, assert_almost_same_run, assert_same_run, grouprl, small_settings, write_rows
 
 EXACT = {"distributed": {"exact": True}}
 SHARD = {"distributed": {"shard": True}}
