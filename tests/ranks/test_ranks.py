@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from ranked_runs import Place, torchrun_all
 from small_runs import ROWS, Ended, assert_almost_same_run, assert_same_run, grouprl, small_settings, write_rows
+from source_tree import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import families
 
 EXACT = {"distributed": {"exact": True}}
 SHARD = {"distributed": {"shard": True}}
@@ -123,3 +129,20 @@ def test_any_number_of_ranks_is_one_process(place: Place, alone: Path, ranks: in
     for name, run in names.items():
         assert_same_run(alone / f"{name}-one", alone / run, step=8)
         assert json.loads((alone / run / "summary.json").read_text())["steps"] == 8
+
+
+@pytest.mark.slow
+def test_experts_are_balanced_over_all_ranks(tmp_path: Path) -> None:
+    place = Place(families.family_folder(tmp_path, "mixtral"), tmp_path)
+    balanced = {"algorithm": {"router_aux_coef": 0.5}}
+    exact, shard = {"distributed": {"exact": True}}, {"distributed": {"shard": True}}
+    runs = {
+        "exact-2": place.arguments("exact-2", **balanced, **exact),
+        "shard-2": place.arguments("shard-2", **balanced, **shard),
+    }
+    ended = torchrun_all(2, list(runs.values()))
+    assert ended.code == 0, ended.out
+    for alone in (place.arguments("exact-1", **balanced, **exact), place.arguments("plain-1", **balanced)):
+        assert grouprl(*alone).code == 0
+    assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
+    assert_almost_same_run(place.runs / "plain-1", place.runs / "shard-2")
