@@ -114,31 +114,30 @@ def test_a_tied_head_need_not_be_in_the_file(tiny: Path):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+NO_MODEL, NO_TOKENIZER = "could not load it", "expected a tokenizer, could not load it"
+
+
 @pytest.mark.parametrize(
-    ("file", "content"),
+    ("file", "content", "words"),
     [
-        ("model.safetensors", b""),
-        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON"),
-        ("model.safetensors", b"\xff" * 8 + b"{}"),  # a header of 2^64 - 1 bytes
-        ("model.safetensors", (20).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}'),
-        ("config.json", b'{"model_type": 3}'),
-        ("config.json", b"[]"),
-        ("config.json", b'{"model_type": "qwen2", "hidden_size": "x"}'),
+        ("model.safetensors", b"", NO_MODEL),
+        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON", NO_MODEL),
+        ("model.safetensors", b"\xff" * 8 + b"{}", NO_MODEL),  # a header of 2^64 - 1 bytes
+        ("model.safetensors", (20).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}', NO_MODEL),
+        ("model.safetensors", None, NO_MODEL),  # without its end
+        ("config.json", b'{"model_type": 3}', NO_MODEL),
+        ("config.json", b"[]", NO_MODEL),
+        ("config.json", b'{"model_type": "qwen2", "hidden_size": "x"}', NO_MODEL),
+        ("tokenizer.json", b"", NO_TOKENIZER),
+        ("tokenizer.json", b"[]", NO_TOKENIZER),
+        ("tokenizer.json", b'{"version": "1.0", "model": 7}', NO_TOKENIZER),
     ],
 )
-def test_a_damaged_model_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, content: bytes):
-    shutil.copytree(tiny, tmp_path / "damaged")
-    (tmp_path / "damaged" / file).write_bytes(content)
-    with pytest.raises(UserError, match=r"damaged.*could not load it"):
-        load_model(str(tmp_path / "damaged"), device=CPU)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": "1.0", "model": 7}'])
-def test_a_damaged_tokenizer_is_one_sentence(tiny: Path, tmp_path: Path, content: bytes):
-    shutil.copytree(tiny, tmp_path / "damaged")
-    (tmp_path / "damaged" / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"damaged.*expected a tokenizer, could not load it"):
-        load_tokenizer(str(tmp_path / "damaged"))
+def test_a_damaged_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, content: bytes | None, words: str):
+    folder = shutil.copytree(tiny, tmp_path / "damaged")
+    (folder / file).write_bytes((folder / file).read_bytes()[:-1000] if content is None else content)
+    with pytest.raises(UserError, match=f"damaged.*{words}"):
+        load_tokenizer(str(folder)) if words == NO_TOKENIZER else load_model(str(folder), device=CPU)
 
 
 def test_code_of_a_checkpoint_is_refused_without_a_question(
