@@ -12,7 +12,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from counting import Costs, Product, count_kernels, count_products_of_decode_steps
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.learner import UpdateConfig
 from grouprl.kernels.build import library

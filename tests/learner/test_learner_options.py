@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from grouprl import Algorithm
 from grouprl.algorithms import token_weights
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.critic import Critic

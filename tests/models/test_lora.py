@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forked import forked
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.config.run import LoraConfig
 from grouprl.learner import Learner, PolicyEvaluation
 from grouprl.models.adapters import as_reference

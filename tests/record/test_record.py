@@ -78,7 +78,7 @@ def test_steps_of_a_completion_come_back(tmp_path: Path) -> None:
 
 def test_what_was_earned_and_which_groups_were_kept_come_back(tmp_path: Path) -> None:
     # 0.3 - 0.7 + 0.7 is not 0.3: what was earned is recorded, not computed from the total.
-    penalized = RewardOutcome(0.3, {"right": 0.3, "soft_overlong": -0.7}, penalty=-0.7)
+    penalized = RewardOutcome(0.3, {"right": 0.3, "soft_overlong": -0.7})
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
         outcomes = ((penalized, OUTCOMES[0][1]), OUTCOMES[1])
         record.step(StepRecord(1, {}, (PLAIN, CHAT), outcomes, ADVANTAGES, kept=[True, False]))

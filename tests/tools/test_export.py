@@ -142,7 +142,6 @@ def outcome_of(row: Mapping[str, Any]) -> RewardOutcome:
         row["invalid_reason"] or "",
         tuple(StepReward(step["end"], step["reward"]) for step in row["step_rewards"] or ()),
         row["correct"],
-        dict(row["rewards"]).get("soft_overlong") or 0.0,
     )
 
 

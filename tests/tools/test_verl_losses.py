@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grouprl import UserError
 from grouprl.algorithms import token_weights
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
@@ -53,9 +54,8 @@ def gradient_here(algorithm: Algorithm) -> Tensor:
     new, old, mask = completions()
     policy = new.clone().requires_grad_()
     weights = token_weights(mask.double(), aggregate=algorithm.objective.aggregate)
-    algorithm.objective.loss(policy, old, torch.tensor(ADVANTAGES, dtype=torch.float64), weights, mask_NT=mask)[
-        0
-    ].backward()
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None].expand_as(old)
+    algorithm.objective.loss(TokenGrid(policy, old, advantages, weights, mask))[0].backward()
     return policy.grad
 
 
