@@ -15,7 +15,7 @@ import pytest
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
 from grouprl.ranks import Ranks
-from grouprl.rewards.calls import Invalid, TrainingState, gather
+from grouprl.rewards.calls import Invalid, RewardCall, TrainingState, gather
 from grouprl.rewards.configured import configured_rewards, open_scorer
 from grouprl.rewards.scorer import Scoring
 from grouprl.tasks import WordProblems
@@ -195,7 +195,8 @@ def test_a_whole_call_gets_one_more_try_in_a_fresh_process(tmp_path: Path) -> No
 def test_the_pool_divides_a_call_unless_it_is_whole() -> None:
     with open_scorer([WeightedReward("it", raises)], limits=ScoringConfig(workers=1)) as scorer:
         keywords = {"completions": ["x", "xxxxx", "xx"]}
-        divided, whole = (gather(scorer.pool.submit("it", keywords, whole=flag)).values for flag in (False, True))
+        calls = [RewardCall("it", keywords, whole=flag) for flag in (False, True)]
+        divided, whole = (gather(scorer.pool.submit(call)).values for call in calls)
     assert [isinstance(value, Invalid) for value in divided] == [False, True, False]
     assert [isinstance(value, Invalid) for value in whole] == [True, True, True]
 
