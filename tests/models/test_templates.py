@@ -1,5 +1,6 @@
 """Chat templates of a configuration: the built-in one, a file, arguments, no system role, one BOS."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,38 @@ def test_question_is_a_list_of_questions_with_their_answers(tiny: Path) -> None:
     assert rendered(tokenizer, SYSTEM, *TURNS) == (
         "Think first.\n\nQuestion: 4 + 5 = ?\nAnswer: 9\n\nQuestion: And 9 + 1?\nAnswer:"
     )
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("system", [(), (SYSTEM,)])
+def test_tools_is_chatml_with_calls_and_results(tiny: Path, system: tuple[Message, ...]) -> None:
+    """A turn ends with the tokenizer's own end token; results that follow each other are one turn of the user."""
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="tools"))
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "é"}}}
+    turns = [dict(message) for message in (*system, USER)]
+    turns += [{"role": "assistant", "content": "I add.", "tool_calls": [call, call]}]
+    turns += [{"role": "tool", "content": "9"}, {"role": "tool", "content": "9"}]
+    turns += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "9"}]
+    called = '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'
+    shown = "<tool_response>\n9\n</tool_response>"
+    told = f"<|im_start|>system\n{'Think first.' if system else ''}"
+    begin, rest = (
+        "<|im_start|>assistant\n",
+        (
+            f"<|im_start|>user\n4 + 5 = ?<|end|>\n<|im_start|>assistant\nI add.\n{called}\n{called}<|end|>\n"
+            f"<|im_start|>user\n{shown}\n{shown}<|end|>\n<|im_start|>assistant\n{called}<|end|>\n"
+            f"<|im_start|>user\n{shown}<|end|>\n"
+        ),
+    )
+    offered = f"You can call tools:\n<tools>\n{json.dumps(ADD)}\n</tools>\nTo call one, write:\n"
+    form = '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call><|end|>\n'
+    gap = "\n\n" if system else ""
+    assert tokenizer.apply_chat_template(turns, tools=[ADD], add_generation_prompt=True, tokenize=False) == (
+        told + gap + offered + form + rest + begin
+    )
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == (f"{told}<|end|>\n" if system else "") + rest
 
 
 def test_plain_begins_with_bos_where_the_tokenizer_begins_a_text_with_it() -> None:
@@ -109,7 +142,7 @@ def test_arguments_and_files_that_cannot_be_used_are_one_sentence(tiny: Path, tm
     with pytest.raises(UserError, match=r"expected variables of the chat template.*enable_thinkng, which it does not"):
         of_file(tmp_path, tiny, "{{ enable_thinking }}", chat_template_kwargs={"enable_thinkng": False})
     with pytest.raises(
-        UserError, match=r"model.chat_template: expected null, plain, question or a file.*nowhere.jinja"
+        UserError, match=r"model.chat_template: expected null, plain, question, tools or a file.*nowhere.jinja"
     ):
         load_tokenizer(ModelConfig(path=str(tiny), chat_template=str(tmp_path / "nowhere.jinja")))
 

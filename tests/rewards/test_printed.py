@@ -6,7 +6,7 @@ import pytest
 
 from grouprl.config.run import ScoringConfig
 from grouprl.rewards.calls import RewardCall, gather
-from grouprl.rewards.workers import pool
+from grouprl.rewards.workers import processes
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.rewards.workers.zygote import MOST
 from grouprl.types import UserError
@@ -44,7 +44,7 @@ def test_the_first_bytes_of_each_call_are_printed(tmp_path: Path, capfd: pytest.
 
 @pytest.mark.slow
 def test_a_file_that_hangs_while_it_is_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_LOADING_SECONDS", 2.0)
+    monkeypatch.setattr(processes, "_LOADING_SECONDS", 2.0)
     fine, hangs = tmp_path / "fine.py", tmp_path / "hangs.py"
     fine.write_text("def good(completions, **columns):\n    return [1.0]\n")
     hangs.write_text("while True:\n    pass\n")

@@ -203,6 +203,9 @@ class DerivedTask:
     traits: Callable[[str], Mapping[str, bool]]
     verifier_given: bool  # whether the user chose the verifier
     rows_of: Task | None  # held-out splits may be cut from its train rows
+    tools: Sequence[Any] = ()  # what the policy may call, or talk with: see `grouprl.rollout.episodes`
+    environment: Any = None
+    game: Any = None
 
     @property
     def given(self) -> Collection[Split] | None:
@@ -233,6 +236,7 @@ def derived(
         traits=task.traits,
         verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
         rows_of=task if cut else None,
+        **{kind: getattr(task, kind) for kind in ("tools", "environment", "game") if hasattr(task, kind)},
     )
 
 

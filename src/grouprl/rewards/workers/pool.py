@@ -7,14 +7,11 @@ import json
 import os
 import queue
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
@@ -30,18 +27,13 @@ from grouprl.rewards.calls import (
     decode,
     readable,
 )
-from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame, unpack
-from grouprl.rewards.workers.zygote import Source, request
+from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
+from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
+from grouprl.rewards.workers.zygote import RewardWork, Source, signature_of
 from grouprl.types import UserError
 
 _CHECK_SECONDS = 0.5  # between two checks of an idle worker
-_LOADING_SECONDS = 60.0  # of one function; its file may import torch and load a model
 _LONGEST_REPLY = 64 << 20
-# -P and the order of sys.path: a json.py in the working directory must not replace the standard library's.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from grouprl.rewards.workers.zygote import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
-)
 
 
 class RewardWorkers(Protocol):
@@ -66,14 +58,6 @@ class _Job:
     future: PendingValues = field(default_factory=Future)
 
 
-@dataclass
-class _Worker:
-    pid: int
-    channel: socket.socket
-    jobs: int = 0
-    ended: bool = False
-
-
 @dataclass(frozen=True)
 class _Failure:
     reason: str
@@ -95,14 +79,12 @@ class RewardPool:
     """
 
     def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
-        self._functions, self._limits = functions, limits
-        self._lock = threading.Lock()
+        self._limits = limits
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()  # in order of priority, number
         self._numbers = itertools.count()
         self._closed = False
-        self._live: set[int] = set()
         self._signatures: Mapping[str, Signature] | None = None
-        self._zygote, self._control = self._started()
+        self._processes = WorkerProcesses(RewardWork(dict(functions), limits.memory_mib, limits.cpu_seconds))
         self._threads = [
             threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
             for place in range(limits.workers or cores())
@@ -115,7 +97,7 @@ class RewardPool:
             UserError: a function cannot be loaded.
         """
         if self._signatures is None:
-            self._signatures = self._loaded()
+            self._signatures = {name: signature_of(found) for name, found in self._processes.loaded().items()}
             for thread in self._threads:
                 thread.start()
         return self._signatures
@@ -130,20 +112,12 @@ class RewardPool:
     @property
     def pids(self) -> list[int]:
         """The ids of the workers that are alive."""
-        return list(self._live)
+        return self._processes.pids
 
     def close(self) -> None:
         """Kills every process; calls in progress never return."""
         self._closed = True
-        self._control.close()  # the zygote then ends and kills its workers
-        with suppress(subprocess.TimeoutExpired):
-            self._zygote.wait(2)
-        self._kill_zygote()
-
-    def _kill_zygote(self) -> None:
-        self._zygote.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
-            self._zygote.wait(5)
+        self._processes.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,40 +129,9 @@ class RewardPool:
         self._jobs.put((priority, next(self._numbers), job := _Job(call)))
         return job.future
 
-    def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair()
-        path = json.dumps(sorted(map(str, sys.path), key=lambda place: place == ""))
-        with theirs:
-            command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
-            # A session of its own, so that Ctrl-C in the terminal reaches the run alone, which stops in order.
-            zygote = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        with suppress(OSError):  # the process ended at once: `_loaded` reports it
-            send_frame(ours, pack((dict(self._functions), self._limits.memory_mib, self._limits.cpu_seconds)))
-        return zygote, ours
-
-    def _loaded(self) -> Mapping[str, Signature]:
-        loading, reply = ", ".join(self._functions), None
-        try:
-            while not isinstance(reply, str | Mapping):  # before each function comes its name
-                loading = loading if reply is None else str(reply[0])
-                reply = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
-        except (EOFError, OSError) as error:
-            source = self._functions.get(loading)
-            place = f" of {source[0]}" if isinstance(source, tuple) else ""
-            raise UserError(
-                f"reward {loading}{place}: expected to be loaded within {_LOADING_SECONDS:g} s, got "
-                f"{str(error) or 'a process that ended'}: read its output"
-            ) from error
-        if isinstance(reply, str):
-            raise UserError(f"{reply}: expected a reward function that can be loaded; fix it")
-        signatures: Mapping[str, Signature] = reply
-        return signatures
-
     def _serve(self) -> None:
         """Runs in a thread: takes jobs one after another, and replaces its worker process when needed."""
-        worker: _Worker | None = None
+        worker: Worker | None = None
         while not self._closed:
             try:
                 _, _, job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
@@ -201,7 +144,7 @@ class RewardPool:
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
                 job.future.set_exception(_user_error(error))
 
-    def _kept_alive(self, worker: _Worker | None) -> _Worker | None:
+    def _kept_alive(self, worker: Worker | None) -> Worker | None:
         """Returns a living idle worker; None if none can be started."""
         try:
             return self._alive(worker)
@@ -209,29 +152,29 @@ class RewardPool:
             time.sleep(_CHECK_SECONDS)
             return None
 
-    def _alive(self, worker: _Worker | None) -> _Worker:
+    def _alive(self, worker: Worker | None) -> Worker:
         """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
         if worker is not None and not worker.ended and not is_quiet(worker.channel):
-            self._end(worker)
-        return self._forked() if worker is None or worker.ended else worker
+            self._processes.end(worker)
+        return self._processes.fork() if worker is None or worker.ended else worker
 
-    def _run(self, job: _Job, worker: _Worker) -> _Worker:
+    def _run(self, job: _Job, worker: Worker) -> Worker:
         """Runs a job; returns the worker for the next one."""
         found = self._attempt(job.call, worker)
         if isinstance(found, _Failure) and not job.call.divides and not found.hung and (worker.jobs or found.died):
             # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
-            self._end(worker)
-            worker = self._forked()
+            self._processes.end(worker)
+            worker = self._processes.fork()
             found = self._attempt(job.call, worker)
         worker.jobs += 1
         if isinstance(found, _Failure):
             if found.died:
-                self._end(worker)
+                self._processes.end(worker)
             job.future.set_result(self._apart(job.call, found))
         else:
             called, grown = found
             if grown > self._limits.memory_mib // 2:
-                self._end(worker)
+                self._processes.end(worker)
             job.future.set_result(called)
         return worker
 
@@ -243,7 +186,7 @@ class RewardPool:
         # Before further groups, because they may stop the run.
         return [self._put(replace(call, keywords=keywords), priority=0) for keywords in singles]
 
-    def _attempt(self, call: RewardCall, worker: _Worker) -> tuple[CallValues, int] | _Failure:
+    def _attempt(self, call: RewardCall, worker: Worker) -> tuple[CallValues, int] | _Failure:
         """Makes a call; returns what it gave and the growth of the worker in MiB."""
         limits = self._limits
         arguments = self.signatures()[call.name].arguments(call.keywords)
@@ -261,52 +204,12 @@ class RewardPool:
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
-            return _Failure(_death(self._end(worker), limits), died=True)
+            return _Failure(_death(self._processes.end(worker), limits), died=True)
         except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
             return _Failure("wrote into the connection of its worker", died=True)
 
-    def _forked(self) -> _Worker:
-        with self._lock:
-            try:
-                return self._asked_to_fork()
-            except (EOFError, OSError):
-                if self._closed:
-                    raise
-                # The zygote was killed or stopped, or cannot fork: start a new one, once.
-                self._kill_zygote()
-                self._control.close()
-                self._live.clear()
-                self._zygote, self._control = self._started()
-                self._loaded()
-                return self._asked_to_fork()
 
-    def _asked_to_fork(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                pid = request(self._control, fd=theirs.fileno())
-            except BaseException:
-                ours.close()
-                raise
-        self._live.add(pid)
-        return _Worker(pid, ours)
-
-    def _end(self, worker: _Worker) -> int:
-        """Kills a worker and all its children; returns its wait status."""
-        if worker.ended:
-            return signal.SIGKILL
-        worker.ended = True
-        worker.channel.close()
-        with self._lock:
-            self._live.discard(worker.pid)
-            try:
-                return request(self._control, worker.pid)
-            except (EOFError, OSError):
-                self._zygote.kill()  # a late answer could be taken for that of another request
-                return signal.SIGKILL
-
-
-def _described(call: RewardCall, worker: _Worker | None) -> str:
+def _described(call: RewardCall, worker: Worker | None) -> str:
     about = "the batch" if call.whole else f"problem {call.about or 'unknown'}"
     return f"reward {call.name} of {about}, worker {worker.pid if worker else 'not started'}"
 
@@ -327,13 +230,9 @@ def _user_error(error: BaseException) -> BaseException:
 
 
 def _death(status: int, limits: ScoringConfig) -> str:
-    if not os.WIFSIGNALED(status):
-        return f"ended its process with code {os.waitstatus_to_exitcode(status)}"
-    number = os.WTERMSIG(status)
-    if number == signal.SIGXCPU:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
         return f"used more than {limits.cpu_seconds} s of CPU time"
-    known = {one.value: one.name for one in signal.Signals}
-    return f"crashed its process ({known.get(number, f'signal {number}')})"
+    return cause_of_death(status)
 
 
 def cores() -> int:
