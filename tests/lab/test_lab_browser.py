@@ -17,7 +17,7 @@ from grouprl.algorithms import group_advantages
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from hostile_run import LONGEST, TEXTS, make_hostile_run
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -46,12 +46,6 @@ def root(shared_lab: Lab) -> Iterator[Path]:
     process = RunDirectory(shared_lab.root / "seen").holder()
     if process is not None:  # a failed test leaves its run behind
         os.kill(process, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
-    with opened(shared_lab) as browser:
-        yield browser
 
 
 @pytest.fixture

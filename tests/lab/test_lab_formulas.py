@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.rewards.functions import WeightedReward
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words
 from page_numbers import near, read, table
@@ -40,19 +39,6 @@ def root(tiny: Path, shared_lab: Lab) -> Path:
     make_run(root / "awkward", [Made(AWKWARD, advantages=(-1.617, 1.124, 0.247, 0.247))], config=config)
     make_run(root / "tied", [Made((1.0, 1.0, 0.0), advantages=TIED)], config=config)
     return root
-
-
-@pytest.fixture(scope="module")
-def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
-    with opened(shared_lab) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Opened) -> Iterator[Any]:
-    browser.watched.forget()
-    yield browser.page
-    browser.watched.assert_quiet()
 
 
 # Arithmetic

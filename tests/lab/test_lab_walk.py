@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grouprl import Trainer
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium
 from letter_rewards import letters
 from page_numbers import near, read, table
 from small_runs import ROWS, rollouts, small_config
@@ -25,19 +24,6 @@ def root(tiny: Path, shared_lab: Lab) -> Path:
     root = shared_lab.root
     Trainer(tiny, ROWS, [letters], variant(clip_low=0.1, clip_high=0.3), small_config(root, steps=2)).train()
     return root
-
-
-@pytest.fixture(scope="module")
-def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
-    with opened(shared_lab) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Opened) -> Iterator[Any]:
-    browser.watched.forget()
-    yield browser.page
-    browser.watched.assert_quiet()
 
 
 def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ import cloudpickle
 import pytest
 
 from grouprl.config.run import ScoringConfig
-from grouprl.rewards.calls import Invalid, gather
+from grouprl.rewards.calls import Invalid, RewardCall, gather
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.rewards.workers.zygote import MOST
 from grouprl.types import UserError
@@ -64,7 +64,7 @@ def pool() -> Iterator[RewardPool]:
 
 
 def scored(pool: RewardPool, *texts: str) -> list[Any]:
-    return gather(pool.submit("it", {"completions": list(texts)})).values
+    return gather(pool.submit(RewardCall("it", {"completions": list(texts)}))).values
 
 
 def test_every_deed_has_its_verdict() -> None:
@@ -99,7 +99,7 @@ def test_the_pool_is_whole_again_within_two_seconds_of_a_kill(pool: RewardPool) 
     while before & set(pool.pids) or len(pool.pids) < LIMITS.workers:  # while nothing is asked of it
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert [gather(pool.submit("it", {"completions": ["fine"]})).values for _ in range(20)] == [[1.0]] * 20
+    assert [gather(pool.submit(RewardCall("it", {"completions": ["fine"]}))).values for _ in range(20)] == [[1.0]] * 20
     assert not before & set(pool.pids)
 
 
@@ -138,7 +138,7 @@ def test_the_first_failures_are_not_hidden_behind_other_groups() -> None:
     """Single completions go before waiting groups, so that a run full of failures stops early."""
     order: list[str] = []
     with pool_of(ScoringConfig(workers=1), it=misbehaves) as pool:
-        calls = [pool.submit("it", {"completions": [text, "fine"]}) for text in ("raise", "fine", "fine")]
+        calls = [pool.submit(RewardCall("it", {"completions": [text, "fine"]})) for text in ("raise", "fine", "fine")]
         alone = calls[0].result()
         for name, call in (("group", calls[2]), ("alone", alone[0]), ("alone", alone[1])):
             call.add_done_callback(lambda _, name=name: order.append(name))
@@ -149,8 +149,8 @@ def test_the_first_failures_are_not_hidden_behind_other_groups() -> None:
 def test_nothing_outlives_the_run() -> None:
     with pool_of(it=misbehaves) as pool:
         scored(pool, *NORMAL)
-        pool.submit("it", {"completions": ["hold the interpreter"]})
-        pool.submit("it", {"completions": ["sleep"]})
+        pool.submit(RewardCall("it", {"completions": ["hold the interpreter"]}))
+        pool.submit(RewardCall("it", {"completions": ["sleep"]}))
         time.sleep(0.2)
         pids = pool.pids
     assert pids
@@ -164,13 +164,13 @@ def test_a_killed_run_takes_its_workers_along() -> None:
     import cloudpickle
     from misbehaving import misbehaves
     from grouprl.config.run import ScoringConfig
-    from grouprl.rewards.calls import gather
+    from grouprl.rewards.calls import RewardCall, gather
     from grouprl.rewards.workers.pool import RewardPool
     pool = RewardPool({"it": cloudpickle.dumps(misbehaves)}, ScoringConfig(workers=2))
-    calls = [pool.submit("it", {"completions": ["fine"]}) for _ in range(64)]
+    calls = [pool.submit(RewardCall("it", {"completions": ["fine"]})) for _ in range(64)]
     [gather(call) for call in calls]
-    pool.submit("it", {"completions": ["hold the interpreter"]})
-    pool.submit("it", {"completions": ["ignore signals"]})
+    pool.submit(RewardCall("it", {"completions": ["hold the interpreter"]}))
+    pool.submit(RewardCall("it", {"completions": ["ignore signals"]}))
     time.sleep(0.3)
     print(*pool.pids, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_functions_of_all_forms_are_called_with_what_they_ask_for() -> None:
         instance=Length(4),
     ) as pool:
         keywords = {"prompts": ["?", "?"], "completions": ["a", "bb"], "completion_ids": [[1], [2]], "other": [1, 2]}
-        got = {name: gather(pool.submit(name, keywords)).values for name in pool.signatures()}
+        got = {name: gather(pool.submit(RewardCall(name, keywords))).values for name in pool.signatures()}
     assert got == {
         "plain": [1.0, 2.0],
         "column": [True, True],
@@ -278,7 +278,7 @@ def nested(depth: int) -> list[Any]:
 )  # fmt: skip
 def test_columns_that_cannot_travel_are_told(pool: RewardPool, column: Callable[[], Any]) -> None:
     with pytest.raises(UserError, match="columns that can be sent to another process"):
-        gather(pool.submit("it", {"completions": ["fine"], "column": [column()]}))
+        gather(pool.submit(RewardCall("it", {"completions": ["fine"], "column": [column()]})))
     assert scored(pool, *NORMAL) == [1.0, 1.0]
 
 

@@ -59,6 +59,26 @@ OUTSIDE = TrainingState()
 """The state of a call that belongs to no run."""
 
 
+@dataclass(frozen=True)
+class RewardCall:
+    """One call of a reward function: the completions of a group, or with `whole` of several groups."""
+
+    name: str
+    keywords: Mapping[str, Sequence[Any]]  # of `call_keywords`
+    per_step: bool = False
+    about: str = ""  # the problem, for messages
+    state: TrainingState = OUTSIDE
+    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+
+    def __len__(self) -> int:
+        return len(self.keywords["completions"])
+
+    @property
+    def divides(self) -> bool:
+        """Whether the function can be called for each of the completions."""
+        return not self.whole and len(self) > 1
+
+
 class RewardLog:
     """What one call of a reward function records about its completions. The run checks what a worker sends by the same
     rules."""

@@ -12,7 +12,7 @@ from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks
-from grouprl.rewards.calls import OUTSIDE, Invalid, TrainingState, call_keywords, gather
+from grouprl.rewards.calls import OUTSIDE, Invalid, RewardCall, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.outcomes import NO_PENALTY, Overlong
@@ -265,7 +265,11 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
     given = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
     readers = [reward for reward in scorer.called if given and _reads_answers(reward, scorer)]
     pending = [
-        (reward, part, scorer.pool.submit(reward.name, call_keywords([Group(one, (), (_NOTHING,)) for one in part])))
+        (
+            reward,
+            part,
+            scorer.pool.submit(RewardCall(reward.name, call_keywords([Group(one, (), (_NOTHING,)) for one in part]))),
+        )
         for reward in readers
         for part in (given[at : at + _IN_A_CALL] for at in range(0, len(given), _IN_A_CALL))
     ]

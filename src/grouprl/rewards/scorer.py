@@ -15,6 +15,7 @@ from grouprl.rewards.calls import (
     OUTSIDE,
     CallValues,
     PendingValues,
+    RewardCall,
     Signature,
     TrainingState,
     call,
@@ -167,9 +168,7 @@ class Scorer:
         return PendingGroup(
             group,
             {
-                one.name: self.pool.submit(
-                    one.name, keywords, per_step=one.per_step, about=group.problem.id, state=self._state
-                )
+                one.name: self.pool.submit(RewardCall(one.name, keywords, one.per_step, group.problem.id, self._state))
                 for one in by_group
             },
         )
@@ -319,7 +318,7 @@ def batch_calls(
     found = [reward for reward in rewards if reward.has_one_call]
     keywords = call_keywords(groups) if found else {}
     begun = {  # the workers run these beside the calls in this process
-        reward.name: pool.submit(reward.name, keywords, per_step=reward.per_step, state=state, whole=True)
+        reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, whole=True))
         for reward in found
         if not reward.in_process
     }

@@ -37,9 +37,15 @@ from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of, warnings_of
-from grouprl.run.opening import finished_run, open_record
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import chosen_on_all, code_of_run, locked_checkpoint, with_run_dtype
+from grouprl.run.resume import (
+    chosen_on_all,
+    code_of_run,
+    finished_run,
+    locked_checkpoint,
+    open_record,
+    with_run_dtype,
+)
 from grouprl.run.terminal import Terminal, TrainingBars
 from grouprl.run.trust import record_code
 from grouprl.run.verdict import verdict

@@ -18,7 +18,7 @@ from grouprl.evaluation.evaluate import Metrics
 from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
-from grouprl.models.objects import folder_of
+from grouprl.models.save import folder_of
 from grouprl.ranks import show_errors_once
 from grouprl.record.layout import RunDirectory, model_at
 from grouprl.record.write import held_files
