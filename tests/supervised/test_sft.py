@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grouprl.config.supervised import SftConfig
 from grouprl.models.load import load_model, load_tokenizer
+from grouprl.models.templates import prepare_template
 from grouprl.supervised.sft import load_pairs, sft
 from grouprl.types import UserError
 from small_runs import grouprl, tree, write_rows
@@ -215,3 +216,25 @@ def test_a_model_is_replaced_and_a_run_is_not(tiny: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"already holds a run \(config.yaml, .* or choose another name"):
         sft(config(tmp_path, name="a", **changes))
     assert tree(tmp_path) == before
+
+
+def test_a_completion_of_several_messages_is_imitated_turn_by_turn(tiny: Path, tmp_path: Path) -> None:
+    """The loss is on the assistant's turns alone: the model's own cross-entropy with the other labels masked."""
+    turns = ["It is 4.", "Yes, of course."]
+    messages = [{"role": "assistant", "content": turns[0]}, {"role": "user", "content": "Is it?"}]
+    prompt = [{"role": "user", "content": "What is 2 + 2?"}]
+    row = {"prompt": prompt, "completion": [*messages, {"role": "assistant", "content": turns[1]}]}
+    data = write_rows(tmp_path / "pairs.jsonl", [row])
+    model = {"path": str(tiny), "chat_template": "tools"}
+    sft(config(tmp_path, model=model, pairs={"path": str(data)}, learner={"learning_rate": 0.0}))
+    start, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))
+    prepare_template(tokenizer, str(tiny), "tools")
+    ids = tokenizer.apply_chat_template([*prompt, *row["completion"]], return_dict=False)
+    labels, place = [-100] * len(ids), 0
+    for turn in turns:
+        own = [*tokenizer(turn, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        place = next(at for at in range(place, len(ids)) if ids[at : at + len(own)] == own)
+        labels[place : place + len(own)] = own
+    with torch.no_grad():
+        expected = start(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
+    assert losses(tmp_path / "runs" / "sft") == [pytest.approx(float(expected), abs=1e-5)]
