@@ -67,7 +67,7 @@ def sft(config: SftConfig) -> Path:
         return {"loss": -logprobs_C.sum() / batch.mask_NT.sum()}
 
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
-        fit("sft", model, groups, SupervisedLoss(metrics, config), record, terminal)
+        fit("sft", model, groups, SupervisedLoss(metrics, config, model), record, terminal)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     return out
@@ -86,7 +86,7 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
 
 
 def _of_row(row: Row) -> Pair:
-    """A row's pair; several messages are a conversation, and the column `tools` has the schemas that its prompt shows."""
+    """A row's pair; several messages are a conversation. `tools` has the schemas that its prompt shows."""
     written, tools = text_or_messages(row, "completion"), row[1].get("tools") or ()
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise UserError(
