@@ -228,10 +228,8 @@ def test_a_closed_episode_answers_nothing_and_closes_once(source: ProcessSource)
 
 
 def test_a_call_in_progress_ends_when_its_episode_is_closed(source: ProcessSource) -> None:
-    with (
-        open_tools([act], limits=LIMITS.model_copy(update={"tool_seconds": 60.0})) as patient,
-        ThreadPoolExecutor(1) as threads,
-    ):
+    limits = LIMITS.model_copy(update={"tool_seconds": 60.0})
+    with open_tools([act], limits=limits) as patient, ThreadPoolExecutor(1) as threads:
         environment = patient.open(PROBLEM)
         running = threads.submit(one, environment, "act", way="hang")
         while not patient.processes.pids:

@@ -52,9 +52,7 @@ class SupervisedLoss:
 
     pack_metrics: PackMetrics
     config: SupervisedConfig
-    network: PreTrainedModel | None = (
-        None  # the only one that reads the packs: what all prompts begin with is read once
-    )
+    network: PreTrainedModel | None = None  # the only reader of the packs: what all prompts begin with is read once
 
     def metrics(self, groups: Sequence[Group], *, gradient: bool = False) -> dict[str, float]:
         """The metrics of the groups; `gradient` also adds the gradient of the loss to the gradients of the model."""
@@ -66,7 +64,7 @@ class SupervisedLoss:
         totals: defaultdict[str, float] = defaultdict(float)
         shared, prefix = self._prefix(batch, device, gradient=gradient)
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True, shared=shared):
-            pack = after(prefix and prefix.read, pack)
+            pack = pack if prefix is None else after(prefix.read, pack)
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
                 metrics = self.pack_metrics(batch, pack)
             if gradient:
@@ -84,9 +82,8 @@ class SupervisedLoss:
         if network is None or not is_packed(network) or not (shared := shared_tokens(batch.prompts)):
             return 0, None
         with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
-            return shared, LearnedPrefix(
-                read_prefix(partial(hidden_states, network), batch.prompts[0][:shared], device)
-            )
+            found = read_prefix(partial(hidden_states, network), batch.prompts[0][:shared], device)
+        return shared, LearnedPrefix(found)
 
 
 def fit(
