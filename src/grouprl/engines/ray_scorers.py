@@ -17,7 +17,7 @@ from grouprl.rewards.workers.zygote import Source
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RemoteCall:
     """A call of a reward."""
 
     name: str
@@ -35,7 +35,7 @@ class RemoteRewards:
         settings = cluster.settings
         at_once = limits.workers or settings.cpus
         limits = limits.model_copy(update={"workers": at_once})
-        self._pool = ActorPool[_Call | None, Any](
+        self._pool = ActorPool[_RemoteCall | None, Any](
             cluster,
             "scorer",
             partial(_ScorerActor, dict(functions), limits),
@@ -62,7 +62,7 @@ class RemoteRewards:
         whole: bool = False,
     ) -> PendingValues:
         """See `RewardPool.submit`."""
-        return self._pool.submit(_Call(name, keywords, per_step, about, state, whole))
+        return self._pool.submit(_RemoteCall(name, keywords, per_step, about, state, whole))
 
     @property
     def processes(self) -> list[tuple[int, str]]:
@@ -82,7 +82,7 @@ class _ScorerActor:
     def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
         self._pool = RewardPool(functions, limits)
 
-    def __call__(self, call: _Call | None) -> Mapping[str, Signature] | CallValues:
+    def __call__(self, call: _RemoteCall | None) -> Mapping[str, Signature] | CallValues:
         if call is None:
             return self._pool.signatures()
         pending: Future[Any] = self._pool.submit(
