@@ -20,11 +20,7 @@ def group_stages(
 ) -> dict[str, dict[str, Any]]:
     """Computes, in float64, what the update made of each completion of a group; each stage is a JSON object.
 
-    Args:
-        algorithm: of the update.
-        tokens: of the group's completions as the last update met them.
-        updated_GT: log-probs of the policy after the update.
-        kl_coef: weight of the KL.
+    `tokens` are the group's as the last update met them, `updated_GT` log-probs of the policy after it.
 
     Returns:
         `ratio`: mean and largest ratio of policy to old policy, and, with a clip range, the shares of tokens
