@@ -250,13 +250,6 @@ def test_reopen_drops_what_came_later(run: Path) -> None:
     assert query(run, "SELECT problem_id FROM problems ORDER BY 1") == [("train-1",), ("train-2",)]
 
 
-def test_reopen_at_zero_keeps_the_configuration_only(run: Path) -> None:
-    RunRecord.reopen(run, 0).close()
-    assert read_run(run).metrics == ()
-    assert query(run, "SELECT COUNT(*) FROM completions") == [(0,)]
-    assert read_run(run).config == CONFIG
-
-
 def test_a_torn_last_line_is_left_out_and_dropped_on_reopen(run: Path) -> None:
     whole = (run / "metrics.jsonl").read_text()
     with (run / "metrics.jsonl").open("ab") as lines:

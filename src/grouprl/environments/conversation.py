@@ -183,7 +183,8 @@ class ToolConversation:
         text, after_results = form.turn_text(turn.token_ids), live.after_results
         found = [] if turn.stop_reason is StopReason.LENGTH else form.calls(text, after_results=after_results)
         live.after_results = bool(found)
-        live.messages.append(_assistant(text, found))
+        said = form.said(text, after_results=after_results) if found else text
+        live.messages.append(_assistant(said, found))
         live.rewards.append(None)
         if turn.stop_reason is StopReason.LENGTH:
             live.ended = "length"

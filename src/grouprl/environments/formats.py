@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call, Schema
-from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, read_calls
+from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
 from grouprl.models.templates import try_template
 from grouprl.types import UserError
 
@@ -67,6 +67,12 @@ class ToolFormat:
         if self.form is None:
             return []
         return read_calls(text, self.form, in_thought=self.begins_thought[after_results])
+
+    def said(self, text: str, *, after_results: bool = False) -> str:
+        """What a turn says before its first call; see `calls`."""
+        if self.form is None:
+            return text
+        return before_calls(text, self.form, in_thought=self.begins_thought[after_results]).rstrip()
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of a turn without its end token. It has special tokens, because the marks of calls can be such."""

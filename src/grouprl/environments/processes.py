@@ -189,7 +189,7 @@ class ProcessEnvironment:
         seen = _observation("the game", found, time.monotonic() - started)
         if isinstance(found, _Lost) or seen.fault:
             return seen
-        return replace(seen, reward=next(iter(found["reward"]), None), done=bool(found["done"]))
+        return replace(seen, reward=found["reward"], done=bool(found["done"]))
 
     def verdict(self) -> Verdict:
         """The sum of a game's rewards, or what `get_reward` gives."""
