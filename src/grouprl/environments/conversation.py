@@ -23,7 +23,6 @@ from grouprl.environments.shapes import source_of
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Answer
 from grouprl.tasks import Task
-from grouprl.tasks.base import derived, each
 from grouprl.types import Completion, Episode, Problem, StopReason, ToolCall, UserError
 
 _THREADS = 512  # answers that wait at once; a thread starts when it is needed
@@ -52,10 +51,7 @@ class ToolConversations:
     def __init__(self, source: EnvironmentSource, settings: EnvironmentConfig) -> None:
         self._source, self._settings = source, settings
         self._bound: list[ToolConversation] = []
-
-    def task(self, task: Task) -> Task:
-        """The task, whose problems have the tools and what `reset` adds to the prompt."""
-        return derived(task, lambda split: each(task.problems(split), self.opened))
+        self._opened: dict[str, Problem] = {}  # by id
 
     def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> ToolConversation:
         """The conversation in the format of a tokenizer's chat template; `max_tokens` is the longest turn.
@@ -80,12 +76,14 @@ class ToolConversations:
 
     def opened(self, problem: Problem) -> Problem:
         """The problem with the tools, and with what `reset` adds to its prompt."""
-        environment = self._source.open(problem)
-        try:
-            tools, opening = tuple(environment.tools), environment.reset(problem, _SEED)
-        finally:
-            environment.close()
-        return replace(problem, prompt=_with_opening(problem, opening), tools=tools)
+        if (found := self._opened.get(problem.id)) is None:
+            environment = self._source.open(problem)
+            try:
+                tools, opening = tuple(environment.tools), environment.reset(problem, _SEED)
+            finally:
+                environment.close()
+            found = self._opened[problem.id] = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
+        return found
 
 
 def _with_opening(problem: Problem, opening: Opening) -> Any:

@@ -22,7 +22,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
-from grouprl.rollout.episodes import Conversations, bound, conversing, open_conversations
+from grouprl.rollout.episodes import Conversations, bound, open_conversations
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -49,11 +49,13 @@ def evaluate_model(
         UserError: the model cannot be loaded, or a prompt is too long for it; there are no held-out problems.
     """
     with ExitStack() as stack:
-        conversations, task = conversing(stack, config, task)
+        conversations = stack.enter_context(open_conversations(config, task))
         model, tokenizer, engine, most_tokens = _engine(config, conversations)
         longest = context_length(model) - most_tokens
         problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
-        prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
+        visits = [(problem, "") for problem in problems]
+        opened = None if conversations is None else conversations.opened
+        prompts = requests(visits, tokenizer, completions=1, longest_prompt=longest, opened=opened)
         if not prompts:
             raise UserError(
                 f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "

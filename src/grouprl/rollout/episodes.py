@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition
@@ -56,10 +56,6 @@ class Conversation(Protocol):
 class Conversations(Protocol):
     """What opens the conversations of a run, before a tokenizer is there."""
 
-    def task(self, task: Task) -> Task:
-        """The task, whose problems are `opened`."""
-        ...
-
     def opened(self, problem: Problem) -> Problem:
         """The problem with the tools, and with what an environment adds to its prompt."""
         ...
@@ -95,12 +91,6 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
         raise UserError("rollout.regex: expected none with tools or an environment, got one: remove one of them")
     opened: AbstractContextManager[Conversations] = leaf("conversations")(config, task)
     return opened
-
-
-def conversing(stack: ExitStack, config: RunConfig, task: Task) -> tuple[Conversations | None, Task]:
-    """Opens the conversations of a run for the time of a stack; also gives the task with its tools in the prompts."""
-    conversations = stack.enter_context(open_conversations(config, task))
-    return conversations, task if conversations is None else conversations.task(task)
 
 
 def bound(

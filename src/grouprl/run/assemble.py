@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ from grouprl.step import StepParts
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
 from grouprl.types import Problem, UserError
+
+_FEW = 16  # problems
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,10 @@ def assemble(
     talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
     engine = _engine(config, learner, tokenizer, found, samplers, talk)
     most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
-    parts = _parts(config, task, scorer, learner, tokenizer, engine, most_tokens)
+    opened = None if conversations is None else conversations.opened
+    parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
     visits = [(problem, "") for problem in evaluated]
-    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt)
+    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
@@ -270,8 +273,10 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
     for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=refills):
         if problem.id not in checked:
             checked.add(problem.id)
-            prompt_token_ids(problem, parts.tokenizer, longest=parts.longest_prompt)
-        if len(checked) == len(problems):
+            whole = problem if parts.opened is None else parts.opened(problem)
+            prompt_token_ids(whole, parts.tokenizer, longest=parts.longest_prompt)
+        # An environment may take a second to begin, so that only some begin before the run does.
+        if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
             return
 
 

@@ -28,7 +28,7 @@ from grouprl.rewards.configured import configured_scorer, is_measured_by, state_
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rewards.workers.pool import OpenWorkers
-from grouprl.rollout.episodes import conversing
+from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.ended import Run as Run
@@ -105,7 +105,7 @@ def train(
             if made is not None:
                 return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
-        conversations, task = conversing(stack, config, task)
+        conversations = stack.enter_context(open_conversations(config, task))
         samplers, scorers = _elsewhere(stack, config, ranks, terminal)
         before = state_before(config, task)
         scorer = stack.enter_context(
