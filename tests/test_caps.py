@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def read_for_one_update() -> list[str]:
     return re.findall(r"`([\w/]+\.py)`", paragraph)
 
 
+@cache
 def sizes() -> dict[str, int]:
     pages = sorted((ROOT / "docs").glob("*.md"))
     scripts = (path for path in SRC.rglob("*.js") if "vendor" not in path.parts)

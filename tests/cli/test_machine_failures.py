@@ -37,8 +37,6 @@ def one_sentence(*given: str) -> str:
     [
         ("model.threads=100000", "model.threads: expected less than or equal to 1024, got 100000"),
         ("rollout.scoring.seconds=1e300", "rollout.scoring.seconds: expected less than or equal to 86400"),
-        ("rollout.scoring.workers=5000", "rollout.scoring.workers: expected less than or equal to 256"),
-        ("rollout.group_size=99999999999", "rollout.group_size: expected less than or equal to 100000"),
         ("rollout.max_tokens=99999999999", "rollout.max_tokens: expected less than or equal to 10000000"),
         ("steps=999999999999", "steps: expected less than or equal to 1000000000"),
     ],
