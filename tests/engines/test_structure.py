@@ -287,6 +287,9 @@ def test_a_run_learns_and_replays_under_an_expression(tiny: Path, tmp_path: Path
     completions = [completion for one in recorded for completion in one.group.completions]
     assert len(completions) == 24
     assert all(re.fullmatch(regex, one.text) and one.stop_reason is StopReason.END for one in completions)
+    shown = [one.completion for rows in read_run(run).examples.values() for one in rows]
+    assert shown
+    assert all(re.fullmatch(regex, text) for text in shown)
     assert max(read_run(run).column("sampler_learner_gap")[1]) < 1e-5
     assert replay(run, 3, load_config(RunConfig, [run / "config.yaml"], ())).is_identical
 

@@ -12,7 +12,6 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from grouprl import Algorithm
 from grouprl.algorithms import balance_loss
 from grouprl.learner import make_batch
-from grouprl.models.recompute import recompute_activations
 from grouprl.types import Batch, Sampling, UserError
 from learner_setting import gap, learn, learner_of, loaded, sampled
 from source_tree import ROOT
@@ -21,7 +20,6 @@ from variants import variant
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import families
-import routing
 
 PLAIN = Sampling(max_tokens=12)
 NOTHING = torch.zeros(11)  # no advantage: the balance alone moves the policy
@@ -108,21 +106,6 @@ def test_several_packs_give_the_gradient_of_one(folders: dict[str, Path], batche
     assert gap(found[45][1], found[10**6][1]) < 2e-5
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
-def test_recomputed_layers_give_the_same_gradient(
-    folders: dict[str, Path], batches: dict[str, Batch], name: str
-) -> None:
-    found = []
-    for recompute in (False, True):
-        model = loaded(folders[name])
-        if recompute:
-            recompute_activations(model)
-        learner = learner_of(model, variant(router_aux_coef=0.5))
-        found.append((learn(learner, batches[name]), learner.optimizer.gradient))
-    assert found[1][0]["router_aux_loss"] == pytest.approx(found[0][0]["router_aux_loss"], rel=1e-6)
-    assert gap(found[1][1], found[0][1]) < 1e-6
-
-
 def test_a_model_without_experts_is_refused(tiny: Path) -> None:
     with pytest.raises(UserError, match="router_aux_coef: expected a model with experts"):
         learner_of(loaded(tiny), Algorithm(experts=BALANCED.experts))
@@ -135,12 +118,3 @@ def test_other_families(name: str, tmp_path: Path) -> None:
     batch = make_batch(sampled(folder, PLAIN), PLAIN)
     metrics = learn(learner_of(loaded(folder), BALANCED), batch, NOTHING)
     assert metrics["router_aux_loss"] == pytest.approx(float(own_loss(folder, batch)[0].detach()), rel=1e-5)
-
-
-def test_replayed_choices_bring_a_perturbed_learner_nearer_to_its_sampler(tmp_path: Path) -> None:
-    folder = families.family_folder(tmp_path, "mixtral", **routing.EXPERTS)
-    equal, other = (routing.routing_gap(folder, "float32", noise, 3) for noise in (0.0, routing.NOISE))
-    assert equal.other_experts == 0
-    assert equal.logprobs < 1e-5
-    assert other.other_experts > 0.2
-    assert other.replayed < 0.6 * other.logprobs

@@ -145,14 +145,6 @@ def test_a_gradient_of_zero_is_no_update(tiny: Path):
     assert model.first.grad is None
 
 
-def test_the_gradient_is_cleared():
-    model = TwoWeights()
-    optimizer = Optimizer(model, LearnerConfig())
-    set_gradients(model, [1.0, 1.0, 1.0])
-    optimizer.step()
-    assert model.first.grad is None
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float):
     model = TwoWeights()
@@ -205,10 +197,3 @@ def test_the_state_of_other_weights_is_refused():
     state: dict[str, Tensor] = {"third/exp_avg": torch.zeros(1)}
     with pytest.raises(UserError, match="third"):
         Optimizer(TwoWeights(), LearnerConfig()).load_state(state, 1)
-
-
-def test_a_fresh_state_is_empty_and_can_be_put_back():
-    optimizer = Optimizer(TwoWeights(), LearnerConfig())
-    assert optimizer.state() == {}
-    optimizer.load_state({}, 0)
-    assert optimizer.updates == 0

@@ -94,16 +94,6 @@ def test_the_adapter_is_on_again_whatever_happens_while_it_is_off(tiny: Path) ->
     assert set(learning(policy)) == before
 
 
-def test_a_separate_reference_is_used_unchanged(tiny: Path) -> None:
-    policy, other = shaken(adapted(tiny)), shaken(adapted(tiny, seed=1))
-    ids = torch.tensor([[5, 9, 2, 40]])
-    other.set_attn_implementation("eager")
-    with as_reference(other, policy) as reference:
-        inside = reference(ids).logits
-    assert torch.equal(other(ids).logits, inside)
-    assert (inside - own_model(tiny)(ids).logits).abs().max() > 0.01
-
-
 def test_shared_weights_are_counted_once(tiny: Path) -> None:
     policy = adapted(tiny)
     H, kv, mlp = HIDDEN, 2 * HIDDEN // HEADS, 2 * HIDDEN
@@ -212,13 +202,6 @@ def test_the_seed_decides_the_adapter_and_nothing_else_is_drawn(tiny: Path) -> N
     assert torch.equal(torch.rand(1), drawn)
 
 
-def test_a_run_starts_its_adapter_from_its_seed(tiny: Path, tmp_path: Path) -> None:
-    folder = newest(run(tiny, tmp_path, seed=1, steps=1).directory)
-    ours, drawn = load_model(str(folder), device=CPU).state_dict(), adapted(tiny, LoraConfig(rank=4), seed=1)
-    started = {name: weight for name, weight in learning(drawn).items() if "lora_A" in name}
-    assert all(torch.equal(ours[name], weight) for name, weight in started.items())  # B was 0: A has not moved yet
-
-
 @pytest.mark.parametrize("targets", [("q_proj",), ("v_proj", "down_proj")])
 def test_chosen_layers_alone_get_an_adapter(tiny: Path, targets: tuple[str, ...]) -> None:
     policy = adapted(tiny, LoraConfig(rank=2, targets=targets))
@@ -226,11 +209,6 @@ def test_chosen_layers_alone_get_an_adapter(tiny: Path, targets: tuple[str, ...]
 
 
 # Runs
-
-
-def test_three_and_three_steps_are_six(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    run(tiny, tmp_path, steps=3)
-    assert_same_run(straight, run(tiny, tmp_path, resume=True).directory)
 
 
 def test_a_killed_run_resumes_from_its_last_adapter(straight: Path, tiny: Path, tmp_path: Path) -> None:
@@ -251,9 +229,9 @@ def test_a_killed_run_resumes_from_its_last_adapter(straight: Path, tiny: Path, 
 @pytest.mark.parametrize("critic", ["shared", "copy"])
 def test_a_critic_learns_beside_an_adapter_and_resumes(tiny: Path, tmp_path: Path, critic: str) -> None:
     algorithm = variant(baseline="critic", credit="token", scale="none", critic=critic)
-    whole = run(tiny, tmp_path, "whole", algorithm=algorithm, steps=4).directory
-    run(tiny, tmp_path, "parts", algorithm=algorithm, steps=2)
-    parts = run(tiny, tmp_path, "parts", algorithm=algorithm, steps=4, resume=True).directory
+    whole = run(tiny, tmp_path, "whole", algorithm=algorithm, steps=2).directory
+    run(tiny, tmp_path, "parts", algorithm=algorithm, steps=1)
+    parts = run(tiny, tmp_path, "parts", algorithm=algorithm, steps=2, resume=True).directory
     assert_same_run(whole, parts)
     ours, theirs = (load_file(newest(one) / "trainer/critic.safetensors") for one in (whole, parts))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)

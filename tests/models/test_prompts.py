@@ -1,5 +1,6 @@
 """Prompts as token ids: what a template is asked to render, and what the policy continues."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -155,10 +156,23 @@ def test_the_plain_template_is_known_too():
 
 def test_a_run_says_that_rendered_prompts_stay_as_they_are(tmp_path: Path):
     rows = [{"prompt": f"<|user|>What is {n} + 1?<|assistant|>", "answer": str(n + 1)} for n in range(20)]
-    settings = small_settings(tmp_path / "runs", steps=1)
+    settings = small_settings(tmp_path / "runs", steps=1, evaluation={"problems": 1, "samples": 0})
     ended = grouprl(
         *("train", "--model", "abacus", "--task", write_rows(tmp_path / "rows.jsonl", rows)),
         *("task.arguments.messages=true", *settings),
     )
     assert ended.code == 0, ended.text
     assert "have the chat template in them already: they are used as they are" in ended.text
+
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+
+
+def test_the_chat_template_shows_the_problems_tools(tiny: Path):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.chat_template = "{{ tools | tojson if tools is not none else 'none' }}{{ messages[0].content }}"
+    for tools, shown in (((TOOL,), json.dumps([TOOL])), ((), "none")):
+        ids = prompt_token_ids(Problem("a", (QUESTION,), tools=tools), tokenizer, longest=1000)
+        assert tokenizer.decode(ids) == shown + QUESTION["content"]
+    with pytest.raises(UserError, match="problem 'a': expected chat messages"):
+        prompt_token_ids(Problem("a", "What is 2 + 3?", tools=(TOOL,)), tokenizer, longest=1000)

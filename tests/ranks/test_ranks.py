@@ -36,9 +36,7 @@ def different_folders(place: Place) -> Path:
         for name in ("same", "other"):
             shutil.copytree(place.model, folder / name / "model")
             write_rows(folder / name / "rows.jsonl", ROWS)
-            (folder / name / "reward.py").write_text(
-                "def one(completions, **columns): return [1.0] * len(completions)\n"
-            )
+            (folder / name / "reward.py").write_text(REWARD)
     other = place.folder / "ranks" / "1" / "other"
     weights = load_file(other / "model" / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] += 1.0
@@ -60,26 +58,24 @@ def place(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(place: Place) -> Ended:
-    """Runs of two ranks, and what they refuse, one after the other in the same processes."""
-    runs: list[list[str]] = [
-        place.arguments("exact-2", **EXACT),
-        place.arguments("plain-2"),
-        place.arguments("shard-2", **SHARD),
-    ]
+def refusing(place: Place) -> Ended:
+    """What two ranks refuse, one after the other in the same processes."""
     refused = [
         command(place, "settings", "seed={rank}"),
         command(place, "model", model="other"),
         command(place, "code", code="other"),
     ]
     folders = str(different_folders(place))
-    end = torchrun_all(2, [*runs, *(["refused", folders, *one] for one in refused)])
+    end = torchrun_all(2, [["refused", folders, *one] for one in refused])
     assert end.code == 0, end.out
     return end
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
+def test_two_ranks_are_one_process(place: Place) -> None:
+    runs = (place.arguments("exact-2", **EXACT), place.arguments("plain-2"), place.arguments("shard-2", **SHARD))
+    two_ranks = torchrun_all(2, runs)
+    assert two_ranks.code == 0, two_ranks.out
     for alone in (place.arguments("exact-1", **EXACT), place.arguments("plain-1")):
         assert grouprl(*alone).code == 0
     assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
@@ -100,10 +96,10 @@ def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
         ("code", "code", r"'\"other/reward.py\": (\S+)' on rank 0 and '\"other/reward.py\": (?!\1)\S+'"),
     ],
 )
-def test_ranks_that_differ_are_refused(place: Place, two_ranks: Ended, name: str, what: str, values: str) -> None:
+def test_ranks_that_differ_are_refused(place: Place, refusing: Ended, name: str, what: str, values: str) -> None:
     for rank in (0, 1):  # each knows it; of the ranks of a real run one says it
         said = f"rank {rank} refuses {name}: expected the same {what} on every rank, got {values} on rank 1: start all"
-        assert re.search(said, two_ranks.text), two_ranks.text
+        assert re.search(said, refusing.text), refusing.text
     assert not (place.runs / name).exists()
 
 

@@ -50,11 +50,6 @@ def test_the_rows_of_a_mixture_are_read_too(tiny: Path, tmp_path: Path):
     assert re.search(r"got [2-6] that it does not, in \S*rows\.jsonl:([789]|1[0-2]) \(", ended.err)
 
 
-def test_what_can_be_read_trains(tiny: Path, tmp_path: Path):
-    ended = started(tiny, tmp_path, READABLE, "--reward", "correct_answer")
-    assert ended.code == 0, ended.text
-
-
 def test_a_users_own_reward_is_not_called_before_the_run(tiny: Path, tmp_path: Path):
     calls = tmp_path / "calls"
     (tmp_path / "mine.py").write_text(

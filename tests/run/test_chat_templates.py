@@ -14,7 +14,6 @@ from small_runs import ROWS, grouprl, rollouts, small_settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
-SHORT = "def short(completions, **columns):\n    return [1.0 * len(str(text)) for text in completions]\n"
 DROPS = (
     "{% for m in messages if m.role == 'user' %}{{ mark + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

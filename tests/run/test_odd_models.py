@@ -70,16 +70,6 @@ def test_another_architecture_under_a_resumed_name_is_one_sentence(tmp_path: Pat
     assert tree(run) == before
 
 
-def test_a_checkpoint_of_another_architecture_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
-    run = train(tiny, tmp_path / "runs")
-    checkpoint = RunDirectory(run).checkpoint(2).path
-    other = tiny_model_folder(tmp_path, kind="llama")
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(other / name, checkpoint / name)
-    with pytest.raises(UserError, match="step-000002"):
-        train(tiny, tmp_path / "runs", steps=4, resume=True)
-
-
 def test_a_context_that_is_too_short_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "short"
     shutil.copytree(tiny, folder)

@@ -24,9 +24,9 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dapo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo"])
 def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, algorithm: str) -> None:
-    for count in (1, 2, 3):
+    for count in (1, 3):
         config = small_config(
             tmp_path,
             name=str(count),
@@ -38,5 +38,4 @@ def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, 
         )
         Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train()
         assert torch.get_num_threads() == count
-    for count in (2, 3):
-        assert_same_run(tmp_path / "1", tmp_path / str(count), step=2)
+    assert_same_run(tmp_path / "1", tmp_path / "3", step=2)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,9 @@ from transformers import AutoModelForCausalLM
 from forked import command, forked
 from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
-from grouprl.record.layout import lock_directory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
 from grouprl.tasks import task_from_list
-from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import InProcess
 from small_runs import (
@@ -39,7 +34,6 @@ from small_runs import (
     rollouts,
     small_config,
     small_settings,
-    tree,
     write_rows,
 )
 from variants import variant
@@ -106,14 +100,6 @@ def test_the_recorded_rewards_and_advantages_are_those_of_the_recorded_texts(str
         assert [row[4] for row in group] == pytest.approx([(r - mean) / deviation for r in rewards], abs=1e-3)
 
 
-def test_each_update_moves_the_weights_that_the_next_step_samples_from(straight: Path) -> None:
-    versions = rollouts(straight, "SELECT DISTINCT step, weights_version FROM completions ORDER BY 1")
-    assert versions == [(step, step - 1) for step in range(1, 7)]
-    assert all(row["grad_norm"] > 0 for row in metrics(straight))
-    assert metrics(straight)[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the policy is still its reference
-    assert metrics(straight)[-1]["kl"] > 1e-4
-
-
 def test_recorded_log_probs_are_those_of_the_checkpoint_that_sampled(straight: Path) -> None:
     import numpy as np
 
@@ -132,11 +118,6 @@ def test_recorded_log_probs_are_those_of_the_checkpoint_that_sampled(straight: P
             torch.testing.assert_close(
                 torch.tensor(np.frombuffer(blob, "<f4").copy()).double(), expected_T, atol=1e-5, rtol=0
             )
-
-
-def test_three_and_three_steps_are_six(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    run(tiny, small_config(tmp_path, steps=3))
-    assert_same_run(straight, run(tiny, small_config(tmp_path), resume=True).directory)
 
 
 def test_one_and_two_steps_with_a_stateful_optimizer_are_three(tiny: Path, tmp_path: Path) -> None:
@@ -213,40 +194,6 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
     assert_same_run(straight.directory, resumed.directory)
 
 
-def at_step_5(model: Path, config: RunConfig) -> None:
-    dying = InProcess(lambda calls: calls == 8 and os.kill(os.getpid(), signal.SIGKILL))
-    run(model, config, rewards=[WeightedReward("letters", dying)])
-
-
-def while_step_4_is_saved(model: Path, config: RunConfig) -> None:
-    rename = Path.rename
-
-    def killed(path: Path, target: Path) -> Path:
-        if target.name == "step-000004":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rename(path, target)
-
-    Path.rename = killed  # type: ignore[assignment,method-assign]
-    run(model, config)
-
-
-@pytest.mark.parametrize(
-    ("death", "survivors"),
-    [(at_step_5, ["step-000002", "step-000004"]), (while_step_4_is_saved, ["step-000002", "step-000004.tmp"])],
-)
-def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(
-    straight: Path, tiny: Path, tmp_path: Path, death: Callable[[Path, RunConfig], None], survivors: list[str]
-) -> None:
-    config = small_config(tmp_path, checkpoint={"every": 2, "keep": 9})
-    with forked(lambda: death(tiny, config)) as child:
-        assert child.wait() == -signal.SIGKILL
-    assert checkpoint_names(tmp_path / "run") == survivors
-    assert len(metrics(tmp_path / "run")) == 4  # step 5 was not recorded; what the resumed run repeats is dropped
-    resumed = run(tiny, config, resume=True)
-    assert_same_run(straight, resumed.directory)
-    assert checkpoint_names(resumed.directory) == ["step-000002", "step-000004", "step-000006"]
-
-
 def cpu_seconds(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -287,21 +234,6 @@ def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-def test_every_epoch_visits_each_problem_once_in_an_order_of_its_own() -> None:
-    task = task_from_list(ROWS[:9])
-    ids = [problem.id for problem in task.problems("train")]
-    assert len(ids) == 7
-    train = task.problems("train")
-    order, rates = UniformOrder(3, seed=5), PassRates()
-    visits = [visit for step in range(1, 8) for visit in order.visits(train, step=step, rates=rates)]
-    epochs = [[problem.id for problem, _ in visits[at : at + 7]] for at in (0, 7, 14)]
-    assert all(Counter(epoch) == Counter(ids) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert len({(problem.id, stream) for problem, stream in visits}) == 21  # no random number is used twice
-    assert visits[3:6] == order.visits(train, step=2, rates=rates)
-    assert UniformOrder(3, seed=6).visits(train, step=1, rates=rates) != visits[:3]
-
-
 def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:
     config = small_config(
         tmp_path, evaluation={"every": 2, "problems": 2, "samples": 1}, checkpoint={"every": 1, "keep": 3}
@@ -337,16 +269,3 @@ def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) ->
     assert sum(means[-3:]) / 3 > 0.85
     gaps = [row["sampler_learner_gap"] for row in metrics(tmp_path / "run")]
     assert max(gaps) < 1e-4
-
-
-def test_a_directory_in_use_is_left_alone_by_start_and_resume(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    busy = tmp_path / "run"
-    shutil.copytree(straight, busy)
-    handle = lock_directory(busy)
-    before = tree(tmp_path)
-    for resume in (False, True):
-        with pytest.raises(UserError, match=rf"in use by process {os.getpid()}; wait for it, stop it, or choose"):
-            run(tiny, small_config(tmp_path, steps=9), resume=resume)
-    assert tree(tmp_path) == before
-    os.close(handle)
-    assert run(tiny, small_config(tmp_path, steps=7), resume=True).finished

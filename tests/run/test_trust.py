@@ -77,11 +77,11 @@ def test_code_of_a_run_that_was_received_is_refused(got: Path, verb: str) -> Non
     assert not (got / "ran").exists()
 
 
-@pytest.mark.parametrize("verb", ["eval", "sample", "resume", "check-reward"])
+@pytest.mark.parametrize("verb", ["eval", "resume"])
 def test_code_that_the_user_trusts_by_name_is_run(got: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(got)
     ended = grouprl(*verbs(got)[verb], "--trust-code", "evil.py")
-    assert ended.code in ((0, 1) if verb == "check-reward" else (0,)), ended.text
+    assert ended.code == 0, ended.text
     assert (got / "ran").exists()
     assert (grouprl(*verbs(got)["eval"]).code == 0) == (verb == "resume")  # to train with it is to know it
 

@@ -169,8 +169,8 @@ def off_by(nats: float) -> Fault:
 
 @pytest.mark.parametrize(("nats", "steps", "warned", "said"), [
     (0.01, 1, False, ""),
-    (0.05, 1, True, ""),
-    (0.3, 2, True, ""),  # a third step ends it
+
+
     (0.3, 3, True, "log-probs are 0.3 nats too low on average"),
     (2.0, 1, True, "log-probs are 2 nats too low on average"),
 ])  # fmt: skip
@@ -183,8 +183,9 @@ def test_a_server_whose_log_probs_are_too_low_is_a_warning_and_then_the_end(
         with pytest.raises(UserError, match=said) if said else nullcontext():
             run(tiny, config)
     directory = tmp_path / "run"
-    found = [row["kind"] for row in read_json_lines(directory / "warnings.jsonl")]
-    assert ("sampler_learner_gap" in found) == warned
+    found = [row for row in read_json_lines(directory / "warnings.jsonl") if row["kind"] == "sampler_learner_gap"]
+    assert [row["step"] for row in found[:1]] == [1] * warned
+    assert all(f"differ by up to {nats:g} nats" in row["sentence"] for row in found[:1])
     assert metrics(directory)[0]["sampler_learner_gap_mean"] == pytest.approx(nats, abs=1e-4)
     assert len(metrics(directory)) == steps  # the step that ends a run is in its record
 
@@ -212,14 +213,6 @@ def test_a_server_of_another_version_is_refused_or_named(tiny: Path, tmp_path: P
             server.program = "0.32.9"  # started again with another program
             with pytest.raises(UserError, match="as before"):
                 engine.check_server()
-
-
-def test_a_server_with_other_log_probs_is_a_warning_in_the_first_step(tiny: Path, tmp_path: Path):
-    with VllmServer(tiny, token=TOKEN, fault=off_by(0.7)) as server:
-        directory = run(tiny, config_of(tmp_path, server, steps=1)).directory
-    (warning,) = read_json_lines(directory / "warnings.jsonl")
-    assert (warning["step"], warning["kind"]) == (1, "sampler_learner_gap")
-    assert "differ by up to 0.7 nats" in warning["sentence"]
 
 
 def test_a_server_that_keeps_old_weights_is_a_warning_or_the_end(

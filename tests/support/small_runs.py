@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -102,6 +103,16 @@ def rollouts(run: Path, query: str = "SELECT * FROM completions ORDER BY 1, 2, 3
 
 def checkpoint_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def as_killed(run: Path, copy: Path, *, after: int) -> Path:
+    """A copy of a run as a kill leaves it after the checkpoint of a step."""
+    shutil.copytree(run, copy)
+    (copy / "summary.json").unlink()
+    for name in checkpoint_names(copy):
+        if int(name[5:]) > after:
+            shutil.rmtree(copy / "checkpoints" / name)
+    return copy
 
 
 def assert_same_weights(left: Path, right: Path) -> None:

@@ -85,11 +85,6 @@ def test_an_interval_holds_nine_tenths_of_the_posterior_with_equal_tails(success
     assert low < rates.mean("p") < high
 
 
-def test_a_problem_that_was_never_visited_has_no_estimate() -> None:
-    with pytest.raises(KeyError):
-        NOTHING.mean("p0")
-
-
 @pytest.mark.parametrize("half_life", [1.0, 3.0])
 def test_after_as_many_visits_as_the_half_life_a_count_counts_half(half_life: float) -> None:
     rates = update(NOTHING, [("p", 6, 2)] + [("p", 0, 0)] * int(half_life), half_life=half_life)
@@ -240,16 +235,8 @@ def test_no_problem_twice_in_a_step_and_no_stream_twice_in_a_run(
         assert len(set(first)) == len(first) == min(total, per_step + 2 * refilled)
     streams = Counter((problem.id, stream) for _, visits in run for problem, stream in visits)
     assert max(streams.values()) == 1
-
-
-@pytest.mark.parametrize("refilled", [0, 2])
-@pytest.mark.parametrize(("total", "per_step", "floor"), SHAPES)
-def test_seen_problems_are_always_the_beginning_of_one_order(
-    total: int, per_step: int, floor: float, refilled: int
-) -> None:
-    train, order = problems(total), epoch_order(3, 0, total)
-    for rates, _ in simulate(EdgeOrder(per_step, 3, 8, floor=floor), train, 40, refilled):
-        assert list(rates.counts) == [train[place].id for place in order[: len(rates)]]
+    order = [f"p{place}" for place in epoch_order(3, 0, total)]
+    assert all(list(rates.counts) == order[: len(rates)] for rates, _ in run), "seen is a beginning of one order"
 
 
 def test_visits_are_a_function_of_seed_step_and_verdicts() -> None:
@@ -314,7 +301,7 @@ def shares(visits: Iterator[list[Visit]]) -> dict[tuple[str, ...], float]:
     return {drawn: times / found.total() for drawn, times in found.items()}
 
 
-@pytest.mark.parametrize("sharpness", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("sharpness", [0.0, 2.0])
 def test_draws_are_proportional_to_the_signal_without_replacement(sharpness: float) -> None:
     # Four problems, all seen; each step one is on the floor, and two of the other three are drawn.
     train = problems(4)
@@ -352,16 +339,6 @@ def test_new_problems_have_the_prior_as_weight_and_at_most_as_many_as_were_seen_
         found[tuple({ids[0]: "edge", ids[2]: "hopeless", ids[3]: "hopeless"}.get(name, "new") for name in drawn)] += 1
     for pair, chance in expected.items():
         assert found[pair] / runs == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / runs)), pair
-
-
-def test_problems_at_the_edge_come_more_often() -> None:
-    often: Counter[float] = Counter()
-    for _, visits in simulate(EdgeOrder(8, 0, 8), problems(40), 200):
-        often.update(random.Random(name).choice([0.0, 0.0, 0.5, 1.0]) for name in names(visits))
-    there = Counter(random.Random(f"p{number}").choice([0.0, 0.0, 0.5, 1.0]) for number in range(40))
-    per_problem = {share: often[share] / there[share] for share in there}
-    assert per_problem[0.5] > 2 * per_problem[0.0] > 0
-    assert per_problem[0.5] > 2 * per_problem[1.0] > 0
 
 
 def test_too_few_problems_and_foreign_pass_rates_are_refused() -> None:

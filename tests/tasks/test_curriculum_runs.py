@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
-from grouprl.tasks.curriculum import (
-    PassRates,
-    curriculum_metrics,
-    update,
-)
-from small_runs import assert_same_run, grouprl, rollouts, small_settings
+from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update
+from small_runs import as_killed, assert_same_run, grouprl, rollouts, small_settings
 
 pytestmark = pytest.mark.usefixtures("no_page")
-
-NOTHING = PassRates()
 
 
 @pytest.mark.slow
@@ -39,13 +32,11 @@ def test_a_resumed_run_visits_the_same_problems_as_a_whole_one(tmp_path: Path) -
         steps=4,
     )
     assert grouprl("train", *settings, "--name", "whole").code == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "broken")
-    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "step-000004")
-    (tmp_path / "broken" / "summary.json").unlink()
+    as_killed(tmp_path / "whole", tmp_path / "broken", after=2)
     assert grouprl("train", "--resume", "--name", "broken", f"runs_dir={tmp_path}").code == 0
     assert_same_run(tmp_path / "whole", tmp_path / "broken", 4)
     last = read_run(tmp_path / "whole").metrics[-1]
-    known = update(NOTHING, recorded_verdicts(tmp_path / "whole", until=4))
+    known = update(PassRates(), recorded_verdicts(tmp_path / "whole", until=4))
     assert {name: value for name, value in last.items() if name.startswith("curriculum/")} == curriculum_metrics(known)
     assert last["curriculum/seen"] > 4
     groups = rollouts(tmp_path / "whole", "SELECT step, COUNT(*), COUNT(DISTINCT problem_id) FROM groups GROUP BY step")

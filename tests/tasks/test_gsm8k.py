@@ -88,19 +88,9 @@ def test_the_form_of_a_problem(tmp_path: Path) -> None:
     assert problem.prompt_text.startswith("Reason step by step, and put your final answer within \\boxed{}.\nBen has")
     bare = load_task("gsm8k", path=str(path), system_prompt="").problems("train")[0]
     assert bare.prompt == ({"role": "user", "content": problem.columns["question"]},)
-    own = load_task("gsm8k", path=str(path), system_prompt="Count.").problems("train")[0]
-    assert own.prompt_text.startswith("Count.\nBen has")
-
-
-def test_completions_are_judged_by_value_and_described(tmp_path: Path) -> None:
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n, answer="#### 1,000") for n in range(5)])))
-    problem = task.problems("test")[0]
-    assert verdict(task, problem, r"999 + 1 = 1000, so \boxed{\$1000.00}") == 1.0
-    assert verdict(task, problem, r"\boxed{1000} or rather \boxed{1001}") == 0.0
-    assert verdict(task, problem, "1000") == 0.0
-    assert task.traits(r"999 + 1 = 1000, so \boxed{1000}") == {"worked": True}
-    assert task.traits(r"\boxed{1000}") == {"worked": False}
-    assert task.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
+    own = load_task("gsm8k", path=str(path), system_prompt="Count.")
+    assert own.problems("train")[0].prompt_text.startswith("Count.\nBen has")
+    assert own.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
 
 
 def test_a_gold_completion_is_the_solution_without_its_marks() -> None:
@@ -109,18 +99,12 @@ def test_a_gold_completion_is_the_solution_without_its_marks() -> None:
     assert verdict(Gsm8k(), problem, Gsm8k().gold(problem)) == 1.0
 
 
-GOOD = json.dumps(row(1))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "at least one row .* empty file"),
         ("\n\n", "at least one row"),
-        (f"{GOOD}\n{{'question'}}\n", r"a\.jsonl:2: expected one JSON object"),
-        (f"{GOOD}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
+        (f"{json.dumps(row(1))}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
         ('{"problem": "1 + 1", "solution": "#### 2"}', r":1: expected a column 'question', got problem, solution"),
-        ('{"question": "1 + 1"}', r":1: expected a column 'answer', got question"),
         ('{"question": "1 + 1", "answer": "2"}', r":1: expected a solution that ends in '#### 7', got '2'"),
         ('{"question": "1 + 1", "answer": 2}', r":1: expected text in column 'answer', got 2"),
         ('{"question": " ", "answer": "#### 2"}', r":1: expected text in column 'question', got ' '"),
@@ -142,12 +126,6 @@ def test_a_file_that_is_not_there_or_not_text_or_of_another_kind(tmp_path: Path)
     ):
         with pytest.raises(UserError, match=message):
             Gsm8k(str(tmp_path / name)).problems("train")
-
-
-def test_a_folder_without_test_questions_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [row(1)])
-    with pytest.raises(UserError, match=r"expected a data file at .*test\.jsonl"):
-        Gsm8k(str(tmp_path)).problems("train")
 
 
 def test_a_byte_order_mark_and_odd_line_separators_are_read(tmp_path: Path) -> None:
@@ -178,29 +156,20 @@ def stand_in_for_the_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 
-def test_without_a_path_the_hub_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("path", "place"), [(None, ("openai/gsm8k", "main")), ("hub:me/mine", ("me/mine", None))])
+def test_the_hub_is_read_from_an_address(
+    monkeypatch: pytest.MonkeyPatch, path: str | None, place: tuple[str, str | None]
+) -> None:
     asked = []
 
-    def load(repository: str, configuration: str, *, split: str) -> list[dict[str, Any]]:
+    def load(repository: str, configuration: str | None, *, split: str) -> list[dict[str, Any]]:
         asked.append((repository, configuration, split))
         return [row(n) for n in (range(100) if split == "train" else range(100, 110))]
 
     stand_in_for_the_hub(monkeypatch, load)
-    task = Gsm8k()
+    task = load_task("gsm8k", path=path)
     assert [len(task.problems(split)) for split in SPLITS] == [95, 5, 10]
-    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
-
-
-def test_the_hub_is_read_from_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load(repository: str, configuration: str | None, *, split: str) -> list[dict[str, Any]]:
-        asked.append((repository, configuration))
-        return [row(n) for n in (range(40) if split == "train" else range(40, 50))]
-
-    stand_in_for_the_hub(monkeypatch, load)
-    assert len(load_task("gsm8k", path="hub:me/mine").problems("test")) == 10
-    assert set(asked) == {("me/mine", None)}
+    assert asked == [(*place, "train"), (*place, "test")]
 
 
 @pytest.mark.parametrize("error", [ConnectionError("offline"), ValueError("Couldn't find cache"), FileNotFoundError()])
@@ -211,18 +180,6 @@ def test_without_a_network_a_local_copy_is_proposed(monkeypatch: pytest.MonkeyPa
     stand_in_for_the_hub(monkeypatch, load)
     with pytest.raises(UserError, match=r"openai/gsm8k .*got " + type(error).__name__ + r".*task\.path=FILE\.jsonl"):
         Gsm8k().problems("train")
-
-
-def test_parquet_reads_like_json_lines(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [row(n) for n in range(30)]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    lines, table = Gsm8k(str(write(tmp_path / "a.jsonl", rows))), Gsm8k(str(tmp_path / "a.parquet"))
-    assert [list(table.problems(split)) for split in SPLITS] == [list(lines.problems(split)) for split in SPLITS]
-    (tmp_path / "b.parquet").write_bytes(b"not a table")
-    with pytest.raises(UserError, match=r"expected a Parquet file at .*b\.parquet"):
-        Gsm8k(str(tmp_path / "b.parquet")).problems("train")
 
 
 def test_a_hub_that_cannot_be_found_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,13 +42,6 @@ def test_a_file_is_cut_by_the_problem_and_its_columns_are_kept(tmp_path: Path) -
     assert problem.prompt[-1] == {"role": "user", "content": f"What is half of ${number}$?"}
 
 
-def test_a_folder_keeps_its_test_file(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [row(n) for n in range(40)])
-    write(tmp_path / "test.jsonl", [row(n) for n in range(35, 50)])
-    task = MathProblems(str(tmp_path))
-    assert [len(task.problems(split)) for split in SPLITS] == [33, 2, 15]
-
-
 def test_gold_is_the_solution_or_the_boxed_answer(tmp_path: Path) -> None:
     rows = [row(2), row(4, answer="2"), {"problem": "What is 1 + 2?", "answer": 3}]
     write(tmp_path / "test.jsonl", rows)
@@ -96,10 +89,3 @@ def test_bad_rows_are_reported_with_their_line(tmp_path: Path, rows: list[dict[s
 def test_nothing_is_loaded_from_the_hub_unless_asked_for() -> None:
     with pytest.raises(UserError, match=r"task\.path=FILE\.jsonl .* or task\.path=hub:OWNER/NAME"):
         MathProblems().problems("train")
-
-
-def test_a_verifier_may_be_another_reward_of_the_run_or_stand_in_a_file() -> None:
-    named = load_task("math", arguments={"verifier": "mine"})
-    assert (named.verifier, named.default_rewards) == ("mine", {"boxed_format": 0.5, "mine": 1.0})
-    in_file = load_task("math", arguments={"verifier": "my_rewards.py:mine"})
-    assert (in_file.verifier, in_file.default_rewards) == ("my_rewards.py:mine", {})

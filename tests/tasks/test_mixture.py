@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -169,12 +168,3 @@ def test_a_function_of_a_part_gets_the_columns_that_it_names() -> None:
     task = Mixture({"words": MixturePart(listed), "countdown": MixturePart(load_task("countdown", **SMALL))})
     problem = next(one for one in task.problems("train") if one.columns.get("limit") == 5)
     assert [verdict(task, problem, text) for text in ("12345", "123456")] == [1.0, 0.0]
-
-
-def test_places_are_evenly_spread() -> None:
-    places = [
-        place
-        for place, one in enumerate(mixture(countdown=4, word_problems=1).problems("train")[:50])
-        if one.columns[PART] == "word_problems"
-    ]
-    assert {later - earlier for earlier, later in pairwise(places)} == {5}

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
+from grouprl.config.environment import EnvironmentConfig as EnvironmentConfig
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
@@ -345,6 +346,7 @@ class RunConfig(Section):
     )
     algorithm: AlgorithmSection = Algorithm()
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

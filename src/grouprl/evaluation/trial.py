@@ -21,6 +21,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
+from grouprl.rollout.episodes import Conversations, bound, open_conversations
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -46,8 +47,20 @@ def evaluate_model(
     Raises:
         UserError: the model cannot be loaded, or a prompt is too long for it; there are no held-out problems.
     """
-    model, tokenizer, engine = _engine(config)
-    longest = context_length(model) - config.rollout.max_tokens
+    with open_conversations(config, task) as conversations:
+        return _evaluated(config, task, rewards, conversations, on_finished)
+
+
+def _evaluated(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    conversations: Conversations | None,
+    on_finished: Callable[[int], None] | None,
+) -> Evaluation:
+    task = task if conversations is None else conversations.task(task)
+    model, tokenizer, engine, most_tokens = _engine(config, conversations)
+    longest = context_length(model) - most_tokens
     problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
     prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
     if not prompts:
@@ -83,12 +96,13 @@ def sample_group(
     Raises:
         UserError: the model cannot be loaded, or the prompt is too long for it.
     """
-    model, tokenizer, engine = _engine(config)
-    longest = context_length(model) - config.rollout.max_tokens
-    problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
-    request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
-    sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
-    group = engine.generate([request], sampling)[0]
+    with open_conversations(config, task) as conversations:
+        model, tokenizer, engine, most_tokens = _engine(config, conversations)
+        problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
+        problem = problem if conversations is None else conversations.opened(problem)
+        ids = prompt_token_ids(problem, tokenizer, longest=context_length(model) - most_tokens)
+        sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
+        group = engine.generate([Request(problem, ids, config.rollout.group_size)], sampling)[0]
     outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
     return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
 
@@ -140,11 +154,21 @@ def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
     return Problem("own", ({"role": "user", "content": prompt},))
 
 
-def _engine(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine]:
+def _engine(
+    config: RunConfig, conversations: Conversations | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine, int]:
+    """Model, tokenizer and engine, and the most tokens after a prompt."""
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
+    longest = config.rollout.max_tokens
+    talk = bound(conversations, model, tokenizer, longest)
     engine = NativeEngine(
-        model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+        model,
+        tokenizer,
+        seed=config.seed,
+        max_rows=config.rollout.max_rows,
+        dtype=config.model.dtype,
+        conversation=talk,
     )
-    return model, tokenizer, engine
+    return model, tokenizer, engine, longest if talk is None else talk.most_tokens

@@ -63,6 +63,7 @@ def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bo
         trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         sampling=sampling,
+        observations={row: one.observations for row, one in enumerate(completions) if one.observations},
     )
 
 

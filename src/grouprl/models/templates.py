@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -154,7 +155,9 @@ def lost_contents(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
     return [content for content in contents if content.strip() not in text]
 
 
-def try_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> None:
+def try_template(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
+) -> None:
     """Renders in a process of its own, which the kernel ends at a limit: one loop or product can hang or fill memory.
 
     Raises:
@@ -169,7 +172,8 @@ def try_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase
             if (memory := Path("/proc/self/statm")).exists():
                 held = int(memory.read_text().split()[5]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_DATA, (held + _BYTES, held + _BYTES))
-            tokenizer.apply_chat_template([*map(dict, messages)], add_generation_prompt=True, tokenize=False)
+            shown, offered = [*map(dict, messages)], [*map(dict, tools)] or None
+            tokenizer.apply_chat_template(shown, tools=offered, add_generation_prompt=True, tokenize=False)
         except MemoryError:
             os._exit(1)
         finally:  # other errors are reported when this process renders

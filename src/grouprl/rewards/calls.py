@@ -20,7 +20,8 @@ PROVIDED = ("trainer_state", "log_extra", "log_metric")
 _MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
 Extra = bool | int | float | str | None
 """A value that a reward recorded beside a completion."""
-OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
+VERDICTS = "environment_reward"
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids", VERDICTS, *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _HERE = Path(__file__)
 _T = TypeVar("_T")
@@ -120,10 +121,12 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
     for name in columns.keys() & set(OWN_KEYWORDS):
         raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
+    verdicts = [one.episode.reward if one.episode else None for _, one in pairs]
     return {
         "prompts": [_prompt(problem) for problem, _ in pairs],
         "completions": [_completion(problem, completion) for problem, completion in pairs],
         "completion_ids": [list(completion.token_ids) for _, completion in pairs],
+        **({VERDICTS: verdicts} if any(one.episode for _, one in pairs) else {}),
         **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
     }
 
@@ -135,7 +138,9 @@ def _prompt(problem: Problem) -> str | list[dict[str, str]]:
     return [dict(message) for message in (messages[:-1] if problem.begun else messages)]
 
 
-def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, str]]:
+def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, Any]]:
+    if completion.episode is not None:
+        return [dict(message) for message in completion.episode.messages]
     text = problem.begun + completion.text
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 

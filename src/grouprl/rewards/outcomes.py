@@ -16,7 +16,7 @@ from grouprl.algorithms import overlong_penalty
 from grouprl.models.prompts import completion_texts
 from grouprl.rewards.calls import CallValues, Invalid, Value
 from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
-from grouprl.types import Completion, Group, RewardOutcome, StepReward, UserError
+from grouprl.types import Completion, Episode, Group, RewardOutcome, StepReward, UserError
 
 Row = Mapping[str, Value]  # the values of one completion by reward name
 Metrics = Sequence[tuple[str, float]]  # what rewards logged
@@ -116,6 +116,14 @@ class InvalidCount:
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def turn_rewards(episode: Episode | None) -> tuple[StepReward, ...]:
+    """What an environment gave for the turns of an episode, for algorithms that give credit to steps."""
+    if episode is None:
+        return ()
+    pairs = zip(episode.ends, episode.turn_rewards, strict=True)
+    return tuple(StepReward(end, reward) for end, reward in pairs if reward is not None)
 
 
 def step_rewards(

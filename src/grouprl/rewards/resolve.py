@@ -13,7 +13,7 @@ from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
 from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
-from grouprl.rewards.rules import boxed_format, correct_answer, last_number
+from grouprl.rewards.rules import boxed_format, correct_answer, environment, last_number
 from grouprl.rewards.steps import equation_steps
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
@@ -24,6 +24,7 @@ REWARDS = LeafNames(
         "boxed_format": boxed_format,
         "correct_answer": correct_answer,
         "cosine_length": CosineLength,
+        "environment": environment,
         "last_number": last_number,
         "near_length": NearLength,
         "regex": Regex,

@@ -38,6 +38,7 @@ from grouprl.rewards.outcomes import (
     rows_of,
     shared_out,
     step_rewards,
+    turn_rewards,
     written,
 )
 from grouprl.rewards.workers.pool import RewardWorkers
@@ -300,7 +301,9 @@ class Scorer:
                 terms.append(reward.weight * value)
         failures = "; ".join(filter(None, (failure(reward, row) for reward in self.rewards)))
         uncalled = ", ".join(f"{reward.name} was not called" for reward in self.rewards if reward.name not in row)
-        reason = failures or uncalled or ("" if terms else "no reward applies")
+        steps += turn_rewards(completion.episode)
+        lost = completion.episode.invalid if completion.episode else ""
+        reason = lost or failures or uncalled or ("" if terms else "no reward applies")
         correct = is_correct(row.get(self.verifier.name)) if self.verifier else None
         return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
 

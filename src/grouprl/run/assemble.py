@@ -16,7 +16,14 @@ from grouprl.learner import CriticLearner, Learner, Optimizer
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
-from grouprl.models.load import check_tokens, context_length, fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import (
+    check_tokens,
+    context_length,
+    fingerprint,
+    frozen_copy,
+    load_model,
+    load_tokenizer,
+)
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
@@ -27,6 +34,7 @@ from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
 from grouprl.rollout.engine import EarlyEngine, structured_sampling
+from grouprl.rollout.episodes import Conversation, Conversations, bound
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
@@ -54,6 +62,7 @@ def assemble(
     saved: tuple[Checkpoint, TrainerState] | None = None,
     ranks: Ranks | None = None,
     samplers: Any | None = None,
+    conversations: Conversations | None = None,
 ) -> RunParts:
     """Loads and checks the parts of a run.
 
@@ -64,6 +73,7 @@ def assemble(
         saved: checkpoint and state of the run to resume; None = a new run.
         ranks: those that compute the run together; None = a single process.
         samplers: the actors that sample; None = this process does.
+        conversations: its environments; None = completions have a single turn.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
@@ -80,8 +90,10 @@ def assemble(
     tokenizer = load_tokenizer(config.model)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks)
-    engine = _engine(config, learner, tokenizer, found, samplers)
-    parts = _parts(config, task, scorer, learner, tokenizer, engine)
+    talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
+    engine = _engine(config, learner, tokenizer, found, samplers, talk)
+    most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
+    parts = _parts(config, task, scorer, learner, tokenizer, engine, most_tokens)
     visits = [(problem, "") for problem in evaluated]
     held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt)
     _check_prompts(parts, state.step + 1, config.steps)
@@ -178,7 +190,12 @@ def _shard(
 
 
 def _engine(
-    config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, start: str, samplers: Any | None
+    config: RunConfig,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    start: str,
+    samplers: Any | None,
+    conversation: Conversation | None,
 ) -> Engine:
     """Makes the engine that samples; a server is checked now, before the run directory is touched."""
     policy, rows, seed = learner.policy, config.rollout.max_rows, config.seed
@@ -193,7 +210,8 @@ def _engine(
     if samplers is not None:
         engine = leaf("cluster.engine")(samplers, policy, start, rows)
     else:
-        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=config.model.dtype)
+        dtype = config.model.dtype
+        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=dtype, conversation=conversation)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
@@ -207,14 +225,21 @@ def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, Trainer
 
 
 def _parts(
-    config: RunConfig, task: Task, scorer: Scorer, learner: Learner, tokenizer: PreTrainedTokenizerBase, engine: Engine
+    config: RunConfig,
+    task: Task,
+    scorer: Scorer,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: Engine,
+    most_tokens: int,
 ) -> StepParts:
     policy, rollout = learner.policy, config.rollout
-    longest_prompt = context_length(policy) - rollout.max_tokens
+    longest_prompt = context_length(policy) - most_tokens
     if longest_prompt < 1:
+        name = "rollout" if most_tokens == rollout.max_tokens else "environment"
         raise UserError(
-            f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
-            f"got {rollout.max_tokens}: lower it"
+            f"{name}.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
+            f"got {most_tokens}: lower it"
         )
     return StepParts(
         task=task,

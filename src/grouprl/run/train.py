@@ -28,6 +28,7 @@ from grouprl.rewards.configured import configured_scorer, is_measured_by, state_
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rewards.workers.pool import OpenWorkers
+from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.ended import Run as Run
@@ -103,12 +104,16 @@ def train(
             if made is not None:
                 return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
+        conversations = stack.enter_context(open_conversations(config, task))
+        task = task if conversations is None else conversations.task(task)
         samplers, scorers = _elsewhere(stack, config, ranks, terminal)
         before = state_before(config, task)
         scoring = configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
         scorer = stack.enter_context(scoring)
         with terminal.status("loading the model"):
-            parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
+            parts = assemble(
+                config, task, scorer, saved=saved, ranks=ranks, samplers=samplers, conversations=conversations
+            )
         code = code_of_run(config, task, parts, ranks, directory if resume else None, trust_code)
         for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")
@@ -125,7 +130,9 @@ def train(
                 found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, terminal), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
-            parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
+            parts = assemble(
+                config, task, scorer, saved=saved, ranks=ranks, samplers=samplers, conversations=conversations
+            )
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, found, parts.state.step)
                 return loop(parts, record).run()

@@ -1,0 +1,129 @@
+"""What an environment is: the protocol that every shape of a user's code is brought into, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from grouprl.types import Message, Problem
+
+Schema = Mapping[str, Any]
+"""A tool's JSON schema, as transformers' `get_json_schema` makes it and chat templates take it."""
+
+
+class Fault(StrEnum):
+    """How a tool call failed; each is counted by itself."""
+
+    FORMAT = "format"  # what the policy wrote is no call that can be read, such as broken JSON
+    UNKNOWN_TOOL = "unknown_tool"
+    ARGUMENTS = "arguments"  # missing, unknown or of another type than the schema says
+    EXCEPTION = "exception"  # the tool raised
+    TIMEOUT = "timeout"  # the tool took too long, and its process was killed
+    CRASH = "crash"  # the tool's process died
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call that the policy wrote."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    id: str = field(default="", compare=False)  # that the policy gave it; most formats have none
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What `reset` adds to a problem's prompt; the same for all completions of a group."""
+
+    text: str = ""  # added to the last user message
+    messages: tuple[Message, ...] = ()  # added after the prompt's messages
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the policy is shown after a call or a message."""
+
+    text: str
+    images: tuple[bytes, ...] = ()  # reserved: no model here reads them yet
+    reward: float | None = None  # of this turn, where the environment gives one
+    done: bool = False  # whether the episode is over
+    fault: Fault | None = None  # None = the call succeeded; else `text` says what was wrong
+    seconds: float = 0.0  # that the tool took
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an environment says of a whole episode."""
+
+    reward: float | None = None  # None = unscored, never 0
+    reason: str = ""  # why it is unscored
+
+
+class Environment(Protocol):
+    """The world of one episode. `close` is called once, however the episode ends; after it nothing is called.
+
+    Methods may block; the loop calls each in a thread. They raise nothing: a failure is an `Observation` with a fault,
+    or a `Verdict` without a reward.
+    """
+
+    @property
+    def tools(self) -> Sequence[Schema]:
+        """The tools that the policy may call; empty for a text game."""
+        ...
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        """Begins the episode. The same problem and seed give the same opening.
+
+        Raises:
+            UserError: the environment cannot begin, which is the user's to fix.
+        """
+        ...
+
+    def call(self, calls: Sequence[Call]) -> list[Observation]:
+        """Makes the calls of one turn side by side; gives one observation for each, in their order."""
+        ...
+
+    def reply(self, message: str) -> Observation | None:
+        """Answers a turn without calls; None = the environment takes no messages, so the episode is over."""
+        ...
+
+    def verdict(self) -> Verdict:
+        """The reward of the episode so far; without a reward where the environment gives none."""
+        ...
+
+    def close(self) -> None:
+        """Releases what the episode holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an episode and of its tools."""
+
+    turns: int = 8  # turns that the policy writes
+    calls: int = 16  # tool calls of an episode
+    tool_seconds: float = 10.0
+    episode_seconds: float = 120.0
+    result_characters: int = 2_000  # a longer result is cut, with a visible mark
+    memory_mib: int = 1024  # of a tool's process, imports excluded
+
+
+class EnvironmentSource(Protocol):
+    """Makes environments of one kind, each in a process of its own where they run a user's code."""
+
+    def open(self, problem: Problem) -> Environment:
+        """Makes the environment of one episode of a problem; it is not reset yet."""
+        ...
+
+    def close(self) -> None:
+        """Ends every process."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The turns of an episode as messages after the prompt, in the form that TRL's reward functions get."""
+
+    messages: tuple[Mapping[str, Any], ...] = field(default=())
