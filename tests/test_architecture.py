@@ -40,9 +40,6 @@ def public_definitions(
             yield from public_definitions(node, f"{prefix}{node.name}.")
 
 
-# The rules: each yields what breaks it
-
-
 def imports_go_one_way(module: Module) -> Iterator[str]:
     if not module.room:
         return

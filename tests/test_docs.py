@@ -45,9 +45,6 @@ def inline(text: str) -> list[str]:
     return re.findall(r"\$([^$\n]+)\$", re.sub(r"^\$\$\n.*?\n\$\$$", "", without_code(text), flags=re.M | re.S))
 
 
-# Links
-
-
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -79,9 +76,6 @@ def test_pages_that_messages_and_comments_name_are_there() -> None:
 def test_every_page_is_in_the_list_of_pages() -> None:
     pages = {path.name for kind in ("*.md", "*.ipynb") for path in DOCS.glob(kind)} - {"README.md"}
     assert [name for name in sorted(pages) if f"]({name})" not in TEXTS[DOCS / "README.md"]] == []
-
-
-# Names: commands, settings, metrics, algorithms
 
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -167,9 +161,6 @@ def test_the_keys_of_other_trainers_lead_to_settings(page: str, column: int, man
     named = {name for row in rows for name in re.findall(r"`([a-z_.0-9]+)`", row.split("|")[column])}
     assert len(named) > many
     assert named - settings() == set()
-
-
-# Numbers and equations
 
 
 def test_worked_numbers_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:

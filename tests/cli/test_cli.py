@@ -69,8 +69,6 @@ def test_a_run_on_gsm8k_s_form_leaves_its_figures(finished: Path, guesser: Path)
         assert 1 <= summary[when]["mean_length"] <= 12
         assert summary[when]["problems"] == 3
     assert (summary["steps"], summary["seed"]) == (2, 0)
-    assert summary["train_seconds"] > 0
-    assert summary["peak_rss_mib"] > 50
     assert 16 <= summary["completion_tokens"] <= 16 * 12
     assert summary["model"] == str(guesser)
     rows = metrics(finished)
@@ -290,9 +288,6 @@ def test_other_verbs_say_what_they_need(
     assert tree(tmp_path) == {}
 
 
-# One meaning of a run, a model and an option in every verb
-
-
 def test_a_run_is_a_model_to_train_and_check(finished: Path, tmp_path: Path) -> None:
     newest = finished / "checkpoints" / "step-000002"
     ended = grouprl(
@@ -320,10 +315,9 @@ def test_a_run_is_resumed_by_its_folder(finished: Path, tmp_path: Path) -> None:
 
 def test_an_option_that_is_none_is_explained_by_every_verb() -> None:
     for verb in (*VERBS[:8], "plan", "check-model", "replay"):
-        if verb not in ("dpo",):
-            ended = grouprl(verb, "--steps=3")
-            assert ended.code == 2
-            assert "--steps=3: expected an option that --help lists; a setting has no dashes" in ended.err
+        ended = grouprl(verb, "--steps=3")
+        assert ended.code == 2
+        assert "--steps=3: expected an option that --help lists; a setting has no dashes" in ended.err, verb
 
 
 @pytest.mark.parametrize("given", ["good:f", "good:f=0.5"])

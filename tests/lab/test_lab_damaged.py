@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from comparisons import with_and_without_critic
-from grouprl.files import is_number, parse, read_json
+from grouprl.files import is_number, parse
 from grouprl.lab import runs as runs_module
 from grouprl.lab.app import create_app
-from grouprl.lab.report.recorded import read_config
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_json_lines, read_run, read_summary
 from grouprl.tools.compare.read import read_comparison
 from grouprl.types import UserError
 from lab_runs import Made, make_run
@@ -121,26 +118,6 @@ def test_a_mended_run_is_read_again(root: Path) -> None:
     assert runs.overview(root / "one")["seconds"] == 7
 
 
-READERS: list[tuple[str, Callable[[Path], Any]]] = [
-    ("summary.json", read_summary),
-    ("summary.json", lambda folder: read_json(folder / "summary.json")),
-    ("metrics.jsonl", lambda folder: read_json_lines(folder / "metrics.jsonl")),
-    ("config.yaml", read_config),
-    ("examples.json", read_run),
-    ("config.yaml", read_run),
-    ("metrics.jsonl", lambda folder: Runs(folder.parent).metrics(folder)),
-]
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize(("name", "reader"), READERS)
-def test_a_pipe_keeps_nobody_waiting(root: Path, name: str, reader: Callable[[Path], Any]) -> None:
-    (root / "one" / name).unlink(missing_ok=True)
-    os.mkfifo(root / "one" / name)
-    with pytest.raises(UserError, match=r"expected a (file|run directory)"):
-        reader(root / "one")
-
-
 @pytest.mark.timeout(20)
 def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(root: Path, client: TestClient) -> None:
     for name in ("run.lock", "summary.json", "evaluations.jsonl", "rewards.json", "rollouts.sqlite-journal"):
@@ -177,16 +154,6 @@ def test_only_runs_with_an_id_of_their_own_are_listed(root: Path, client: TestCl
     assert set(found) == {"one", "other", "a~b"}
     assert found["a~b"]["name"] == "b"
     assert all(client.get(f"/api/runs/{run}").status_code == 200 for run in found)
-
-
-def test_other_folders_among_checkpoints(root: Path, client: TestClient) -> None:
-    others = ("step-best2", "step-²", "step-", "step-1.tmp", "step-" + "9" * 200)
-    for checkpoint in ("step-000002", "step-000001", *others):
-        trainer = root / "one" / "checkpoints" / checkpoint / "trainer"
-        trainer.mkdir(parents=True)
-        (trainer / "state.json").write_text("{}")
-    assert client.get("/api/runs/one").json()["checkpoints"] == [1, 2]
-    assert client.get("/api/runs/one/completions/1/0/0").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -228,9 +195,6 @@ def test_readers_in_several_threads(root: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == [1] * 8
-
-
-# Comparisons
 
 
 @pytest.fixture(scope="module")
@@ -278,9 +242,6 @@ def test_a_seed_leads_nowhere(tmp_path: Path) -> None:
     (folder / "comparison.json").write_text(json.dumps(given))
     with pytest.raises(UserError, match="expected `seeds`, a list of whole numbers"):
         read_comparison(folder)
-
-
-# The smallest parts
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from starlette.testclient import TestClient
 from grouprl.algorithms.named import NAMED
 from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
-from grouprl.lab.report import recorded as recorded_module
 from grouprl.lab.report.worked import Spread, exact_sum
 from grouprl.record.read import read_rollouts
-from grouprl.record.rollouts import SCHEMA
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run
 
@@ -178,32 +175,6 @@ def test_sums_of_large_numbers() -> None:
     found = exact_sum([inf, -inf])
     assert found != found
     assert Spread.of([1e308, -1e308], "population").deviation == inf
-
-
-def slow(run: Path) -> None:
-    """The same table, as a view that takes for ever."""
-    path = run / "rollouts.sqlite"
-    path.unlink()
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(SCHEMA)
-        names = [row[1] for row in database.execute("PRAGMA table_info(completions)")]
-    counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-    columns = ", ".join(f"abs(i) AS {name}" for name in names)
-    change(
-        run,
-        f"CREATE VIEW completions AS {counted} SELECT {columns} FROM n WHERE i < 0",
-        "CREATE TABLE problems (problem_id, prompt, messages, prompt_ids, columns)",
-    )
-
-
-@pytest.mark.timeout(60)
-def test_a_table_that_is_a_slow_view(run: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(run)
-    monkeypatch.setattr(recorded_module, "_SECONDS", 0.3)
-    for where in EVERYWHERE:
-        started = time.monotonic()
-        assert "expected the tables and views of a run, got the view 'completions'" in refused(client, where)
-        assert time.monotonic() - started < 5
 
 
 def test_a_problem_may_be_called_anything(root: Path, client: TestClient) -> None:

@@ -56,9 +56,6 @@ def page(tmp_path: Path) -> TestClient:
     return lab(tmp_path)
 
 
-# Advantages
-
-
 def of(page: TestClient, rewards: str, algorithm: str) -> dict[str, Any]:
     found: dict[str, Any] = ask(page, f"advantages?rewards={rewards}&algorithms={algorithm}")["algorithms"][algorithm]
     return found
@@ -182,9 +179,6 @@ def test_rewards_that_an_algorithm_cannot_compare_are_refused_with_its_sentence(
     shown = one_group(run, 1, 0)["statistics"]
     assert (shown["advantages"], shown["agree"], shown["why"], shown["mean"]) == (None, None, said, -0.5)
     assert ask(page, "group?run=run&step=1")["stages"]["statistics"]["compared"]["without_signal"] == said
-
-
-# A group that is typed
 
 
 def test_a_typed_group_moves_as_its_advantages_say(page: TestClient) -> None:

@@ -72,9 +72,6 @@ def test_the_objective_of_a_token_by_its_ratio(
     assert (found["objective"][0] is None) == ("cispo" in query)  # log 0
 
 
-# The KL
-
-
 def test_the_estimators_of_a_token(page: TestClient) -> None:
     found = ask(page, "kl")
     assert (found["log_ratio"][0], found["log_ratio"][-1], len(found["log_ratio"])) == (-3, 3, 121)
@@ -100,9 +97,6 @@ def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:
     assert pair["kinds"]["k2"]["gradient"] == pytest.approx(pair["exact_gradient"])
     assert pair["kinds"]["k3"]["gradient"] == pytest.approx(pair["reverse_gradient"])
     assert pair["reverse_gradient"] == pytest.approx([0.237, -0.022, -0.215], abs=1e-3)
-
-
-# The pass rate
 
 
 def groups(size: int, rate: float) -> list[tuple[float, tuple[int, ...]]]:

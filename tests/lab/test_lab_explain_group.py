@@ -58,7 +58,7 @@ def blobs(folder: Path, column: str) -> list[list[float]]:
     return [np.frombuffer(blob, "<f4").astype(float).tolist() for (blob,) in rows]
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_batch", "gspo", "cispo", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gspo", "reinforce_pp"])
 def test_a_group_that_is_the_batch_has_the_numbers_of_the_step(name: str, train: Any) -> None:
     algorithm = two_passes(name)
     page, folder = train(algorithm)
@@ -150,9 +150,6 @@ def test_steps_are_compared_with_all_steps_of_the_group(train: Any) -> None:
         assert advantages == pytest.approx(expected, abs=1e-5)
 
 
-# Groups that were made for it
-
-
 def made(folder: Path, algorithm: Algorithm, others: Mapping[str, float] = MappingProxyType({})) -> None:
     """Step 11 has two completions of 1 and 2 tokens, with the stages of tests/algorithms/test_stages.py."""
     completions = tuple(
@@ -224,9 +221,6 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
     assert [one["penalty"] for one in stages["rewards"]["completions"]] == pytest.approx(taken, rel=1e-4)
     assert stages["statistics"]["compared"]["rewards"] == pytest.approx([2 - taken[0], -taken[1]])
     assert stages["ratio"]["bounds"] == []
-
-
-# What is refused
 
 
 @pytest.fixture(scope="module")

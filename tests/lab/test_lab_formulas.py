@@ -39,9 +39,6 @@ def root(tiny: Path, shared_lab: Lab) -> Path:
     return root
 
 
-# Arithmetic
-
-
 def value(side: str) -> float:
     """What one side of a written equation comes to."""
     side = re.sub(
@@ -89,9 +86,6 @@ def test_the_arithmetic_of_a_stage_is_true(browser: Opened, page: Any, run: str)
     page.locator("#stage-advantages p", has_text="Completion 0:").wait_for()
     lines = page.locator("#stage-statistics .worked li", has_text=re.compile("^[μσ]")).all_inner_texts()
     assert sum(check(line.partition(" ")[2].partition(" ")[2]) for line in lines) >= 2
-
-
-# Formulas
 
 
 def formulas(page: Any, stage: str) -> list[str]:
@@ -187,9 +181,6 @@ def recorded_steps(text: str) -> list[float]:
     return [float(reward) for _, reward in re.findall(r"\[(\d+), ([-\d.e]+)\]", text or "")]
 
 
-# Choices
-
-
 def test_the_page_opens_on_grpo_and_says_what_is_missing(browser: Opened, page: Any) -> None:
     browser.go("/step")
     page.locator("#stage-prompt").wait_for()
@@ -216,9 +207,6 @@ def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -
     assert page.locator(".editor li").count() == 16
     assert more.get_attribute("aria-disabled") == "true"
     assert page.evaluate("document.activeElement.textContent") == "Add one"
-
-
-# Handles that are dragged, and what is read there
 
 
 def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[float, float]:

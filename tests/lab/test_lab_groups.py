@@ -39,9 +39,6 @@ def empty_answers(folder: Path) -> None:
         one_completion(folder, 1, 0, 0, root=folder.parent)
 
 
-# Pages of groups
-
-
 def test_a_group_in_a_page(tmp_path: Path) -> None:
     made = Made((2.0, None, 0.0), advantages=(1.0, 0.0, -1.0), correct=(True, None, False))
     run = make_run(tmp_path / "run", [made])
@@ -76,9 +73,6 @@ def test_pages_hold_every_group_once(tmp_path: Path) -> None:
     assert {(page["total"], tuple(page["steps"])) for page in pages} == {(5, (1, 3))}
     assert groups_of_step(run, None, offset=0, limit=2)["step"] == 3
     assert groups_of_step(run, 9, offset=0, limit=2) == {"step": 9, "steps": [1, 3], "total": 0, "groups": []}
-
-
-# One group, worked out
 
 
 def test_an_invalid_reward_takes_no_part(tmp_path: Path) -> None:
@@ -191,9 +185,6 @@ def test_a_group_has_everything_but_its_tokens(tmp_path: Path) -> None:
     assert own["completions"][0]["weights"] == {"exact": None}
 
 
-# A problem through training
-
-
 def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
     first = Made((0.0, 0.0, None), texts=("a", "b", "c"), correct=(False, False, None))
     last = Made((1.0, 0.0, None), texts=("d", "e", "f"), correct=(True, False, None))
@@ -211,9 +202,6 @@ def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
     client = TestClient(create_app(tmp_path))
     asked = client.get("/api/runs/run/history?problem=train%2F2&limit=1").json()
     assert (asked["total"], [visit["step"] for visit in asked["visits"]], asked["next"]) == (3, [3], "3-0")
-
-
-# Every state of a run
 
 
 def test_a_run_that_goes_on_and_its_copies(root: Path) -> None:

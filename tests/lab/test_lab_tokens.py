@@ -56,9 +56,6 @@ def asked(run: Path) -> dict[str, Any]:
     return one_completion(run, 1, 0, 0, root=run.parent)
 
 
-# Numbers
-
-
 def test_numbers_worked_by_hand(tmp_path: Path) -> None:
     """Of three tokens: the sampler gave 1/2 to each, the learner 1/2, 1, 1/4, and after the update 1/4, 1/2, 1/2."""
     trace = TokenTrace(
@@ -138,9 +135,6 @@ def test_the_sides_have_names() -> None:
     ratios_T, advantages_T = torch.tensor([2.0, 0.5, 4.0, 2.0, 0.5]), torch.tensor([1.0, -1.0, -1.0, -1.0, 1.0])
     sides = clipped_sides(ratios_T, advantages_T, variant(dual_clip=3.0))
     assert sides == ["high", "low", "dual", None, None]
-
-
-# Texts
 
 
 def texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str | None, bool]]:
@@ -252,9 +246,6 @@ def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
     (checkpoint / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer.json: expected a tokenizer"):
         asked(run)
-
-
-# Jumps of the KL
 
 
 def make_jump(folder: Path, kls: Sequence[float]) -> Path:

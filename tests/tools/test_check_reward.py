@@ -78,9 +78,6 @@ def texts_of(task: Sums, task_format: Any = "boxed") -> list[dict[str, str]]:
     return trial_completions(problems, [task.gold(problem) for problem in problems], task_format)
 
 
-# The completions
-
-
 def test_the_completions_of_a_boxed_solution() -> None:
     rows = texts_of(Sums())
     assert [list(row) for row in rows] == [[kind.name for kind in KINDS]] * 4
@@ -148,9 +145,6 @@ def test_a_task_without_gold_gets_no_verdict() -> None:
     assert texts_of(Sums(lambda problem: None), "think")[0]["empty form"] == "<think></think>\n<answer></answer>"
 
 
-# Verdicts
-
-
 def test_a_right_reward_passes_with_means_that_can_be_counted_by_hand() -> None:
     checked = tried(tempting.right)
     found = by_name(checked)
@@ -216,9 +210,6 @@ def scores(name: str, trick: bool, mean: float, median: float, right: bool = Fal
 )
 def test_a_trick_must_be_strictly_above_the_median_of_gold(trick: KindScores, status: str) -> None:
     assert verdict_of([scores("gold", False, 2.0, 1.0), trick]).status == status
-
-
-# Rewards that misbehave
 
 
 @pytest.fixture(scope="module")
@@ -307,9 +298,6 @@ def test_a_column_that_no_problem_has_is_refused() -> None:
         tried(needs)
     with pytest.raises(UserError, match="expected at least 1"):
         tried(tempting.one, problems=0)
-
-
-# What is shown
 
 
 def drawn(checked: RewardCheck, width: int) -> str:

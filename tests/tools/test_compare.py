@@ -28,9 +28,6 @@ def resolve(given: Sequence[str]) -> RunConfig:
     return load_config(RunConfig, files, [text for text in given if "=" in text])
 
 
-# What is planned
-
-
 COMPARISONS = sorted(path.stem for path in RECIPES.glob("compare_*.yaml"))
 
 
@@ -86,9 +83,6 @@ def test_one_variant_for_each_value(text: str, names: list[str], changes: list[s
     found = varied(text)
     assert list(found) == names
     assert [change for (change,) in found.values()] == changes
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(

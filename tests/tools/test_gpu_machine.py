@@ -22,9 +22,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="a GPU", total_memory=80 * GIB)
-    )
+    found = SimpleNamespace(name="a GPU", total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: called.append("wait"))
     monkeypatch.setitem(machine._ROWS, "cuda", (8, 8, 8))

@@ -50,9 +50,6 @@ MIB = 1 << 20
 needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 
-# Parameters
-
-
 def sizes(shape: ModelShape) -> dict[str, Any]:
     """A shape in the words of transformers."""
     return {
@@ -120,9 +117,6 @@ def test_packs_that_run_at_once_take_memory_together() -> None:
         assert plan_memory(other, GRPO, replace(step, threads=2)) == plan_memory(other, GRPO, step)
 
 
-# The batch
-
-
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(1, 9), st.integers(1, 9), st.integers(1, 60))
 def test_the_packs_is_the_learners(problems: int, group_size: int, prompt: int, length: int, budget: int) -> None:
     batch = make_batch([group(str(place), prompt, group_size, length) for place in range(problems)], Sampling(length))
@@ -153,9 +147,6 @@ def test_the_cache_is_the_engines(dtype: str) -> None:
     # With a prompt for each of the 64 rows.
     assert plan.rollout.cache_unshared == 2 * 24 * 2 * 64 * 64 * (256 + 512) * kept[0].element_size()
     assert StepShape(100, 8, 9, 9, max_rows=64).cached_prompts == 32
-
-
-# What a step holds
 
 
 def group(name: str, prompt: int, completions: int, length: int) -> Group:

@@ -114,9 +114,6 @@ def test_weights_after_the_replay_are_the_next_checkpoint(run: Path):
     assert all(torch.equal(policy[name], value) for name, value in saved.items())
 
 
-# Under other settings
-
-
 def test_the_same_settings_change_nothing(run: Path):
     found = replayed(run, 5, "learner.micro_batch_tokens=50")
     assert found.other is not None

@@ -69,9 +69,6 @@ def test_rounded_weights_are_refused_in_a_sentence(settings: list[str], monkeypa
     assert "model.weights: expected float32, with which the checks compute exactly, got bfloat16" in ended.text
 
 
-# What is broken, and the rows that see it
-
-
 def advantages(monkeypatch: Patch) -> None:
     right = checks.group_advantages
     monkeypatch.setattr(checks, "group_advantages", lambda *a, **k: 1.01 * right(*a, **k))
@@ -177,9 +174,6 @@ def test_a_broken_part_fails_its_row(
     ended = asked(settings, monkeypatch)
     assert failed(ended) == rows
     assert ended.code == 1
-
-
-# A run that is killed
 
 
 def test_runs_that_differ_in_a_step_or_a_weight_are_counted(tiny: Path, tmp_path: Path):
