@@ -70,6 +70,7 @@ def test_escapes_that_the_model_wrote_do_not_reach_the_terminal(tiny: Path) -> N
     assert ":smile: [bold]d" in ended.out
 
 
+@pytest.mark.usefixtures("no_page")
 def test_an_evaluation_on_rows_that_the_run_trained_on_says_so(tmp_path: Path) -> None:
     """Without splits of its own, a file's rows are trained on, but for the split that the run evaluates."""
     rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(60)]

@@ -256,4 +256,4 @@ def test_what_is_a_number(value: object, expected: bool) -> None:
 def test_a_hundred_lists_in_each_other_are_read() -> None:
     assert parse("[" * 100 + "]" * 100, "x") is not None
     with pytest.raises(UserError, match="x: expected at most 100"):
-        parse("[" * 102 + "]" * 102, "x")
+        parse("[" * 101 + "]" * 101, "x")

@@ -170,8 +170,8 @@ def test_a_body_has_the_type_json_in_utf_8(page: TestClient, kind: str, status: 
 def test_a_body_has_a_bounded_size_that_is_known_before(page: TestClient):
     assert posted(page, b" " * (LARGEST_BODY + 1)).status_code == 413
     assert posted(page, iter([b"{}"])).status_code == 413  # no length
-    assert posted(page, iter([TAGS.encode()]), content_encoding="gzip").status_code in (413, 415)
-    assert posted(page, iter([TAGS.encode()]), transfer_encoding="chunked").status_code in (413, 415)
+    assert posted(page, iter([TAGS.encode()]), transfer_encoding="chunked").status_code == 413
+    assert posted(page, TAGS, content_encoding="gzip").status_code == 415
 
 
 @pytest.mark.parametrize(

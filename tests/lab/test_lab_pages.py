@@ -12,7 +12,7 @@ import pytest
 
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.record.write import RunRecord
-from lab_browser import Lab, Opened, needs_chromium, opened, served
+from lab_browser import Lab, Opened, needs_chromium, served
 from lab_runs import Made, add_step, algorithm_config, make_run
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -149,11 +149,13 @@ def test_a_run_without_a_verifier_says_what_cannot_be_told(browser: Opened, page
     assert page.get_by_text("This task has no verifier").count() >= 1
 
 
-def test_the_link_of_a_run_opens_its_page(tmp_path: Path) -> None:
+def test_the_link_of_a_run_opens_its_page(browser: Opened, tmp_path: Path) -> None:
     for name in ("one", "a <b> & 'c'"):
         make_run(tmp_path / name, [Made((1.0, 0.0), advantages=(1.0, -1.0))])
-        with served(tmp_path / name) as lab, opened(lab) as browser:
-            browser.page.get_by_role("heading", level=1).filter(has_text=name).wait_for()
-            browser.page.get_by_role("link", name="Runs", exact=True).first.click()
-            browser.page.get_by_role("link", name=name).first.wait_for()
-            browser.watched.assert_quiet()
+        with served(tmp_path / name) as lab:
+            page = browser.page.context.new_page()
+            page.goto(lab.link)
+            page.get_by_role("heading", level=1).filter(has_text=name).wait_for()
+            page.get_by_role("link", name="Runs", exact=True).first.click()
+            page.get_by_role("link", name=name).first.wait_for()
+            page.close()

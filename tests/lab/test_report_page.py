@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from grouprl.lab.report.write import write_report
 from hostile_run import make_hostile_run
 from lab_browser import Opened, needs_chromium, opened
-from lab_runs import Made, make_run
 from recorded_runs import record_run
 
 pytestmark = [needs_chromium, pytest.mark.slow]
-SENTENCE, SETTING = "Step 3: the KL to the reference is 5.46 nats per token.", "lower learner.learning_rate"
-# Pixels of the color of marks, in the columns of a chart's canvas.
-MARKED = """(title) => {
-  const chart = document.querySelector(`section.chart-card[aria-label="${title}"]`);
-  chart.scrollIntoView();
-  return new Promise((done) => setTimeout(() => {
-    const canvas = chart.querySelector("canvas"), { width, height } = canvas;
-    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
-    const down = (x) => Array.from({ length: height }, (_, y) => 4 * (y * width + x));
-    const columns = Array.from({ length: width }, (_, x) => down(x)
-      .filter((at) => data[at] === 166 && data[at + 1] === 60 && data[at + 2] === 0 && data[at + 3] === 255).length);
-    done(columns.map((count, x) => [x / width, count]).filter(([, count]) => count > height / 3).map(([x]) => x));
-  }, 600));
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -93,40 +76,3 @@ def test_hostile_texts_run_nothing_in_the_file(shown: Opened, tmp_path: Path) ->
         assert shown.page.evaluate("window.hostile") is None
     outside = [url for url in shown.watched.outside if url != report.as_uri()]
     assert (outside, shown.watched.complaints, shown.watched.dialogs) == ([], [], [])
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    """Five steps, with a loss that is none but for rounding and a warning about the third."""
-    texts = [[f"{word} of step {step}" for word in ("low", "high", "middle")] for step in range(1, 6)]
-    made = [[Made([0.0, 3.0, 1.0], f"train-{step}", texts=row)] for step, row in enumerate(texts)]
-    run = make_run(tmp_path_factory.mktemp("runs") / "warned", *made)
-    rows: list[dict[str, Any]] = [
-        {"step": step, "reward": 0.5, "kl": 0.01 * step, "loss": 0.01 if step == 1 else -3e-8} for step in range(1, 6)
-    ]
-    warning = {"step": 3, "kind": "explosion", "metric": "kl", "sentence": SENTENCE, "setting": SETTING}
-    for name, lines in (("metrics.jsonl", rows), ("warnings.jsonl", [warning])):
-        (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    with opened(write_report(run)) as shown:
-        yield shown
-        shown.watched.assert_quiet()
-
-
-def test_the_first_screen_shows_the_course_and_a_loss_of_0(short: Opened) -> None:
-    page = short.page
-    assert page.locator(".course li").first.bounding_box()["y"] < 600
-    assert page.locator(".course .said").all_inner_texts() == ["middle of step 1", "middle of step 5"]
-    loss = page.get_by_role("region", name="Loss")
-    loss.scroll_into_view_if_needed()
-    loss.get_by_text("0 up to rounding").first.wait_for()
-    loss.get_by_role("slider").press("Home")
-    assert "loss 0.01" in loss.get_by_role("slider").get_attribute("aria-valuetext")
-
-
-def test_a_warning_says_what_to_change_and_marks_the_chart_of_its_metric(short: Opened) -> None:
-    (row,) = short.page.get_by_role("region", name="Warnings").locator("tbody tr").all_inner_texts()
-    assert row.split("\t") == ["3", SENTENCE, SETTING]
-    marks = short.page.evaluate(MARKED, "KL to the reference")
-    assert marks
-    assert 0.45 < sum(marks) / len(marks) < 0.62  # step 3 of 1 to 5, beside the axis
-    assert short.page.evaluate(MARKED, "Reward") == []

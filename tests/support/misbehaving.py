@@ -105,7 +105,6 @@ DEEDS = {
     "segmentation fault": lambda: [ctypes.string_at(0)],
     "abort": lambda: os.abort(),
     "exit": lambda: os._exit(3),
-
     "kill itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "memory": _memory,
     "leak": _leak,
