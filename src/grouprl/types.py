@@ -226,6 +226,7 @@ class Episode:
     reward: float | None = None  # the environment's verdict; None = unscored
     ended: str = "finished"  # why it ended
     invalid: str = ""  # why the completion is invalid; empty = it is valid
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # plain ones of the environment's object, at the end
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Episode:
@@ -283,13 +284,17 @@ class StepReward:
     reward: float  # weighted
 
 
+SOFT_OVERLONG = "soft_overlong"
+"""The component of a reward that is its length penalty, from -1 to 0; the algorithm adds it, with a weight of 1."""
+
+
 @dataclass(frozen=True)
 class RewardOutcome:
     """The reward of one completion and its components.
 
     >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5}).valid
     True
-    >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5, "soft_overlong": -0.25}, penalty=-0.25).total
+    >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5, "soft_overlong": -0.25}).total
     1.25
     >>> RewardOutcome(math.nan, {"correct": None}, reason="correct returned None").valid
     False
@@ -300,13 +305,12 @@ class RewardOutcome:
     reason: str = ""  # why it is invalid
     steps: tuple[StepReward, ...] = ()  # process rewards of its reasoning steps; not part of the total
     correct: bool | None = None  # the verdict of the task's verifier; None = it failed, or the task has none
-    penalty: float = 0.0  # length penalty, from -1 to 0; also recorded as a component
     extra: Mapping[str, Any] = field(default_factory=dict)  # what rewards logged, by REWARD/COLUMN
 
     @property
     def total(self) -> float:
         """The reward from which the advantage is computed; NaN = invalid."""
-        return self.earned + self.penalty
+        return self.earned + (self.components.get(SOFT_OVERLONG) or 0.0)
 
     @property
     def valid(self) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 from grouprl.algorithms.named import NAMED
 from grouprl.cli.listing import show_tasks
 from grouprl.cli.settings import algorithm_rows, setting_rows, show_settings
-from grouprl.config.other_names import name_here
+from grouprl.config.algorithm import name_here
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.config.yaml_text import read_yaml
 from grouprl.tasks.named import TASKS

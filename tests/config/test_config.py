@@ -168,8 +168,7 @@ def test_lists_are_replaced_whole_and_items_changed_by_number(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e-6", 1e-6), ("1E+2", 100.0), ("2.", 2.0), (".5", 0.5), ("3", 3.0), ("1_000.5", 1000.5)],
+    ("text", "value"), [("1e-6", 1e-6), ("1E+2", 100.0), ("2.", 2.0), (".5", 0.5), ("3", 3.0), ("1_000.5", 1000.5)]
 )
 def test_numbers_of_a_rate(text: str, value: float):
     assert run(f"learner.learning_rate={text}").learner.learning_rate == value
@@ -270,8 +269,7 @@ def test_a_mac_is_told_what_its_device_is():
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["model.path", "runs_dir", "model.chat_template", "task.path", "rewards.0.path", "task.arguments.test_path"],
+    "key", ["model.path", "runs_dir", "model.chat_template", "task.path", "rewards.0.path", "task.arguments.test_path"]
 )
 def test_the_home_folder_is_read_in_every_place(key: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/anna")
@@ -540,10 +538,7 @@ def test_an_engine_is_native_or_a_server():
         ((VLLM[0], "rollout.engine.address=127.0.0.1:8000"), "rollout.engine.address: expected another form"),
         ((VLLM[0], "rollout.engine.address=http://me:word@b"), "such as http://127.0.0.1:8000"),
         ((VLLM[0], "rollout.engine.address=http://b/v1"), "such as http://127.0.0.1:8000"),
-        (
-            (*VLLM, "rollout.engine.token_env=hf-s3cret"),
-            "rollout.engine.token_env: expected the NAME of an",
-        ),
+        ((*VLLM, "rollout.engine.token_env=hf-s3cret"), "rollout.engine.token_env: expected the NAME of an"),
         (VLLM[1:], "rollout.engine.address: expected name=vllm with it, got native"),
         (("rollout.engine.token_env=A",), "rollout.engine.token_env: expected name=vllm with it, got native"),
         ((*VLLM, "rollout.engine.seconds=0"), "rollout.engine.seconds: expected greater than 0"),

@@ -279,29 +279,6 @@ def test_a_damaged_or_foreign_file_is_measured_again(contents: str, file: Path):
     assert [line["width"] for line in times(file)["sleep"][:3]] == list(WIDTHS)
 
 
-def test_another_torch_is_measured_again(file: Path, monkeypatch: pytest.MonkeyPatch):
-    called: list[tuple[int, str]] = []
-    one = contest(0.0, 0.0, called)
-    timings(one)
-    count = len(called)
-    forget()
-    monkeypatch.setattr(torch, "__version__", "99.0")
-    timings(one)
-    assert len(called) == 2 * count
-
-
-def test_another_library_has_its_own_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    timings(contest(0.0, 0.0))
-    forget()
-    other = tmp_path / "kernels-1.so"
-    other.touch()
-    monkeypatch.setattr(calibration, "library_file", lambda: other)
-    called: list[tuple[int, str]] = []
-    timings(contest(0.0, 0.0, called))
-    assert called
-    assert other.with_suffix(".json").exists()
-
-
 def test_where_the_file_cannot_be_written_the_process_measures_once(file: Path):
     file.mkdir()  # in the file's place
     called: list[tuple[int, str]] = []

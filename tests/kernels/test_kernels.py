@@ -115,12 +115,7 @@ def masked_attention(
     return torch.einsum("hst,thd->shd", weights, v.repeat_interleave(repeat, 1))
 
 
-TREES = [
-    ((1,), ((1,),)),
-    ((5,), ((),)),
-    ((17, 3), ((4, 0, 33), (16,))),
-    ((2, 40), ((7, 7, 7), (1, 50, 2))),
-]
+TREES = [((1,), ((1,),)), ((5,), ((),)), ((17, 3), ((4, 0, 33), (16,))), ((2, 40), ((7, 7, 7), (1, 50, 2)))]
 
 
 @both_forms

@@ -16,11 +16,10 @@ from starlette.testclient import TestClient
 from torch import Tensor
 
 from explaining import ask, lab
-from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.advantages import CompletionAdvantage, Statistics, group_statistics
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import option
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.statistics import Statistics, group_statistics
 from grouprl.lab.explain_typed import COMPARING, pass_rate_curves, typed_walk
 from grouprl.lab.report.groups import one_group
 from grouprl.lab.report.worked import CompletionParts, against_record, compared

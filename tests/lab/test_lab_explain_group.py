@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from explained_group import TOKENS
+from explained_group import TOKENS, UPDATED
 from explaining import ask, lab
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
@@ -165,7 +165,7 @@ def made(folder: Path, algorithm: Algorithm, others: Mapping[str, float] = Mappi
     with RunRecord.create(folder, config) as run:
         run.rewards({"exact": 2.0}, {"steps": 1.0})
         group = Group(Problem("p", "2 + 2", {"answer": "4"}), (1, 2, 3), completions)
-        stages = group_stages(algorithm, TOKENS, kl_coef=algorithm.kl_coef)
+        stages = group_stages(algorithm, TOKENS, UPDATED, kl_coef=algorithm.kl_coef)
         stages["loss"]["batch"] = {"groups": 1, "completions": 2}
         row = {"loss": 0.5, "learning_rate": 0.1}
         advantages = [[[1.0], [-1.0, -1.0]]]

@@ -16,6 +16,7 @@ import torch
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
 from grouprl.lab.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
@@ -125,7 +126,8 @@ def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) ->
         advantages_T = torch.full_like(ratios_T, advantage)
         logprobs_1T = ratios_T.log()[None].requires_grad_()
         old_1T, weights_1T = torch.zeros_like(logprobs_1T), torch.ones_like(logprobs_1T)
-        loss, _ = algorithm.objective.loss(logprobs_1T, old_1T, advantages_T[None], weights_1T, mask_NT=weights_1T > 0)
+        tokens = TokenGrid(logprobs_1T, old_1T, advantages_T[None], weights_1T, weights_1T > 0)
+        loss, _ = algorithm.objective.loss(tokens)
         (gradient_1T,) = torch.autograd.grad(loss, logprobs_1T)
         cut = (gradient_1T[0] == 0).tolist() if advantage else [False] * len(ratios_T)
         assert [side is not None for side in clipped_sides(ratios_T, advantages_T, algorithm)] == cut

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from grouprl import Algorithm
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import PolicyEvaluation, assign_credit
-from grouprl.learner.batch import Valuation
-from grouprl.learner.credit import token_rows
+from grouprl.learner.batch import token_rows
+from grouprl.learner.critic import Valuation
 from grouprl.learner.trace import token_record
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant

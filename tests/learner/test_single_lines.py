@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.learner import PolicyEvaluation, make_batch
 from grouprl.learner.batch import UpdateWork
 from grouprl.tools.proof.replay import _difference

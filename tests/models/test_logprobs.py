@@ -1,15 +1,12 @@
 """Log-probs and entropies from hidden states, and the cuts of top-k, top-p and min-p, against slow references."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from grouprl.models.logprobs import Context, token_logprobs, truncate_logits
 from grouprl.types import Sampling
@@ -114,46 +111,7 @@ def test_the_gradient_under_a_repetition_penalty_by_finite_differences(chunk_ele
         assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-4, abs=1e-4)
 
 
-def test_a_penalty_of_one_changes_no_bit():
-    case = random_case(8)
-    plain = token_logprobs(*case, Sampling(temperature=0.7))
-    given = token_logprobs(*case, Sampling(temperature=0.7, repetition_penalty=1.0), context=CONTEXT)
-    assert all(map(torch.equal, plain, given))
-
-
 # Memory
-
-
-class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = function(*args, **kwargs or {})
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
-
-
-def largest_tensor(vocabulary: int, tokens: int, chunk_elements: int) -> int:
-    head, hidden_SH, targets_S = random_case(3, vocabulary, tokens)
-    with LargestTensor() as largest:
-        logprobs, _ = token_logprobs(head, hidden_SH, targets_S, Sampling(top_p=0.9), chunk_elements=chunk_elements)
-        logprobs.sum().backward()
-    return largest.elements
-
-
-@pytest.mark.parametrize("vocabulary", [500, 1000, 2000])
-def test_no_tensor_is_larger_than_a_chunk_forward_and_backward(vocabulary: int):
-    chunk = 20_000  # more than the head's own weights, H * 2,000
-    assert chunk // 16 < largest_tensor(vocabulary, 100, chunk) <= chunk
-    assert largest_tensor(vocabulary, 100, 10**9) == 100 * vocabulary  # the measure sees full logits
 
 
 # Truncation

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forked import forked
-from grouprl.algorithms.credit import Credit
-from grouprl.config.run import LearnerConfig, LoraConfig
-from grouprl.learner import Learner, Optimizer, PolicyEvaluation
+from grouprl.algorithms.advantages import Credit
+from grouprl.config.run import LoraConfig
+from grouprl.learner import Learner, PolicyEvaluation
 from grouprl.models.adapters import as_reference
 from grouprl.models.load import fingerprint, load_model
-from grouprl.run.machine import networks_mib
 from grouprl.types import Batch
+from learner_setting import GradientKeeper
 from letter_rewards import InProcess
 from lora_models import (
     CORRECTED,
@@ -41,7 +41,7 @@ from lora_models import (
 )
 from oracles import own_logits, own_model
 from small_runs import checkpoint_names, metrics
-from tiny import HEADS, HIDDEN, LAYERS, tiny_model_folder
+from tiny import tiny_model_folder
 from variants import variant
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -94,22 +94,6 @@ def test_the_adapter_is_on_again_whatever_happens_while_it_is_off(tiny: Path) ->
     assert set(learning(policy)) == before
 
 
-def test_shared_weights_are_counted_once(tiny: Path) -> None:
-    policy = adapted(tiny)
-    H, kv, mlp = HIDDEN, 2 * HIDDEN // HEADS, 2 * HIDDEN
-    sides = [(H, H), (H, kv), (H, kv), (H, H), (H, mlp), (H, mlp), (mlp, H)]  # q, k, v, o, gate, up, down
-    adapter = LAYERS * sum(4 * (ins + outs) for ins, outs in sides)
-    base = sum(weight.numel() for weight in load_model(str(tiny), device=CPU).parameters())
-    assert sum(weight.numel() for weight in learning(policy).values()) == adapter
-    learner = learner_of(policy, policy)
-    batch = sampled(policy, tiny)
-    learn(learner, batch)
-    mib = networks_mib(learner)
-    assert set(mib) == {"policy", "optimizer"}
-    assert mib["policy"] * (1 << 20) == 4 * (base + adapter)
-    assert mib["optimizer"] * (1 << 20) == pytest.approx(2 * 4 * adapter, rel=0.01)  # and a step count each
-
-
 # The math
 
 
@@ -145,18 +129,10 @@ def own_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
     return expected_NT
 
 
-class GradientKeeper(Optimizer):
-    """Keeps the gradient and leaves the weights."""
-
-    def step(self) -> float:
-        self.gradient = {name: weight.grad.double() for name, weight in self._named.items()}
-        return 0.0
-
-
 def gradient(model: PreTrainedModel, reference: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-    algorithm, keeper = variant(kl_coef=0.2), GradientKeeper(model, LearnerConfig())
-    learn(Learner(model, reference, keeper, algorithm, CPU, "float32", 60), batch)
-    return keeper.gradient
+    keeper = GradientKeeper(model)
+    learn(Learner(model, reference, keeper, variant(kl_coef=0.2), CPU, "float32", 60), batch)
+    return {name: value.double() for name, value in keeper.gradient.items()}
 
 
 def test_the_gradient_is_that_of_the_merged_weights_by_the_chain_rule(tiny: Path, tmp_path: Path) -> None:

@@ -140,13 +140,6 @@ def test_a_comparison_measures_once_and_keeps_the_dtype_of_its_runs(tmp_path: Pa
     assert planned[0].config.model.dtype == "bfloat16"
 
 
-def test_an_unknown_dtype_names_all_three() -> None:
-    for verb in ("train", "sft", "plan"):
-        ended = grouprl(verb, "model.dtype=half")
-        assert ended.code == 2
-        assert "model.dtype: expected 'float32', 'bfloat16' or 'auto', got 'half'" in ended.text
-
-
 def test_a_gpu_that_is_missing_is_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -36,7 +36,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "record/write.py": (('kept = [row for row in kept if row["step"] in evaluated]', "pass", RESUME),),
     "record/files.py": (("os.fsync(lines.fileno())", "pass", POWER),),
     # The mathematics.
-    "algorithms/statistics.py": (
+    "algorithms/advantages.py": (
         ("(count_N - 1).clamp", "count_N.clamp", BY_HAND),
         ('1.0 if std == "sample" else 0.0', '0.0 if std == "sample" else 1.0', BY_HAND),
         ("= valid_N & has_signal(", "= has_signal(", BY_HAND),
@@ -46,9 +46,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ('"none": torch.zeros_like(mean_N),', '"none": batch_mean.expand_as(mean_N),', BY_HAND),
         ("size_N, deviation_N + eps)", "size_N, deviation_N)", BY_HAND),
         ("(rewards_N64 - batch_mean).square() * valid_N64", "(rewards_N64 - batch_mean).square()", BY_HAND),
-    ),
-    "algorithms/credit.py": ((' or self.scale == "batch_std"', "", CREDIT),),
-    "algorithms/advantages.py": (
+        (' or self.scale == "batch_std"', "", CREDIT),
         ("advantages_N + weight * alone", "advantages_N + alone", CREDIT),
         ("batch.rewards_N - batch.kl_NT.sum(1)", "batch.rewards_N + batch.kl_NT.sum(1)", CREDIT),
     ),
@@ -116,12 +114,14 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "algorithms/named/dppo.py": (("divergence_tv=0.15", "divergence_tv=0.2", ALGORITHM),),
     # Which tokens count, and when an update is made.
     "learner/batch.py": (
-        ("counted_NT[list(rows)] = self.counted_NT[list(rows)]", "counted_NT[:] = self.counted_NT", LINES),
         ("batch.trained_NT, share=", "batch.mask_NT, share=", LINES),
         ("mask_NT & whole_N[:, None] if mask_overlong else mask_NT", "mask_NT", PACKS),
         ("stop_reason is not StopReason.LENGTH", "stop_reason is StopReason.LENGTH", PACKS),
         ("self.batch.trained_NT).any()", "self.batch.mask_NT).any()", LINES),
         ("entropy_share < 1 and", "entropy_share <= 1 and", LINES),
+    ),
+    "learner/critic.py": (
+        ("counted_NT[list(rows)] = self.counted_NT[list(rows)]", "counted_NT[:] = self.counted_NT", LINES),
     ),
     "learner/learner.py": (
         ("optimizer.turn = turn ", "optimizer.turn = 0 ", LINES),

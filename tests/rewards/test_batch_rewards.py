@@ -17,7 +17,8 @@ from grouprl.rewards.calls import TrainingState
 from grouprl.rewards.configured import configured_rewards, open_scorer
 from grouprl.rewards.scorer import Scoring
 from grouprl.tasks import WordProblems
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason
+from grouprl.types import Group, Problem, RewardOutcome
+from groups import group_of
 from judging import judged
 from letter_rewards import letters
 from small_runs import ROWS, as_killed, assert_same_run, metrics, rollouts, small_config
@@ -25,8 +26,7 @@ from variants import variant
 
 
 def group(name: str, *texts: str, **columns: Any) -> Group:
-    completions = [Completion(n, (n, 7), (0.0,), (0.0,), text, StopReason.END, 0) for n, text in enumerate(texts)]
-    return Group(Problem(name, f"{name}?", columns), (1,), tuple(completions))
+    return group_of(Problem(name, f"{name}?", columns), *texts)
 
 
 GROUPS = [group("a", "xxx", "x", answer="1"), group("b", "xx", "x", "xxxxx", source="book"), group("c", "x", "xx")]
@@ -165,10 +165,7 @@ def test_ranks_that_see_a_part_of_the_batch_are_refused() -> None:
     reward = WeightedReward("it", rank, scope="batch")
     message = "reward it: expected a single process with scope=batch, got 2 ranks, .*: start one process, or set scope"
     for rewards, verifier in (([reward], None), ([WeightedReward("other", rank)], reward)):
-        with (
-            pytest.raises(UserError, match=message),
-            open_scorer(rewards, verifier=verifier, ranks=Ranks(0, 2)),
-        ):
+        with pytest.raises(UserError, match=message), open_scorer(rewards, verifier=verifier, ranks=Ranks(0, 2)):
             pass
     with open_scorer([WeightedReward("it", rank)], ranks=Ranks(0, 2)):
         pass

@@ -13,14 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grouprl import Run, Trainer, UserError, WeightedReward
-from grouprl.algorithms.named import NAMED
+from grouprl import Run, UserError
 from grouprl.learner import TokenGrid
 from grouprl.learner.learner import Learner
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
-from letter_rewards import letters
-from small_runs import ROWS, assert_same_weights, metrics, small_config
+from small_runs import assert_same_weights, metrics, small_config, small_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -30,8 +28,7 @@ EVERY = {"every": 1, "keep": 99}
 
 def train(tiny: Path, runs: Path, *, resume: bool = False, name: str = "grpo", **changes: Any) -> Run:
     config = small_config(runs, **{"checkpoint": EVERY, "evaluation": {"problems": 1, "samples": 0}, **changes})
-    trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], algorithm=NAMED[name], config=config)
-    return trainer.train(resume=resume)
+    return small_run(tiny, config, name, resume=resume)
 
 
 def rows(runs: Path, name: str) -> list[dict[str, Any]]:

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from grouprl import Run, Trainer, UserError, WeightedReward
-from grouprl.config.run import RunConfig
-from letter_rewards import letters
-from small_runs import ROWS, small_config
+from grouprl import Run, Trainer, UserError
+from small_runs import LETTERS, ROWS, small_config, small_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -49,17 +47,13 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     return shown
 
 
-def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Run:
-    return Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume)
-
-
 @pytest.fixture(scope="module")
 def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tiny, small_config(tmp_path_factory.mktemp("notebook"), steps=4))
+    return small_run(tiny, small_config(tmp_path_factory.mktemp("notebook"), steps=4))
 
 
 def test_a_run_is_one_output_that_is_updated(tiny: Path, tmp_path: Path, screen: Screen, capsys: Any) -> None:
-    train(tiny, small_config(tmp_path, steps=6))
+    small_run(tiny, small_config(tmp_path, steps=6))
     (output,) = screen.outputs
     text = html.unescape(re.sub("<[^>]*>", "", output))
     assert re.findall(r"^ +(\d)/6 ", text, re.MULTILINE) == list("123456")
@@ -71,12 +65,12 @@ def test_a_run_is_one_output_that_is_updated(tiny: Path, tmp_path: Path, screen:
 
 def test_a_cell_that_is_run_twice_takes_the_next_name_or_resumes(tiny: Path, tmp_path: Path, screen: Screen) -> None:
     config = small_config(tmp_path, steps=2)
-    trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config)
-    runs = [train(tiny, config), train(tiny, config), trainer.train()]
+    trainer = Trainer(tiny, ROWS, [LETTERS], config=config)
+    runs = [small_run(tiny, config), small_run(tiny, config), trainer.train()]
     assert [run.directory.name for run in runs] == ["run", "run-2", "run-3"]
     assert f"{tmp_path}/run holds a run, so this run is {tmp_path}/run-2." in html.unescape(screen.outputs[1])
     assert [run.summary["seed"] for run in runs] == [0, 0, 0]
-    longer = train(tiny, small_config(tmp_path, steps=3), resume=True)
+    longer = small_run(tiny, small_config(tmp_path, steps=3), resume=True)
     assert (longer.directory.name, len(longer.metrics())) == ("run", 3)
 
 
@@ -84,7 +78,7 @@ def test_a_script_does_not_take_another_name(trained: Run, tiny: Path) -> None:
     with pytest.raises(
         UserError, match=r"already holds a run .* \(in Python train\(resume=True\)\), or choose another"
     ):
-        train(tiny, small_config(trained.directory.parent, steps=1))
+        small_run(tiny, small_config(trained.directory.parent, steps=1))
 
 
 def test_a_run_shows_its_verdict_two_curves_and_its_report(trained: Run) -> None:

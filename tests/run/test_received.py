@@ -28,7 +28,7 @@ from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.tasks.files import read_rows
 from grouprl.types import UserError
-from small_runs import ROWS, grouprl, small_settings, write_rows
+from small_runs import ROWS, grouprl, received, small_settings, write_rows
 from tiny import tiny_model_folder
 
 REWARD = "import near\ndef f(completions, **columns):\n    return [near.ONE] * len(completions)\n"
@@ -53,13 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
 @pytest.fixture
 def got(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run in a folder of another user, and beside it a file that must not change."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = tmp_path / "got"
-    shutil.copytree(made, folder)
-    config = folder / "run" / "config.yaml"
-    config.write_text(config.read_text().replace(str(made), str(folder)))
     (tmp_path / "victim").write_text("precious\n")
-    return folder
+    return received(made, tmp_path / "got", monkeypatch)
 
 
 def verbs(got: Path) -> list[list[str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from grouprl import Trainer, UserError
+from grouprl import UserError
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.models.load import load_model
 from grouprl.models.manifest import MANIFEST
@@ -23,10 +23,8 @@ from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import incomplete_steps, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
-from grouprl.rewards.functions import WeightedReward
 from grouprl.run.resume import check_resumable
-from letter_rewards import InProcess
-from small_runs import ROWS, assert_same_run, assert_same_weights, checkpoint_names, metrics, small_config, tree
+from small_runs import assert_same_run, assert_same_weights, checkpoint_names, metrics, small_config, small_run, tree
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -34,8 +32,7 @@ SIX = {"checkpoint": {"every": 2, "keep": 9}, "evaluation": {"every": 2, "proble
 
 
 def train(model: Path, config: RunConfig, *, resume: bool = False, step: int | None = None) -> Path:
-    rewards = [WeightedReward("letters", InProcess(lambda _: None))]
-    return Trainer(model, ROWS, rewards, config=config).train(resume=resume, step=step).directory
+    return small_run(model, config, resume=resume, step=step).directory
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +150,6 @@ def test_a_record_with_a_gap_is_an_error_that_says_how_to_continue(
         resumed(tiny, stopped)
     assert tree(stopped) == before
     resumed(tiny, stopped, step=back)
-    assert_same_run(whole, stopped)
-
-
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(whole: Path, stopped: Path, tiny: Path) -> None:
-    shutil.rmtree(stopped / "checkpoints")
-    lose_lines(stopped, 2, 3, 4, 5, 6)
-    resumed(tiny, stopped)
     assert_same_run(whole, stopped)
 
 

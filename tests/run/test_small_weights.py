@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from grouprl import Trainer, UserError
+from grouprl import UserError
 from grouprl.algorithms.named import NAMED
 from grouprl.config.checks import check_sections
 from grouprl.config.run import ModelConfig, RunConfig
@@ -20,12 +20,10 @@ from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.precision import autocast
 from grouprl.record.layout import RunDirectory
-from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import sampler_gap
 from grouprl.tools.planner import Networks, plan_memory, shape_of
-from letter_rewards import letters
-from small_runs import ROWS, as_killed, assert_same_weights, grouprl, metrics, small_config, tree
+from small_runs import as_killed, assert_same_weights, grouprl, metrics, small_config, small_run, tree
 
 pytestmark = pytest.mark.usefixtures("no_page")
 BFLOAT16 = {"weights": "bfloat16", "dtype": "bfloat16"}
@@ -45,7 +43,7 @@ def config_of(runs: Path, name: str, **changes: Any) -> RunConfig:
 
 
 def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Path:
-    return Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume).directory
+    return small_run(tiny, config, resume=resume).directory
 
 
 @pytest.mark.parametrize(

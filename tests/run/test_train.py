@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forked import command, forked
-from grouprl import Run, Trainer, UserError
+from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
@@ -24,6 +24,7 @@ from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import InProcess
 from small_runs import (
+    LETTERS,
     ROWS,
     assert_same_run,
     assert_same_weights,
@@ -33,6 +34,7 @@ from small_runs import (
     metrics,
     rollouts,
     small_config,
+    small_run,
     small_settings,
     write_rows,
 )
@@ -40,7 +42,6 @@ from variants import variant
 
 pytestmark = pytest.mark.usefixtures("no_page")  # `straight` has one
 
-LETTERS = WeightedReward("letters", InProcess(lambda calls: None))  # a resume takes no function of another kind
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {
     "algorithm": variant(passes=2, kl_coef=0.0, scale="none", entropy_target=9.0),
@@ -48,15 +49,11 @@ STATEFUL: dict[str, Any] = {
 }
 
 
-def run(model: Path, config: RunConfig, *, rewards: Any = (LETTERS,), resume: bool = False) -> Run:
-    return Trainer(model, ROWS, list(rewards), config=config).train(resume=resume)
-
-
 @pytest.fixture(scope="module")
 def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps without a break, saved after each second one."""
     config = small_config(tmp_path_factory.mktemp("straight"), checkpoint={"every": 2, "keep": 9})
-    return run(tiny, config).directory
+    return small_run(tiny, config).directory
 
 
 def test_a_run_records_one_set_of_problems_through_training(straight: Path, tiny: Path, tmp_path: Path) -> None:
@@ -66,7 +63,7 @@ def test_a_run_records_one_set_of_problems_through_training(straight: Path, tiny
     problems = [[one["problem_id"] for one in rows] for rows in found.values()]
     assert len(problems[0]) == 3
     assert problems == [problems[0]] * 4
-    shorter = run(tiny, small_config(tmp_path, steps=5)).directory
+    shorter = small_run(tiny, small_config(tmp_path, steps=5)).directory
     other = json.loads((shorter / "examples.json").read_text())
     assert other["after"] == other["step 5"] == found["step 5"] != found["before"]
 
@@ -121,9 +118,9 @@ def test_recorded_log_probs_are_those_of_the_checkpoint_that_sampled(straight: P
 
 
 def test_one_and_two_steps_with_a_stateful_optimizer_are_three(tiny: Path, tmp_path: Path) -> None:
-    whole = run(tiny, small_config(tmp_path, "whole", **{**STATEFUL, "steps": 3})).directory
-    run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 1}))
-    parts = run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 3}), resume=True).directory
+    whole = small_run(tiny, small_config(tmp_path, "whole", **{**STATEFUL, "steps": 3})).directory
+    small_run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 1}))
+    parts = small_run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 3}), resume=True).directory
     assert_same_run(whole, parts, step=3)
 
 
@@ -157,7 +154,7 @@ def test_epochs_end_after_the_last_problem(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    other = run(tiny, small_config(tmp_path, seed=1)).directory
+    other = small_run(tiny, small_config(tmp_path, seed=1)).directory
     assert rollouts(other) != rollouts(straight)
     with pytest.raises(AssertionError):
         assert_same_weights(other / "checkpoints/step-000006", straight / "checkpoints/step-000006")
@@ -168,14 +165,14 @@ def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
 ) -> None:
     interrupted = InProcess(lambda calls: calls == 6 and signal.raise_signal(signal.SIGINT))
     config = small_config(tmp_path)
-    stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
+    stopped = Trainer(tiny, ROWS, [WeightedReward("letters", interrupted)], config=config).train()
     assert not stopped.finished
     assert interrupted.calls == 6  # two of the evaluation before, one of the examples after step 1
     assert stopped.summary["steps"] == 3
     assert "after" not in stopped.summary
     assert checkpoint_names(stopped.directory) == ["step-000003"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finished = run(tiny, config, resume=True)
+    finished = small_run(tiny, config, resume=True)
     assert finished.finished
     assert_same_run(straight, finished.directory)
 
@@ -236,12 +233,12 @@ def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
 
 def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:
     config = small_config(
-        tmp_path, evaluation={"every": 2, "problems": 2, "samples": 1}, checkpoint={"every": 1, "keep": 3}
+        tmp_path, steps=4, evaluation={"every": 2, "problems": 2, "samples": 0}, checkpoint={"every": 1, "keep": 3}
     )
-    directory = run(tiny, config).directory
+    directory = small_run(tiny, config).directory
     rows = [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [0, 2, 4, 6]
-    assert checkpoint_names(directory) == ["step-000004", "step-000005", "step-000006"]
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert checkpoint_names(directory) == ["step-000002", "step-000003", "step-000004"]
 
 
 def test_a_resumed_run_may_be_judged_in_another_way(tiny: Path, tmp_path: Path) -> None:
@@ -263,9 +260,22 @@ def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) ->
     config = small_config(
         tmp_path, steps=25, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 8}, checkpoint={"every": 0}
     )
-    run(tiny, config, rewards=[even_tokens])
+    Trainer(tiny, ROWS, [even_tokens], config=config).train()
     means = [row["reward"] for row in metrics(tmp_path / "run")]
     assert 0.4 < sum(means[:3]) / 3 < 0.6  # half of the tokens are even
     assert sum(means[-3:]) / 3 > 0.85
     gaps = [row["sampler_learner_gap"] for row in metrics(tmp_path / "run")]
     assert max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo"])
+def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, algorithm: str) -> None:
+    before, changes = torch.get_num_threads(), {"learner": {"learning_rate": 0.01, "micro_batch_tokens": 150}}
+    changes |= {"steps": 2, "rollout": {"problems_per_step": 6, "group_size": 8, "max_tokens": 12}}
+    try:
+        for count in (1, 3):
+            small_run(tiny, small_config(tmp_path, str(count), model={"threads": count}, **changes), algorithm)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert_same_run(tmp_path / "1", tmp_path / "3", step=2)

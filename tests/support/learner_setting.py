@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import CriticPart
 from grouprl.learner import CriticLearner, Learner, make_batch

@@ -18,8 +18,8 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.files import LONGEST_ROW, read_rows
 from grouprl.types import UserError
 
-ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1)} for n in range(4)]
-LINES = "\n".join(map(json.dumps, ROWS))
+ROWS = [{"prompt": f"{n}\u2028+ 1 = ?", "answer": str(n + 1)} for n in range(4)]  # no end of a line
+LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
 
 
 @pytest.mark.parametrize(

@@ -16,37 +16,20 @@ from grouprl.tasks import Gsm8k
 from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task
 from grouprl.types import UserError
+from small_runs import gsm8k_row, write_rows
 from verifying import verdict
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-def row(number: int, **change: Any) -> dict[str, Any]:
-    solution = f"He has {number} + 1 = <<{number}+1={number + 1}>>{number + 1} pens.\n#### {number + 1}"
-    return {"question": f"Ben has {number} pens and buys 1 more. How many?", "answer": solution, **change}
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    return path
 
 
 def questions(task: Gsm8k, split: Split) -> list[str]:
     return [problem.columns["question"] for problem in task.problems(split)]
 
 
-def test_one_file_is_cut_into_three_splits_that_hold_every_question_once(tmp_path: Path) -> None:
-    rows = [row(n) for n in range(100)]
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", rows)))
-    parts = {split: questions(task, split) for split in SPLITS}
-    assert {split: len(part) for split, part in parts.items()} == {"train": 80, "validation": 10, "test": 10}
-    assert sorted(text for part in parts.values() for text in part) == sorted(r["question"] for r in rows)
-
-
 def test_the_cut_ignores_the_order_of_lines_and_each_split_keeps_it(tmp_path: Path) -> None:
-    rows = [row(n) for n in range(50)]
-    forward = Gsm8k(str(write(tmp_path / "a.jsonl", rows)))
-    backward = Gsm8k(str(write(tmp_path / "b.jsonl", rows[::-1])))
+    rows = [gsm8k_row(n) for n in range(50)]
+    forward = Gsm8k(str(write_rows(tmp_path / "a.jsonl", rows)))
+    backward = Gsm8k(str(write_rows(tmp_path / "b.jsonl", rows[::-1])))
     for split in SPLITS:
         assert questions(forward, split) == questions(backward, split)[::-1]
     order = [r["question"] for r in rows]
@@ -54,34 +37,36 @@ def test_the_cut_ignores_the_order_of_lines_and_each_split_keeps_it(tmp_path: Pa
 
 
 def test_fewer_than_three_questions_share_what_is_held_out(tmp_path: Path) -> None:
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n) for n in range(3)])))
+    task = Gsm8k(str(write_rows(tmp_path / "a.jsonl", [gsm8k_row(n) for n in range(3)])))
     assert [len(task.problems(split)) for split in SPLITS] == [1, 1, 1]
-    two = Gsm8k(str(write(tmp_path / "b.jsonl", [row(0), row(1), row(1)])))
+    two = Gsm8k(str(write_rows(tmp_path / "b.jsonl", [gsm8k_row(0), gsm8k_row(1), gsm8k_row(1)])))
     assert two.problems("validation") == two.problems("test") != two.problems("train")
-    one = Gsm8k(str(write(tmp_path / "c.jsonl", [row(0)])))
+    one = Gsm8k(str(write_rows(tmp_path / "c.jsonl", [gsm8k_row(0)])))
     assert one.problems("validation") == one.problems("test") == one.problems("train")
 
 
 def test_a_folder_keeps_its_test_file_and_gives_a_twentieth_of_train_to_validation(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [row(n) for n in range(100)])
-    write(tmp_path / "test.jsonl", [row(n) for n in range(119, 94, -1)])  # five leak into train
+    write_rows(tmp_path / "train.jsonl", [gsm8k_row(n) for n in range(100)])
+    write_rows(tmp_path / "test.jsonl", [gsm8k_row(n) for n in range(119, 94, -1)])  # five leak into train
     task = load_task("gsm8k", path=str(tmp_path))
-    assert [p.columns["question"] for p in task.problems("test")] == [row(n)["question"] for n in range(119, 94, -1)]
+    assert [p.columns["question"] for p in task.problems("test")] == [
+        gsm8k_row(n)["question"] for n in range(119, 94, -1)
+    ]
     assert (len(task.problems("validation")), len(task.problems("train"))) == (5, 90)
     everything = [p.columns["question"] for split in SPLITS for p in task.problems(split)]
     assert len(set(everything)) == len(everything) == 120
 
 
 def test_the_first_of_two_equal_questions_counts(tmp_path: Path) -> None:
-    rows = [row(n) for n in range(20)] + [row(3, answer="wrong\n#### 99")]
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", rows)))
+    rows = [gsm8k_row(n) for n in range(20)] + [gsm8k_row(3, answer="wrong\n#### 99")]
+    task = Gsm8k(str(write_rows(tmp_path / "a.jsonl", rows)))
     answers = [p.columns["answer"] for split in SPLITS for p in task.problems(split)]
     assert len(answers) == 20
     assert not any("99" in answer for answer in answers)
 
 
 def test_the_form_of_a_problem(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [row(n) for n in range(10)])
+    path = write_rows(tmp_path / "a.jsonl", [gsm8k_row(n) for n in range(10)])
     problem = Gsm8k(str(path)).problems("train")[0]
     assert problem.id == "gsm8k/train/0"
     assert [message["role"] for message in problem.prompt if isinstance(message, Mapping)] == ["system", "user"]
@@ -103,7 +88,7 @@ def test_a_gold_completion_is_the_solution_without_its_marks() -> None:
     ("text", "message"),
     [
         ("\n\n", "at least one row"),
-        (f"{json.dumps(row(1))}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
+        (f"{json.dumps(gsm8k_row(1))}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
         ('{"problem": "1 + 1", "solution": "#### 2"}', r":1: expected a column 'question', got problem, solution"),
         ('{"question": "1 + 1", "answer": "2"}', r":1: expected a solution that ends in '#### 7', got '2'"),
         ('{"question": "1 + 1", "answer": 2}', r":1: expected text in column 'answer', got 2"),
@@ -126,16 +111,6 @@ def test_a_file_that_is_not_there_or_not_text_or_of_another_kind(tmp_path: Path)
     ):
         with pytest.raises(UserError, match=message):
             Gsm8k(str(tmp_path / name)).problems("train")
-
-
-def test_a_byte_order_mark_and_odd_line_separators_are_read(tmp_path: Path) -> None:
-    rows = [row(n, question=f"Ben\u2028has {n}?") for n in range(3)]
-    text = "\ufeff" + "\r\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
-    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
-    task = Gsm8k(str(tmp_path / "a.jsonl"))
-    assert sorted(text for split in SPLITS for text in questions(task, split)) == [
-        f"Ben\u2028has {n}?" for n in range(3)
-    ]
 
 
 @pytest.mark.parametrize(("path", "package"), [(None, "datasets"), ("a.parquet", "pyarrow")])
@@ -164,7 +139,7 @@ def test_the_hub_is_read_from_an_address(
 
     def load(repository: str, configuration: str | None, *, split: str) -> list[dict[str, Any]]:
         asked.append((repository, configuration, split))
-        return [row(n) for n in (range(100) if split == "train" else range(100, 110))]
+        return [gsm8k_row(n) for n in (range(100) if split == "train" else range(100, 110))]
 
     stand_in_for_the_hub(monkeypatch, load)
     task = load_task("gsm8k", path=path)

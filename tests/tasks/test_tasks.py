@@ -43,13 +43,7 @@ def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
             assert verdict(task, example, "") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("gsm8k", {"difficulty": 2}),
-        ("countdown", {"path": "a.jsonl"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "option"), [("gsm8k", {"difficulty": 2}), ("countdown", {"path": "a.jsonl"})])
 def test_an_option_that_a_task_does_not_have_is_refused(name: str, option: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"task\.{next(iter(option))}: the task {name} has no such option"):
         load_task(name, **option)
@@ -86,15 +80,6 @@ def test_equal_prompts_stay_in_one_split() -> None:
     prompts = [{p.prompt for p in task.problems(split)} for split in SPLITS]
     assert sum(map(len, prompts)) == len(set.union(*prompts)) == 40
     assert sum(len(task.problems(split)) for split in SPLITS) == 80
-
-
-def test_given_held_out_lists_are_used_whole() -> None:
-    task = task_from_list(ROWS[:20], validation=ROWS[20:25], test=ROWS[25:])
-    assert [[p.prompt for p in task.problems(split)] for split in SPLITS] == [
-        [row["prompt"] for row in rows] for rows in (ROWS[:20], ROWS[20:25], ROWS[25:])
-    ]
-    half_given = task_from_list((row for row in ROWS[:20]), test=ROWS[20:])
-    assert [len(half_given.problems(split)) for split in SPLITS] == [18, 2, 20]
 
 
 def test_with_answers_the_final_answer_is_compared_by_value() -> None:

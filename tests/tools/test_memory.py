@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from counting import Costs
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.learner import UpdateConfig
 from grouprl.config.run import LoraConfig

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from grouprl import UserError
 from grouprl.cli import app
+from grouprl.config.algorithm import name_here
 from grouprl.config.files import load_config
-from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grouprl import UserError
 from grouprl.algorithms import token_weights
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
@@ -53,11 +54,9 @@ def equal(algorithm: Algorithm, there: list[list[float]]) -> None:
     """The gradient of the imported algorithm is the other one."""
     new, old, mask = completions()
     policy = new.clone().requires_grad_()
-    weights, advantages = (
-        token_weights(mask.double(), aggregate=algorithm.objective.aggregate),
-        torch.tensor(ADVANTAGES, dtype=torch.float64),
-    )
-    algorithm.objective.loss(policy, old, advantages, weights, mask_NT=mask)[0].backward()
+    weights = token_weights(mask.double(), aggregate=algorithm.objective.aggregate)
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None].expand_as(old)
+    algorithm.objective.loss(TokenGrid(policy, old, advantages, weights, mask))[0].backward()
     expected = torch.tensor(there, dtype=torch.float64)
     assert expected.count_nonzero() > 4
     torch.testing.assert_close(policy.grad, expected, rtol=1e-6, atol=1e-9)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from grouprl.config.section import Arguments, Names, Place, Section, Text
+from grouprl.config.section import Names, Place, Section
 from grouprl.types import UserError
 
 OnFault = Literal["tell", "end", "invalid"]
@@ -19,8 +19,9 @@ class EnvironmentConfig(Section):
     factory: Place | None = Field(
         None, description="FILE.py:CLASS of an environment, whose methods are tools (TRL's environment_factory)"
     )
-    url: Text | None = Field(None, description="address of an OpenEnv server, such as ws://127.0.0.1:8000")
-    arguments: Arguments = Field({}, description="arguments of the factory")
+    game: Place | None = Field(
+        None, description="FILE.py:CLASS of a text game with reset and step, which answers what the policy writes"
+    )
     max_tokens: int = Field(
         1024, ge=1, le=10**7, description="longest episode after its prompt, in tokens, those of tools included"
     )
@@ -42,15 +43,10 @@ class EnvironmentConfig(Section):
     @property
     def given(self) -> bool:
         """Whether the configuration names tools or an environment; else a task may have its own."""
-        return bool(self.tools or self.factory or self.url)
+        return bool(self.tools or self.factory or self.game)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [name for name in ("tools", "factory", "url") if getattr(self, name)]
-        if len(given) > 1:
-            raise UserError(
-                f"environment.{given[0]}: expected one of tools, factory and url, got {' and '.join(given)}: remove one"
-            )
-        if self.arguments and self.factory is None:
-            raise UserError("environment.arguments: expected environment.factory with it, got none: name the class")
+        if self.game and (self.tools or self.factory):
+            raise UserError("environment.game: expected it alone, got environment.tools or factory, too: remove one")
         return self

@@ -46,8 +46,8 @@ class ModelConfig(Section):
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
     chat_template: Place | None = Field(
         None,
-        description="null = the tokenizer's; plain or question = for base models, question best with task.examples; or "
-        "a file with a Jinja template",
+        description="null = the tokenizer's; plain, question (best with task.examples) or tools = for base models; "
+        "or a file with a Jinja template",
     )
     chat_template_kwargs: dict[Variable, bool | int | float | str] = Field(
         {}, description="variables of the chat template, such as enable_thinking: false"

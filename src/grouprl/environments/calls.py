@@ -64,6 +64,14 @@ def read_calls(text: str, form: CallForm, *, in_thought: bool = False) -> list[E
     return entries
 
 
+def before_calls(text: str, form: CallForm, *, in_thought: bool = False) -> str:
+    """What a turn says before its first call, see `read_calls`."""
+    place = _after_thought(text, 0) if in_thought else 0
+    while (match := form.opening.search(text, place)) and match[0] == THINK:
+        place = _after_thought(text, match.end())
+    return text[: match.start()] if match else text
+
+
 def _after_thought(text: str, place: int) -> int:
     closed = text.find(THOUGHT, place)
     return len(text) if closed < 0 else closed + len(THOUGHT)

@@ -38,7 +38,7 @@ def open_conversations(config: RunConfig, task: Task) -> Iterator[ToolConversati
     Raises:
         UserError: the tools or the environment cannot be used.
     """
-    source = source_of(config.environment, task)
+    source = source_of(config.environment, task).ready()
     conversations = ToolConversations(source, config.environment)
     try:
         yield conversations
@@ -183,7 +183,8 @@ class ToolConversation:
         text, after_results = form.turn_text(turn.token_ids), live.after_results
         found = [] if turn.stop_reason is StopReason.LENGTH else form.calls(text, after_results=after_results)
         live.after_results = bool(found)
-        live.messages.append(_assistant(text, found))
+        said = form.said(text, after_results=after_results) if found else text
+        live.messages.append(_assistant(said, found))
         live.rewards.append(None)
         if turn.stop_reason is StopReason.LENGTH:
             live.ended = "length"
@@ -253,4 +254,5 @@ def _episode(live: _Live) -> Episode:
         reward=verdict.reward,
         ended=live.ended,
         invalid=live.invalid,
+        attributes=verdict.attributes,
     )

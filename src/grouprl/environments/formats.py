@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call, Schema
-from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, read_calls
+from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
 from grouprl.models.templates import try_template
 from grouprl.types import UserError
 
@@ -67,6 +67,12 @@ class ToolFormat:
         if self.form is None:
             return []
         return read_calls(text, self.form, in_thought=self.begins_thought[after_results])
+
+    def said(self, text: str, *, after_results: bool = False) -> str:
+        """What a turn says before its first call; see `calls`."""
+        if self.form is None:
+            return text
+        return before_calls(text, self.form, in_thought=self.begins_thought[after_results]).rstrip()
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of a turn without its end token. It has special tokens, because the marks of calls can be such."""
@@ -252,7 +258,7 @@ def _with_form(bare: ToolFormat) -> ToolFormat:
         with suppress(Exception):
             text = tried.rendered(tried.exchange([_CALL] * 2)[0], begin=False)
             prompt = next((one for one in prompts if text.startswith(one)), "")
-            got = text[len(prompt) : tried.end_of_turn(text)[0]]
+            got = text[len(prompt) :]
             written = [Call(_NAME, {_PARAMETER: word}) for word in ((_OTHER, _SAID) if many else (_SAID,))]
             if form := next((form for form in FORMS if read_calls(got, form) == written), None):
                 return replace(tried, form=form)
@@ -262,10 +268,11 @@ def _with_form(bare: ToolFormat) -> ToolFormat:
 
 def rewrites_history(tokenizer: PreTrainedTokenizerBase, *, role: str = "user") -> bool:
     """Whether the template drops the thought of an assistant's turn when a turn of this role, user or tool, follows."""
-    bare = ToolFormat(tokenizer, ())
-    turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
-    content = f"{THINK}\n{_OTHER}\n{THOUGHT}\n\n{_ANSWER}"
-    whole = ""
-    with suppress(Exception):  # a template is a program, which can raise anything
-        whole = bare.rendered([_USER, turn[1] | {"content": content}, answers[0] | {"content": "Go on."}])
+    content, whole = f"{THINK}\n{_OTHER}\n{THOUGHT}\n\n{_ANSWER}", ""
+    for as_text in (False, True):
+        bare = ToolFormat(tokenizer, (), arguments_are_text=as_text)
+        turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
+        messages = [_USER, turn[1] | {"content": content}, answers[0] | {"content": "Go on."}]
+        with suppress(Exception):  # a template is a program, which can raise anything
+            whole = whole or bare.rendered(messages, tools=True)
     return _ANSWER in whole and _OTHER not in whole

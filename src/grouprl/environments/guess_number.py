@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\d{1,6}")
 class NumberGame:
     """One game: `step` takes what the policy wrote, whose last number is the guess."""
 
-    def reset(self, number: int, width: int, **row: Any) -> None:
+    def reset(self, number: int, width: int) -> None:
         """Begins with the number to find."""
         self._number, self._guesses = number, 0
         self._enough = math.ceil(math.log2(width + 1))  # guesses that halving the range needs at most

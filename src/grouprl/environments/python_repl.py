@@ -16,7 +16,7 @@ from grouprl.types import Problem
 class PythonSession:
     """An interpreter that keeps its variables: each call runs the earlier code again in a fresh sandbox."""
 
-    def reset(self, **row: Any) -> None:
+    def reset(self) -> None:
         """Begins without variables."""
         self._code: list[str] = []
         self._printed = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.learner.credit import component
+from grouprl.learner.batch import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
@@ -21,7 +22,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
-from grouprl.rollout.episodes import Conversations, bound, open_conversations
+from grouprl.rollout.episodes import Conversations, bound, conversing, open_conversations
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -47,32 +48,21 @@ def evaluate_model(
     Raises:
         UserError: the model cannot be loaded, or a prompt is too long for it; there are no held-out problems.
     """
-    with open_conversations(config, task) as conversations:
-        return _evaluated(config, task, rewards, conversations, on_finished)
-
-
-def _evaluated(
-    config: RunConfig,
-    task: Task,
-    rewards: Sequence[WeightedReward],
-    conversations: Conversations | None,
-    on_finished: Callable[[int], None] | None,
-) -> Evaluation:
-    task = task if conversations is None else conversations.task(task)
-    model, tokenizer, engine, most_tokens = _engine(config, conversations)
-    longest = context_length(model) - most_tokens
-    problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
-    prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
-    if not prompts:
-        raise UserError(
-            f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
-            f"{min(len(problems), config.evaluation.problems)}: raise it, or choose another evaluation.split"
-        )
-    with configured_scorer(config, task, rewards) as scorer:
+    with ExitStack() as stack:
+        conversations, task = conversing(stack, config, task)
+        model, tokenizer, engine, most_tokens = _engine(config, conversations)
+        longest = context_length(model) - most_tokens
+        problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+        prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
+        if not prompts:
+            raise UserError(
+                f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
+                f"{min(len(problems), config.evaluation.problems)}: raise it, or choose another evaluation.split"
+            )
         return evaluate(
             engine,
             task,
-            scorer,
+            stack.enter_context(configured_scorer(config, task, rewards)),
             prompts,
             sampling=structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer),
             samples=config.evaluation.samples,

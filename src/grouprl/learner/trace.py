@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms import clipped_tokens, policy_ratios
-from grouprl.algorithms.losses import Objective
+from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.stages import GroupTokens, group_stages
+from grouprl.algorithms.stages import group_stages
 from grouprl.algorithms.surrogates import left_out
-from grouprl.learner.batch import PolicyEvaluation, UpdateWork
-from grouprl.learner.credit import token_rows
+from grouprl.learner.batch import PolicyEvaluation, UpdateWork, token_rows
 from grouprl.learner.packs import Pack, PackOutput
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
@@ -117,17 +116,16 @@ def watched_stages(
     old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
     logprobs_NT = _grid(old_NT, last_pass)
     weights_NT = algorithm.objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)
-    tokens = GroupTokens(
-        mask_GT=batch.mask_NT[rows],
-        weights_GT=weights_NT[rows],
-        advantages_GT=work.advantages_NT[rows],
-        logprobs_GT=logprobs_NT[rows],
-        old_GT=(logprobs_NT if work.old_NT is None else old_NT)[rows],
-        sampled_GT=batch.old_logprobs_NT[rows],
-        reference_GT=None if reference_NT is None else reference_NT.cpu()[rows],
-        updated_GT=_grid(logprobs_NT, again)[rows],
+    tokens = TokenGrid(
+        logprobs_NT[rows],
+        (logprobs_NT if work.old_NT is None else old_NT)[rows],
+        work.advantages_NT[rows],
+        weights_NT[rows],
+        batch.mask_NT[rows],
+        sampler_logprobs_NT=batch.old_logprobs_NT[rows],
+        reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
     )
-    stages = group_stages(algorithm, tokens, kl_coef=kl_coef)
+    stages = group_stages(algorithm, tokens, _grid(logprobs_NT, again)[rows], kl_coef=kl_coef)
     batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
     return {**stages, "loss": {**stages["loss"], "batch": batch_size}}
 

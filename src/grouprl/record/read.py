@@ -278,11 +278,10 @@ def _completion(row: sqlite3.Row, episode: Episode | None) -> Completion:
 
 def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     components = parsed(path, row, "components")
-    penalty = components.get("soft_overlong") or 0.0
     earned = math.nan if row["earned"] is None else row["earned"]
     steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
     extra = parsed(path, row, "extra") or {}
-    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), penalty, extra)
+    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), extra)
 
 
 def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:

@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS completions (
   entropies BLOB,                     -- little-endian float32, of the policy there; NULL = not read
   reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
-  earned REAL,                        -- the reward before the length penalty; NULL = invalid
+  earned REAL,                        -- weighted sum of the reward functions; NULL = invalid
   kept INTEGER NOT NULL,              -- 1 = its group was learned from, 0 = dropped
   extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
   old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's

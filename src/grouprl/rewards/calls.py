@@ -12,16 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from grouprl.types import Completion, Group, Problem, UserError
+from grouprl.types import Completion, Episode, Group, Problem, UserError
 
 PROVIDED = ("trainer_state", "log_extra", "log_metric")
 _MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
 Extra = bool | int | float | str | None
 """A value that a reward recorded beside a completion."""
-VERDICTS = "environment_reward"
-OWN_KEYWORDS = ("prompts", "completions", "completion_ids", VERDICTS, *PROVIDED)
+OF_EPISODES = ("environment_reward", "environments")
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *OF_EPISODES, *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _HERE = Path(__file__)
 _T = TypeVar("_T")
@@ -56,6 +57,26 @@ class TrainingState:
 
 OUTSIDE = TrainingState()
 """The state of a call that belongs to no run."""
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """One call of a reward function: the completions of a group, or with `whole` of several groups."""
+
+    name: str
+    keywords: Mapping[str, Sequence[Any]]  # of `call_keywords`
+    per_step: bool = False
+    about: str = ""  # the problem, for messages
+    state: TrainingState = OUTSIDE
+    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+
+    def __len__(self) -> int:
+        return len(self.keywords["completions"])
+
+    @property
+    def divides(self) -> bool:
+        """Whether the function can be called for each of the completions."""
+        return not self.whole and len(self) > 1
 
 
 class RewardLog:
@@ -121,14 +142,20 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
     for name in columns.keys() & set(OWN_KEYWORDS):
         raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
-    verdicts = [one.episode.reward if one.episode else None for _, one in pairs]
     return {
         "prompts": [_prompt(problem) for problem, _ in pairs],
         "completions": [_completion(problem, completion) for problem, completion in pairs],
         "completion_ids": [list(completion.token_ids) for _, completion in pairs],
-        **({VERDICTS: verdicts} if any(one.episode for _, one in pairs) else {}),
+        **(_of_episodes([one.episode for _, one in pairs]) if any(one.episode for _, one in pairs) else {}),
         **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
     }
+
+
+def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, list[Any]]:
+    """The environments' verdicts, and their objects as TRL gives them: here what their plain attributes were."""
+    verdicts = [one.reward if one else None for one in episodes]
+    objects = [SimpleNamespace(**one.attributes) if one else None for one in episodes]
+    return dict(zip(OF_EPISODES, (verdicts, objects), strict=True))
 
 
 def _prompt(problem: Problem) -> str | list[dict[str, str]]:

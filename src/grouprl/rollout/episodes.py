@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition
@@ -25,6 +25,7 @@ from grouprl.rollout.sampler import row_key
 from grouprl.tasks import Task
 from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
 
+KINDS = ("tools", "environment", "game")  # attributes of a task that has one
 _TICK = 0.05  # seconds that an idle decoding waits at once, so that a stop of the run reaches it
 
 
@@ -83,7 +84,7 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
     Raises:
         UserError: they cannot be used, or the run samples elsewhere.
     """
-    if not config.environment.given and getattr(task, "environment", None) is None:
+    if not config.environment.given and not any(getattr(task, kind, None) for kind in KINDS):
         return nullcontext()
     if config.rollout.engine.name != "native" or config.cluster.backend != "none":
         raise UserError(
@@ -94,6 +95,12 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
         raise UserError("rollout.regex: expected none with tools or an environment, got one: remove one of them")
     opened: AbstractContextManager[Conversations] = leaf("conversations")(config, task)
     return opened
+
+
+def conversing(stack: ExitStack, config: RunConfig, task: Task) -> tuple[Conversations | None, Task]:
+    """Opens the conversations of a run for the time of a stack; also gives the task with its tools in the prompts."""
+    conversations = stack.enter_context(open_conversations(config, task))
+    return conversations, task if conversations is None else conversations.task(task)
 
 
 def bound(

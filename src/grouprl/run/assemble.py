@@ -109,7 +109,8 @@ def assemble(
     parts.engine.load_weights(state.updates)
     # Only of the start model: after an explosion rounding alone is larger.
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
-        check_sampler(engine, learner.policy, most_tokens=config.rollout.max_tokens)
+        alone = NativeEngine(learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows)
+        check_sampler(alone, learner.policy, most_tokens=config.rollout.max_tokens)
     return RunParts(parts, held_out, state, _ahead(config, parts, saved))
 
 

@@ -22,6 +22,7 @@ from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord
 from grouprl.rewards import completion_text
+from grouprl.rollout.episodes import KINDS
 from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.scratch import new_model, new_tokenizer
@@ -83,7 +84,8 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
             for row in read_rows(config.pairs.path)
         ]
     task = load_task(**config.task.model_dump())
-    return [(_with_tools(problem, task), written) for problem, written in _of_task(config, task)]
+    schemas = leaf("environments.schemas")(task) if any(getattr(task, kind, None) for kind in KINDS) else ()
+    return [(_with_tools(problem, schemas), written) for problem, written in _of_task(config, task)]
 
 
 def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
@@ -95,9 +97,8 @@ def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
     )
 
 
-def _with_tools(problem: Problem, task: Task) -> Problem:
-    tools = getattr(task, "tools", ())
-    return replace(problem, tools=leaf("environments.schemas")(tools)) if tools else problem
+def _with_tools(problem: Problem, schemas: tuple[Mapping[str, Any], ...]) -> Problem:
+    return replace(problem, tools=schemas) if schemas else problem
 
 
 def _model(

@@ -7,44 +7,33 @@ import json
 import os
 import queue
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
 from grouprl.rewards.calls import (
-    OUTSIDE,
     CallValues,
     Invalid,
     PendingValues,
+    RewardCall,
     Signature,
-    TrainingState,
     decode,
     readable,
 )
-from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame, unpack
-from grouprl.rewards.workers.zygote import Source, request
+from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
+from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
+from grouprl.rewards.workers.zygote import RewardWork, Source, signature_of
 from grouprl.types import UserError
 
 _CHECK_SECONDS = 0.5  # between two checks of an idle worker
-_LOADING_SECONDS = 60.0  # of one function; its file may import torch and load a model
 _LONGEST_REPLY = 64 << 20
-# -P and the order of sys.path: a json.py in the working directory must not replace the standard library's.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from grouprl.rewards.workers.zygote import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
-)
-
-Keywords = Mapping[str, Sequence[Any]]
 
 
 class RewardWorkers(Protocol):
@@ -54,16 +43,7 @@ class RewardWorkers(Protocol):
         """The signature of each function."""
         ...
 
-    def submit(
-        self,
-        name: str,
-        keywords: Keywords,
-        *,
-        per_step: bool = False,
-        about: str = "",
-        state: TrainingState = OUTSIDE,
-        whole: bool = False,
-    ) -> PendingValues:
+    def submit(self, call: RewardCall) -> PendingValues:
         """See `RewardPool.submit`."""
         ...
 
@@ -74,28 +54,8 @@ OpenWorkers = Callable[[Mapping[str, Source], ScoringConfig], AbstractContextMan
 
 @dataclass(frozen=True)
 class _Job:
-    name: str
-    per_step: bool
-    keywords: Keywords
-    completions: Sequence[Any]
-    about: str  # the problem, for messages
-    state: TrainingState
-    whole: bool = False  # it compares its completions, so that it is never called for a part of them
-
-    @property
-    def divides(self) -> bool:
-        """Whether the function can be called for each of the completions."""
-        return not self.whole and len(self.completions) > 1
-
+    call: RewardCall
     future: PendingValues = field(default_factory=Future)
-
-
-@dataclass
-class _Worker:
-    pid: int
-    channel: socket.socket
-    jobs: int = 0
-    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,14 +79,12 @@ class RewardPool:
     """
 
     def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
-        self._functions, self._limits = functions, limits
-        self._lock = threading.Lock()
+        self._limits = limits
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()  # in order of priority, number
         self._numbers = itertools.count()
         self._closed = False
-        self._live: set[int] = set()
         self._signatures: Mapping[str, Signature] | None = None
-        self._zygote, self._control = self._started()
+        self._processes = WorkerProcesses(RewardWork(dict(functions), limits.memory_mib, limits.cpu_seconds))
         self._threads = [
             threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
             for place in range(limits.workers or cores())
@@ -139,47 +97,27 @@ class RewardPool:
             UserError: a function cannot be loaded.
         """
         if self._signatures is None:
-            self._signatures = self._loaded()
+            self._signatures = {name: signature_of(found) for name, found in self._processes.loaded().items()}
             for thread in self._threads:
                 thread.start()
         return self._signatures
 
-    def submit(
-        self,
-        name: str,
-        keywords: Keywords,
-        *,
-        per_step: bool = False,
-        about: str = "",
-        state: TrainingState = OUTSIDE,
-        whole: bool = False,
-    ) -> PendingValues:
-        """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
-
-        `about` names the problem, for messages; with `whole` the completions are those of several groups.
-        """
+    def submit(self, call: RewardCall) -> PendingValues:
+        """Starts one call; see `gather`. Raises ValueError when the pool is closed."""
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
-        arguments = self.signatures()[name].arguments(keywords)
-        return self._put(_Job(name, per_step, arguments, keywords["completions"], about, state, whole), priority=1)
+        self.signatures()
+        return self._put(call, priority=1)
 
     @property
     def pids(self) -> list[int]:
         """The ids of the workers that are alive."""
-        return list(self._live)
+        return self._processes.pids
 
     def close(self) -> None:
         """Kills every process; calls in progress never return."""
         self._closed = True
-        self._control.close()  # the zygote then ends and kills its workers
-        with suppress(subprocess.TimeoutExpired):
-            self._zygote.wait(2)
-        self._kill_zygote()
-
-    def _kill_zygote(self) -> None:
-        self._zygote.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
-            self._zygote.wait(5)
+        self._processes.close()
 
     def __enter__(self) -> Self:
         return self
@@ -187,44 +125,13 @@ class RewardPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _put(self, job: _Job, priority: int) -> PendingValues:
-        self._jobs.put((priority, next(self._numbers), job))
+    def _put(self, call: RewardCall, priority: int) -> PendingValues:
+        self._jobs.put((priority, next(self._numbers), job := _Job(call)))
         return job.future
-
-    def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair()
-        path = json.dumps(sorted(map(str, sys.path), key=lambda place: place == ""))
-        with theirs:
-            command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
-            # A session of its own, so that Ctrl-C in the terminal reaches the run alone, which stops in order.
-            zygote = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        with suppress(OSError):  # the process ended at once: `_loaded` reports it
-            send_frame(ours, pack((dict(self._functions), self._limits.memory_mib, self._limits.cpu_seconds)))
-        return zygote, ours
-
-    def _loaded(self) -> Mapping[str, Signature]:
-        loading, reply = ", ".join(self._functions), None
-        try:
-            while not isinstance(reply, str | Mapping):  # before each function comes its name
-                loading = loading if reply is None else str(reply[0])
-                reply = unpack(receive_frame(self._control, seconds=_LOADING_SECONDS))
-        except (EOFError, OSError) as error:
-            source = self._functions.get(loading)
-            place = f" of {source[0]}" if isinstance(source, tuple) else ""
-            raise UserError(
-                f"reward {loading}{place}: expected to be loaded within {_LOADING_SECONDS:g} s, got "
-                f"{str(error) or 'a process that ended'}: read its output"
-            ) from error
-        if isinstance(reply, str):
-            raise UserError(f"{reply}: expected a reward function that can be loaded; fix it")
-        signatures: Mapping[str, Signature] = reply
-        return signatures
 
     def _serve(self) -> None:
         """Runs in a thread: takes jobs one after another, and replaces its worker process when needed."""
-        worker: _Worker | None = None
+        worker: Worker | None = None
         while not self._closed:
             try:
                 _, _, job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
@@ -232,12 +139,12 @@ class RewardPool:
                 worker = self._kept_alive(worker)
                 continue
             try:
-                with PROGRESS.doing(partial(_described, job, worker)):
+                with PROGRESS.doing(partial(_described, job.call, worker)):
                     worker = self._run(job, self._alive(worker))
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
                 job.future.set_exception(_user_error(error))
 
-    def _kept_alive(self, worker: _Worker | None) -> _Worker | None:
+    def _kept_alive(self, worker: Worker | None) -> Worker | None:
         """Returns a living idle worker; None if none can be started."""
         try:
             return self._alive(worker)
@@ -245,47 +152,45 @@ class RewardPool:
             time.sleep(_CHECK_SECONDS)
             return None
 
-    def _alive(self, worker: _Worker | None) -> _Worker:
+    def _alive(self, worker: Worker | None) -> Worker:
         """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
         if worker is not None and not worker.ended and not is_quiet(worker.channel):
-            self._end(worker)
-        return self._forked() if worker is None or worker.ended else worker
+            self._processes.end(worker)
+        return self._processes.fork() if worker is None or worker.ended else worker
 
-    def _run(self, job: _Job, worker: _Worker) -> _Worker:
+    def _run(self, job: _Job, worker: Worker) -> Worker:
         """Runs a job; returns the worker for the next one."""
-        found = self._attempt(job, worker)
-        if isinstance(found, _Failure) and not job.divides and not found.hung and (worker.jobs or found.died):
+        found = self._attempt(job.call, worker)
+        if isinstance(found, _Failure) and not job.call.divides and not found.hung and (worker.jobs or found.died):
             # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
-            self._end(worker)
-            worker = self._forked()
-            found = self._attempt(job, worker)
+            self._processes.end(worker)
+            worker = self._processes.fork()
+            found = self._attempt(job.call, worker)
         worker.jobs += 1
         if isinstance(found, _Failure):
             if found.died:
-                self._end(worker)
-            job.future.set_result(self._apart(job, found))
+                self._processes.end(worker)
+            job.future.set_result(self._apart(job.call, found))
         else:
             called, grown = found
             if grown > self._limits.memory_mib // 2:
-                self._end(worker)
+                self._processes.end(worker)
             job.future.set_result(called)
         return worker
 
-    def _apart(self, job: _Job, failure: _Failure) -> CallValues | list[PendingValues]:
+    def _apart(self, call: RewardCall, failure: _Failure) -> CallValues | list[PendingValues]:
         """Starts a call for each completion of a failed call; if that is of no use, returns the reason."""
-        if not job.divides or failure.of_call:
-            return CallValues([Invalid(readable(failure.reason))] * len(job.completions), {})
-        singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
+        if not call.divides or failure.of_call:
+            return CallValues([Invalid(readable(failure.reason))] * len(call), {})
+        singles = [{name: [values[n]] for name, values in call.keywords.items()} for n in range(len(call))]
         # Before further groups, because they may stop the run.
-        return [
-            self._put(_Job(job.name, job.per_step, keywords, [completion], job.about, job.state), priority=0)
-            for keywords, completion in zip(singles, job.completions, strict=True)
-        ]
+        return [self._put(replace(call, keywords=keywords), priority=0) for keywords in singles]
 
-    def _attempt(self, job: _Job, worker: _Worker) -> tuple[CallValues, int] | _Failure:
+    def _attempt(self, call: RewardCall, worker: Worker) -> tuple[CallValues, int] | _Failure:
         """Makes a call; returns what it gave and the growth of the worker in MiB."""
         limits = self._limits
-        message = pack((job.name, job.per_step, job.state, job.keywords, job.completions))
+        arguments = self.signatures()[call.name].arguments(call.keywords)
+        message = pack((call.name, call.per_step, call.state, arguments, call.keywords["completions"]))
         started = time.monotonic()
         try:
             send_frame(worker.channel, message, seconds=limits.seconds)
@@ -295,58 +200,18 @@ class RewardPool:
                 return _Failure(f"needed more than {limits.memory_mib} MiB of memory", died=True)
             if "values" not in reply:
                 return _Failure(str(reply["error"]), of_call=bool(reply.get("of_call")))
-            return decode(reply, len(job.completions)), int(reply["grown"])
+            return decode(reply, len(call)), int(reply["grown"])
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
-            return _Failure(_death(self._end(worker), limits), died=True)
+            return _Failure(_death(self._processes.end(worker), limits), died=True)
         except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
             return _Failure("wrote into the connection of its worker", died=True)
 
-    def _forked(self) -> _Worker:
-        with self._lock:
-            try:
-                return self._asked_to_fork()
-            except (EOFError, OSError):
-                if self._closed:
-                    raise
-                # The zygote was killed or stopped, or cannot fork: start a new one, once.
-                self._kill_zygote()
-                self._control.close()
-                self._live.clear()
-                self._zygote, self._control = self._started()
-                self._loaded()
-                return self._asked_to_fork()
 
-    def _asked_to_fork(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                pid = request(self._control, fd=theirs.fileno())
-            except BaseException:
-                ours.close()
-                raise
-        self._live.add(pid)
-        return _Worker(pid, ours)
-
-    def _end(self, worker: _Worker) -> int:
-        """Kills a worker and all its children; returns its wait status."""
-        if worker.ended:
-            return signal.SIGKILL
-        worker.ended = True
-        worker.channel.close()
-        with self._lock:
-            self._live.discard(worker.pid)
-            try:
-                return request(self._control, worker.pid)
-            except (EOFError, OSError):
-                self._zygote.kill()  # a late answer could be taken for that of another request
-                return signal.SIGKILL
-
-
-def _described(job: _Job, worker: _Worker | None) -> str:
-    about = "the batch" if job.whole else f"problem {job.about or 'unknown'}"
-    return f"reward {job.name} of {about}, worker {worker.pid if worker else 'not started'}"
+def _described(call: RewardCall, worker: Worker | None) -> str:
+    about = "the batch" if call.whole else f"problem {call.about or 'unknown'}"
+    return f"reward {call.name} of {about}, worker {worker.pid if worker else 'not started'}"
 
 
 def _user_error(error: BaseException) -> BaseException:
@@ -365,13 +230,9 @@ def _user_error(error: BaseException) -> BaseException:
 
 
 def _death(status: int, limits: ScoringConfig) -> str:
-    if not os.WIFSIGNALED(status):
-        return f"ended its process with code {os.waitstatus_to_exitcode(status)}"
-    number = os.WTERMSIG(status)
-    if number == signal.SIGXCPU:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
         return f"used more than {limits.cpu_seconds} s of CPU time"
-    known = {one.value: one.name for one in signal.Signals}
-    return f"crashed its process ({known.get(number, f'signal {number}')})"
+    return cause_of_death(status)
 
 
 def cores() -> int:

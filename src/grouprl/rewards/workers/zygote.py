@@ -1,8 +1,8 @@
-"""The process from which reward workers are forked, and what a worker does.
+"""The process from which workers are forked, and what a worker does that runs reward functions.
 
-The zygote imports the reward functions once and has a single thread, so forking it is safe, and replacing a killed
-worker takes milliseconds. Nothing here imports torch or transformers, so workers are small and start before the model
-is loaded.
+The zygote loads the user's code once and has a single thread, so forking it is safe, and replacing a killed worker
+takes milliseconds. Nothing here imports torch or transformers, so workers are small and start before the model is
+loaded.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ import sys
 import termios
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from grouprl.rewards.calls import Invalid, Signature, WrongCountError, call, describe, signature
 from grouprl.rewards.functions import ComputeScore, import_code, read_code, scores_one_completion
-from grouprl.rewards.workers.frames import pack, receive_exactly, receive_frame, send_frame, unpack
+from grouprl.rewards.workers.frames import receive_exactly, receive_frame, send_frame, unpack
+from grouprl.types import UserError
 
 REQUEST_SECONDS = 10.0  # a zygote answers in milliseconds, unless it is stopped or dead
 _NUMBER = struct.Struct("<i")  # a request, 0 or the worker to kill; and a reply
@@ -41,7 +43,7 @@ Source = bytes | tuple[str, str, dict[str, Any]] | tuple[str, str, dict[str, Any
 """A reward function: pickled by value, or (file, name, arguments), with the sources that `read_code` gives, if read."""
 
 _MIB = 1 << 20
-_dumps = json.dumps  # a reference taken now, because a reward function may replace json.dumps
+dumps = json.dumps  # a reference taken now, because a user's code may replace json.dumps
 MOST = 16 << 10  # bytes of one call
 _WAIT_SECONDS = 1.0  # longest wait for the last bytes of a call
 
@@ -59,17 +61,31 @@ def request(channel: socket.socket, pid: int = 0, fd: int | None = None) -> int:
     return answer
 
 
+class Work(Protocol):
+    """What the processes of a zygote do."""
+
+    def load(self, report: Callable[[str], None]) -> Any:
+        """Loads the user's code in the zygote; returns what the run gets, as JSON. `report` says what is being loaded.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        ...
+
+    def work(self, channel: socket.socket) -> None:
+        """Answers the run's messages in a worker until the run closes the channel."""
+        ...
+
+
 @dataclass
 class _Zygote:
     control: socket.socket
-    memory_mib: int
-    cpu_seconds: int
-    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    work: Work
     workers: set[int] = field(default_factory=set)
 
 
 def serve(control_fd: int, run: int) -> None:
-    """Runs a zygote: it loads the functions, sends their signatures, then forks and kills workers on request.
+    """Runs a zygote: it loads the work that the run sends, then forks and kills workers on request.
 
     Args:
         control_fd: file descriptor of the socket to the run.
@@ -84,31 +100,26 @@ def serve(control_fd: int, run: int) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a worker become children of this process
     control = socket.socket(fileno=control_fd)
     with suppress(EOFError, OSError):  # the run ended or was killed
-        sources, memory_mib, cpu_seconds = unpack(receive_frame(control))
-        zygote = _Zygote(control, memory_mib, cpu_seconds)
+        zygote = _Zygote(control, unpack(receive_frame(control)))
         try:
-            _serve(zygote, sources)
+            _serve(zygote)
         finally:
             for pid in zygote.workers:
                 _kill(pid)
             _kill_strays(set())
 
 
-def _serve(zygote: _Zygote, sources: dict[str, Source]) -> None:
-    signatures: dict[str, Signature] = {}
-    modules: dict[str, ModuleType] = {}
-    for name, source in sources.items():
-        send_frame(zygote.control, pack((name,)))
-        try:
-            zygote.functions[name] = _load(source, modules)
-            signatures[name] = signature(zygote.functions[name])
-        except BaseException as error:  # noqa: BLE001  user code may raise anything; the run reports it
-            send_frame(zygote.control, pack(f"reward {name}: {describe(error)}"))
-            return
-    send_frame(zygote.control, pack(signatures))
+def _serve(zygote: _Zygote) -> None:
+    def send(kind: str, value: Any) -> None:
+        send_frame(zygote.control, dumps({kind: value}).encode())
+
+    try:
+        send("loaded", zygote.work.load(lambda loading: send("loading", loading)))
+    except UserError as error:
+        return send("error", str(error))
     threads = Path("/proc/self/task")
     if threads.is_dir() and len(list(threads.iterdir())) > 1:
-        print("warning: a reward started threads while it was imported; workers do not have them", file=sys.stderr)
+        print("warning: your code started threads while it was imported; workers do not have them", file=sys.stderr)
     gc.freeze()  # forked workers then share the memory of what was imported
 
     def reap(_number: int, _frame: FrameType | None) -> None:
@@ -159,9 +170,31 @@ def _fork(zygote: _Zygote, fd: int) -> int:
         os.setsid()  # a process group, which can be killed as a whole
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            work(socket.socket(fileno=fd), zygote.functions, zygote.memory_mib, zygote.cpu_seconds)
+            zygote.work.work(socket.socket(fileno=fd))
     finally:
         os._exit(0)
+
+
+def fork_once(what: Callable[[], bytes]) -> bytes:
+    """Runs a function in a child of the zygote; returns what it gave, or nothing if the child ended before."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            with open(theirs, "wb") as out:
+                out.write(what())
+        except BaseException:  # noqa: BLE001  user code may raise anything
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        found = pipe.read()
+    _kill(pid)
+    _kill_strays(set())
+    return found
 
 
 def _kill(pid: int) -> int:
@@ -192,18 +225,64 @@ def _children() -> set[int]:
     return set(map(int, listed.read_text().split())) if listed.is_file() else set()
 
 
+@dataclass
+class RewardWork:
+    """Reward functions by name, and the limits of a call."""
+
+    sources: Mapping[str, Source]
+    memory_mib: int
+    cpu_seconds: int
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def load(self, report: Callable[[str], None]) -> Any:
+        """Loads the functions; gives their signatures."""
+        found, modules = {}, dict[str, ModuleType]()
+        for name, source in self.sources.items():
+            report(f"reward {name}" + (f" of {source[0]}" if isinstance(source, tuple) else ""))
+            try:
+                self.functions[name] = _load(source, modules)
+                found[name] = astuple(signature(self.functions[name]))
+            except BaseException as error:  # user code may raise anything
+                raise UserError(
+                    f"reward {name}: {describe(error)}: expected a reward function that can be loaded; fix it"
+                ) from error
+        return found
+
+    def work(self, channel: socket.socket) -> None:
+        """Receives jobs as parcels and returns values as JSON, which is safe to read."""
+        printed = ProcessOutput("a reward")
+        held = limit_memory(self.memory_mib)
+        provided = {name: signature(function).provided for name, function in self.functions.items()}
+        own = os.getpid()
+        runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
+        while True:
+            try:
+                message = receive_frame(channel)
+            except (EOFError, OSError):
+                return
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + self.cpu_seconds)
+            printed.begin_call()
+            reply = _answer(message, self.functions, provided, runner.run)
+            del message
+            if os.getpid() != own:  # a function that forked returns in both processes
+                os._exit(0)
+            printed.end_call()
+            send_frame(channel, dumps(reply | {"grown": _data_mib() - held}).encode())
+
+
+def signature_of(parts: Sequence[Any]) -> Signature:
+    """The signature that `RewardWork.load` gave, after its way through JSON."""
+    required, accepted, one_of = parts
+    return Signature(tuple(required), None if accepted is None else tuple(accepted), tuple(one_of))
+
+
 def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
+    function = load_object(source, modules)
     if isinstance(source, bytes):
-        loaded: Callable[..., Any] = unpack(source)
+        loaded: Callable[..., Any] = function
         return loaded
-    path, name, arguments, *given = source
-    if path not in modules:
-        code = given[0] if given else read_code(Path(path))
-        modules[path] = import_code(path, code, f"reward_file_{len(modules)}")
-    if not hasattr(modules[path], name):
-        there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
-        raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
-    function = getattr(modules[path], name)
+    _, name, arguments, *_ = source
     if callable(function) and scores_one_completion(function):
         return ComputeScore(function, arguments)
     if arguments or isinstance(function, type):
@@ -214,36 +293,23 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
     return found
 
 
+def load_object(source: Source, modules: dict[str, ModuleType]) -> Any:
+    """Unpacks an object, or takes it from its file; `modules` has the files that were imported so far."""
+    if isinstance(source, bytes):
+        return unpack(source)
+    path, name, _, *given = source
+    if path not in modules:
+        code = given[0] if given else read_code(Path(path))
+        modules[path] = import_code(path, code, f"reward_file_{len(modules)}")
+    if not hasattr(modules[path], name):
+        there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
+        raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
+    return getattr(modules[path], name)
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def work(
-    channel: socket.socket, functions: Mapping[str, Callable[..., Any]], memory_mib: int, cpu_seconds: int
-) -> None:
-    """Runs a worker: it receives jobs as parcels and returns values as JSON, which is safe to read."""
-    printed = ProcessOutput()
-    held = _data_mib()
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
-    provided = {name: signature(function).provided for name, function in functions.items()}
-    own = os.getpid()
-    runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
-    while True:
-        try:
-            message = receive_frame(channel)
-        except (EOFError, OSError):
-            return
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
-        printed.begin_call()
-        reply = _answer(message, functions, provided, runner.run)
-        del message
-        if os.getpid() != own:  # a function that forked returns in both processes
-            os._exit(0)
-        printed.end_call()
-        send_frame(channel, _dumps(reply | {"grown": _data_mib() - held}).encode())
 
 
 def _answer(
@@ -264,6 +330,14 @@ def _answer(
         return {"error": f"raised {describe(error)}", "memory": isinstance(error, MemoryError)}
 
 
+def limit_memory(memory_mib: int) -> int:
+    """Limits what this process allocates from now, and has it leave no core; returns its memory now, in MiB."""
+    held = _data_mib()
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, (held + memory_mib) * _MIB)
+    return held
+
+
 def _limit(what: int, value: int) -> None:
     _, hard = resource.getrlimit(what)
     resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
@@ -280,7 +354,9 @@ def _data_mib() -> int:
 class ProcessOutput:
     """The output of this process and its children: it goes through a pipe that a thread reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, printer: str) -> None:
+        """`printer` names who prints, for a warning."""
+        self._printer = printer
         self._out = os.dup(2)
         self._pipe, write = os.pipe()
         for stream in (1, 2):
@@ -310,4 +386,5 @@ class ProcessOutput:
                 self._left -= len(data)
                 if self._left < 0 and not self._said:
                     self._said = True
-                    os.write(self._out, b"\n[a reward printed over %d bytes in a call: the rest is dropped]\n" % MOST)
+                    warning = f"\n[{self._printer} printed over {MOST} bytes in a call: the rest is dropped]\n"
+                    os.write(self._out, warning.encode())

@@ -1,0 +1,339 @@
+"""What runs in the processes of environments: a user's code is loaded and described, called, and its results written.
+
+Replies are JSON. Nothing here imports torch; transformers is imported in a process that only writes the tools' schemas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from numbers import Real
+from types import ModuleType
+from typing import Any
+
+from grouprl.environments.base import Fault
+from grouprl.rewards.calls import describe
+from grouprl.rewards.workers.frames import receive_frame, send_frame, unpack
+from grouprl.rewards.workers.zygote import ProcessOutput, Source, dumps, fork_once, limit_memory, load_object
+from grouprl.types import UserError
+
+_RESERVED = ("reset", "get_reward")  # methods of a class of tools that are no tools
+_LONGEST_ATTRIBUTE = 1000  # characters
+_OWN_NAMES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+Reply = dict[str, Any]
+
+
+@dataclass
+class EnvironmentWork:
+    """The user's code of an environment, and the limits of its processes."""
+
+    functions: Sequence[tuple[str, Source]]  # plain tools, or lists of them, each with its name in errors
+    factories: Sequence[tuple[str, str, Source]]  # the key of the problems, the name in errors, what makes the object
+    is_game: bool
+    memory_mib: int
+    characters: int  # of a result
+    tools: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    makers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+    def load(self, report: Callable[[str], None]) -> Any:
+        """Loads the code; gives the schemas of its tools and the names of those that are coroutine functions."""
+        modules: dict[str, ModuleType] = {}
+        for name, source in self.functions:
+            report(name)
+            found = _loaded(name, source, modules)
+            for tool in found if isinstance(found, list | tuple) else [found]:
+                _add(self.tools, getattr(tool, "__name__", name), tool, name)
+        for key, name, source in self.factories:
+            report(name)
+            found = _loaded(name, source, modules)
+            self.makers |= found if isinstance(found, Mapping) else {key: found}
+        # In a process of its own: building an object may start threads, and schemas need transformers.
+        written = fork_once(lambda: dumps(self._described(report)).encode())
+        try:
+            described = json.loads(written)
+        except ValueError:
+            where = ", ".join([*(name for name, _ in self.functions), *(name for _, name, _ in self.factories)])
+            raise UserError(
+                f"{where}: expected code that can be built and described, got a process that ended: read its output"
+            ) from None
+        if "error" in described:
+            raise UserError(described["error"])
+        return described
+
+    def _described(self, report: Callable[[str], None]) -> Reply:
+        try:
+            found = {"": self._kind("", self.tools)}
+            for key, maker in self.makers.items():
+                name = f"environment {key or getattr(maker, '__name__', type(maker).__name__)}"
+                report(name)
+                found[f"of {key}"] = self._kind(name, self._methods(name, maker))
+            return found
+        except UserError as error:
+            return {"error": str(error)}
+
+    def _methods(self, name: str, maker: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
+        try:
+            built = maker()
+        except BaseException as error:  # user code may raise anything
+            raise UserError(
+                f"{name}: expected a class or function that makes the environment without arguments, got "
+                f"{describe(error)}: fix it"
+            ) from error
+        for needed in ("reset", "step") if self.is_game else ("reset",):
+            if not callable(getattr(built, needed, None)):
+                raise UserError(
+                    f"{name}: expected a method `{needed}`, got {type(built).__name__} without one: add it to the class"
+                )
+        if self.is_game:
+            return {}
+        methods = dict(self.tools)
+        for method in _method_names(built):
+            _add(methods, method, getattr(built, method), name)
+        return {method: tool for method, tool in methods.items() if method not in self.tools}
+
+    def _kind(self, name: str, tools: Mapping[str, Callable[..., Any]]) -> Reply:
+        place = f"{name}: " if name else ""
+        return {
+            "tools": [_schema(f"{place}tool {tool}", function) for tool, function in tools.items()],
+            "async": [tool for tool, function in tools.items() if inspect.iscoroutinefunction(function)],
+        }
+
+    def work(self, channel: socket.socket) -> None:
+        """Answers requests about one environment, or about the plain tools."""
+        printed = ProcessOutput("a tool")
+        limit_memory(self.memory_mib)
+        own = os.getpid()
+        guest = _Guest(self)
+        while True:
+            try:
+                number, kind, arguments = unpack(receive_frame(channel))
+            except (EOFError, OSError):
+                return
+            printed.begin_call()
+
+            def send(place: int, reply: Reply, number: int = number) -> None:
+                if os.getpid() != own:  # a tool that forked returns in both processes
+                    os._exit(0)
+                printed.end_call()
+                send_frame(channel, dumps(reply | {"request": number, "place": place}).encode())
+
+            guest.answer(kind, arguments, send)
+
+
+def _loaded(name: str, source: Source, modules: dict[str, ModuleType]) -> Any:
+    try:
+        return load_object(source, modules)
+    except BaseException as error:  # user code may raise anything
+        raise UserError(f"{name}: {describe(error)}: expected code that can be loaded; fix it") from error
+
+
+def _add(tools: dict[str, Callable[..., Any]], name: str, tool: Callable[..., Any], where: str) -> None:
+    if name in tools:
+        raise UserError(f"{where}: expected tools of different names, got two of the name {name!r}: rename one")
+    tools[name] = tool
+
+
+def _method_names(built: object) -> list[str]:
+    """The methods that are tools, in TRL's order; looked up in the class, because properties may run code."""
+    names = [name for name, _ in inspect.getmembers(type(built), predicate=inspect.isfunction)]
+    return [name for name in names if name not in _RESERVED and not name.startswith("_")]
+
+
+def _schema(where: str, tool: Callable[..., Any]) -> Any:
+    remedy = "write type hints, and a Google docstring with a line for each argument under `Args:`"
+    try:
+        parameters = inspect.signature(tool).parameters.values()
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: expected a Python function, got {tool!r:.80}: write one around it") from None
+    bare = [p.name for p in parameters if p.annotation is p.empty]
+    unnamed = [p.name for p in parameters if p.kind not in _OWN_NAMES]
+    if unnamed:
+        raise UserError(f"{where}: expected arguments with names, got {', '.join(unnamed)}: name each argument")
+    if bare or not inspect.getdoc(tool):
+        got = f"no type hint of {', '.join(bare)}" if bare else "no docstring"
+        raise UserError(f"{where}: expected type hints and a docstring, got {got}: {remedy}")
+    from transformers.utils import chat_template_utils
+
+    setattr(chat_template_utils, "is_torch_available", lambda: False)  # noqa: B010  it would import torch for a hint
+    try:
+        return chat_template_utils.get_json_schema(tool)
+    except Exception as error:
+        got = str(error).partition("\n")[0]
+        raise UserError(f"{where}: expected type hints and a docstring, got: {got}; {remedy}") from error
+
+
+class _Guest:
+    """The objects of one process, and what is asked of them."""
+
+    def __init__(self, work: EnvironmentWork) -> None:
+        self._work = work
+        self._runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
+        self._object: Any = None
+        self._rewards: list[float | None] = []  # what a game gave in each step
+
+    def answer(self, kind: str, arguments: Sequence[Any], send: Callable[[int, Reply], None]) -> None:
+        """Does what is asked, and sends one reply for each call, otherwise one."""
+        if kind == "call":
+            tools = [self._work.tools.get(name) or getattr(self._object, name) for name, _ in arguments]
+            if len(tools) > 1:  # coroutine functions alone: the others of an environment come one by one
+                self._runner.run(self._side_by_side(tools, [given for _, given in arguments], send))
+            else:
+                send(0, self._outcome(lambda: self._written(self._finished(tools[0](**arguments[0][1])))))
+            return
+        send(0, self._outcome(lambda: getattr(self, f"_{kind}")(*arguments)))
+
+    async def _side_by_side(
+        self, tools: Sequence[Callable[..., Any]], given: Sequence[Any], send: Callable[[int, Reply], None]
+    ) -> None:
+        async def one(place: int) -> None:
+            try:
+                reply = self._written(await tools[place](**given[place]))
+            except BaseException as error:  # noqa: BLE001  user code may raise anything
+                reply = self._failed(error)
+            send(place, reply)
+
+        await asyncio.gather(*map(one, range(len(tools))))
+
+    def _outcome(self, what: Callable[[], Reply]) -> Reply:
+        try:
+            return what()
+        except BaseException as error:  # noqa: BLE001  user code may raise anything
+            return self._failed(error)
+
+    def _failed(self, error: BaseException) -> Reply:
+        if isinstance(error, MemoryError):
+            said = f"needed more than {self._work.memory_mib} MiB of memory"
+        else:
+            try:
+                said = f"{type(error).__name__}: {error}"
+            except BaseException:  # noqa: BLE001  a user's exception whose text cannot be made
+                said = f"{type(error).__name__}: no message"
+        return {"fault": Fault.EXCEPTION, "text": self._cut(said)}
+
+    def _finished(self, value: Any) -> Any:
+        return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+    def _written(self, value: Any) -> Reply:
+        return {"text": self._cut(_content(value))}
+
+    def _cut(self, text: str) -> str:
+        most = self._work.characters
+        return text if len(text) <= most else f"{text[:most]}… [cut: {len(text):,} characters]"
+
+    def _reset(self, key: str, row: Mapping[str, Any], seed: int) -> Reply:
+        """Makes the object and resets it. The random numbers of the process begin with the seed."""
+        random.seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed % 2**32)
+        self._object = self._work.makers[key]()
+        given = self._finished(self._object.reset(**_accepted(self._object.reset, row, seed)))
+        if self._work.is_game and isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping | None):
+            given = given[0]  # the other is gymnasium's info
+        return {"text": _content(given)}
+
+    def _step(self, message: str) -> Reply:
+        given = self._finished(self._object.step(message))
+        if isinstance(given, Mapping):  # of skyrl-gym
+            observation, reward, done = given.get("observations"), given.get("reward"), given.get("done")
+        elif isinstance(given, tuple) and len(given) in (4, 5):
+            observation, reward, done = given[0], given[1], any(given[2:-1])
+        else:
+            raise TypeError(
+                "expected step to return (observation, reward, terminated, truncated, info), or a dict with "
+                f"observations, reward and done; got {given!r:.80}"
+            )
+        self._rewards.append(None if reward is None else _number("step", reward))
+        return {"text": self._cut(_content(observation)), "reward": self._rewards[-1], "done": bool(done)}
+
+    def _verdict(self) -> Reply:
+        found: Reply = {"reward": None, "text": "", "attributes": _attributes(self._object)}
+        if self._work.is_game:
+            given = [reward for reward in self._rewards if reward is not None]
+            # A policy that never got to a step earned nothing; a game that gives no rewards says nothing.
+            return found | {"reward": math.fsum(given) if given or not self._rewards else None}
+        if not hasattr(self._object, "get_reward"):
+            return found
+        given = self._finished(self._object.get_reward())
+        return found | {"reward": None if given is None else _number("get_reward", given)}
+
+    def _close(self) -> Reply:
+        """Lets the object end what it holds elsewhere: a game by `close`, any other by `__del__`."""
+        held, self._object = self._object, None
+        if self._work.is_game and callable(getattr(held, "close", None)):
+            self._finished(held.close())
+        return {"text": ""}
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def as_text(value: object) -> str:
+    """What the policy reads of a tool's result.
+
+    Raises:
+        TypeError: the value says nothing, such as a generator.
+    """
+    if isinstance(value, str):
+        return "".join(value)
+    if value is None:
+        return ""
+    if inspect.isgenerator(value) or inspect.isasyncgen(value) or callable(value):
+        raise TypeError(f"expected text, a number, a list or a dict as the tool's result, got {type(value).__name__}")
+    if isinstance(value, dict | list):
+        with suppress(TypeError, ValueError):  # keys that JSON does not have, or a list that holds itself
+            return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def _content(value: object) -> str:
+    """The text of an observation: of content blocks and of messages, their texts.
+
+    Raises:
+        TypeError: a block is an image, or a text says nothing.
+    """
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(one, Mapping) for one in value):
+        return as_text(value)
+    for one in value:
+        if one.get("type") == "image":
+            raise TypeError("expected text, got an image, which no model here reads")
+    texts = [one.get("text", one.get("content")) for one in value]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else as_text(value)
+
+
+def _accepted(function: Callable[..., Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The columns that a function accepts; the seed where it names one and no column has that name."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    given = {name: value for name, value in row.items() if takes_all or name in parameters}
+    return {"seed": seed} | given if "seed" in parameters else given
+
+
+def _number(method: str, value: Any) -> float:
+    plain = value.item() if hasattr(value, "item") else value
+    if not isinstance(plain, Real) or not math.isfinite(plain):
+        raise TypeError(f"expected a finite number as the reward of {method}, got {value!r:.80}")
+    return float(plain)
+
+
+def _attributes(held: object) -> Reply:
+    """The public attributes and properties that are text, numbers or None, which TRL's reward functions read."""
+    found: Reply = {}
+    properties = [name for name, _ in inspect.getmembers(type(held), lambda member: isinstance(member, property))]
+    for name in [*getattr(held, "__dict__", {}), *properties]:
+        with suppress(Exception):  # a property may raise anything
+            value = None if name.startswith("_") else getattr(held, name)
+            plain = value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**63)
+            if not name.startswith("_") and (plain or (isinstance(value, str) and len(value) <= _LONGEST_ATTRIBUTE)):
+                found[name] = value
+    return found

@@ -1,0 +1,362 @@
+"""Environments that run a user's code, each in processes of its own: what a tool does reaches no other episode."""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.arguments import complaint
+from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
+from grouprl.environments.guest import EnvironmentWork
+from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
+from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
+from grouprl.types import Problem, UserError
+
+_CHECK_SECONDS = 0.05  # between two looks at what a process started
+_MOST_PROCESSES = 64  # that the process of an environment may start
+_CLOSING_SECONDS = 5.0
+_LONGEST_REPLY = 16 << 20  # bytes; results are cut before they are sent
+_LONE = re.compile("[\ud800-\udfff]")  # half of a character, which no tokenizer takes
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Why there is no reply; the process was killed."""
+
+    fault: Fault
+    text: str  # a predicate
+
+
+Reply = Mapping[str, Any] | _Lost
+
+
+class _BombError(Exception):
+    """A process started too many others."""
+
+
+class ProcessSource:
+    """Makes environments of a user's code. Its processes start at once; it is a context manager, which ends them.
+
+    Args:
+        work: the code.
+        limits: the limits of an episode.
+    """
+
+    def __init__(self, work: EnvironmentWork, limits: EnvironmentConfig) -> None:
+        self.limits, self.is_game = limits, work.is_game
+        self.processes = WorkerProcesses(work)
+        self._kinds: Mapping[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def ready(self) -> Self:
+        """Waits until the code is loaded, and its tools are known.
+
+        Raises:
+            UserError: the code cannot be loaded, or a tool or a class is not as expected.
+        """
+        with self._lock:
+            self._kinds = self._kinds or self.processes.loaded()
+        return self
+
+    def open(self, problem: Problem) -> ProcessEnvironment:
+        """Makes the environment of an episode; its process starts with `reset`.
+
+        Raises:
+            UserError: the problem names no environment that is known; also as `ready`.
+        """
+        self.ready()
+        keys = [kind.removeprefix("of ") for kind in self._kinds if kind]
+        key = "" if keys == [""] else problem.columns.get("environment")
+        if keys and key not in keys:
+            raise UserError(
+                f"{problem.where}: expected a column `environment` with one of {', '.join(keys)}, got {key!r:.80}: "
+                "name one of them there"
+            )
+        return ProcessEnvironment(self, str(key) if keys else None, self._kinds[""], self._kinds.get(f"of {key}", {}))
+
+    def close(self) -> None:
+        """Ends every process."""
+        self.processes.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ProcessEnvironment:
+    """One episode. Its object, if it has one, has a process, and so has each function that runs beside others.
+
+    The process of a call without an answer is killed, so that a late answer reaches nobody. A function's next call gets
+    a new process; an object is gone with its process.
+    """
+
+    def __init__(
+        self, source: ProcessSource, key: str | None, functions: Mapping[str, Any], methods: Mapping[str, Any]
+    ) -> None:
+        """`key` is that of the object's class; None = there are functions alone."""
+        self._source, self._key = source, key
+        self._methods = {_name(schema) for schema in methods.get("tools", ())}
+        self._coroutines = set(methods.get("async", ()))
+        self.tools: Sequence[Schema] = (*functions["tools"], *methods.get("tools", ()))
+        self._schemas = {_name(schema): schema for schema in self.tools}
+        self._home: Worker | None = None  # the process of the object
+        self._gone = ""  # why the object cannot be asked any more
+        self._spares: list[Worker] = []  # processes for functions
+        self._workers: list[Worker] = []  # all that live
+        self._closed = False
+        self._busy = threading.Lock()
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        """Makes the object, and resets it with the problem's prompt and columns, as far as it accepts them.
+
+        Raises:
+            UserError: it cannot begin.
+        """
+        if self._key is None:
+            return Opening()
+        where = f"environment {self._key}".strip() + f" of {problem.where}"
+        prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(one) for one in problem.prompt]
+        row = {"prompt": prompt, **problem.columns}
+        if self._key:
+            del row["environment"]
+        with self._busy:
+            try:
+                self._home = self._forked()
+                found = self._asked("reset", self._key, row, seed)
+            except ParcelError as error:
+                raise UserError(
+                    f"{where}: expected columns that can be sent to another process, got {error}: use only text, "
+                    "numbers, lists and dictionaries"
+                ) from error
+            except (EOFError, OSError) as error:
+                raise UserError(
+                    f"{where}: expected a process for it, got {type(error).__name__}: {error}: check whether the "
+                    "machine is out of processes, files or memory"
+                ) from error
+        if isinstance(found, _Lost) or "fault" in found:
+            got = found.text if isinstance(found, _Lost) else found["text"]
+            raise UserError(f"{where}: expected `reset` to begin an episode, got: {_clean(got)}; fix it")
+        return Opening(_clean(found["text"]))
+
+    def call(self, calls: Sequence[Call]) -> list[Observation]:
+        """Makes the calls of a turn; gives their observations in order.
+
+        Functions run side by side. The methods of an object run in order, because they share its state, and then its
+        coroutine functions side by side, as in TRL.
+        """
+        found: dict[int, Observation] = {}
+        for place, call in enumerate(calls):
+            if call.tool not in self._schemas:
+                known = ", ".join(self._schemas) or "none"
+                found[place] = _failed(Fault.UNKNOWN_TOOL, f"expected a tool of {known}, got {call.tool!r:.80}")
+            elif said := complaint(call.arguments, self._schemas[call.tool]["function"]["parameters"]):
+                found[place] = _failed(Fault.ARGUMENTS, f"{call.tool}: {said}")
+        waiting = [place for place in range(len(calls)) if place not in found]
+        apart = [[place] for place in waiting if calls[place].tool not in self._methods]
+        shared = [place for place in waiting if calls[place].tool in self._methods]
+        jobs = [partial(self._function, calls, places, found) for places in apart]
+        jobs += [partial(self._object, calls, shared, found)] if shared else []
+        with self._busy:
+            if len(jobs) == 1:
+                jobs[0]()
+            elif jobs:
+                with ThreadPoolExecutor(len(jobs)) as threads:
+                    for done in [threads.submit(job) for job in jobs]:
+                        done.result()
+        return [found[place] for place in range(len(calls))]
+
+    def reply(self, message: str) -> Observation | None:
+        """Gives a message to a text game; None = the environment is none."""
+        if not self._source.is_game:
+            return None
+        started = time.monotonic()
+        with self._busy:
+            found = self._asked("step", message, seconds=self._source.limits.tool_seconds)
+        seen = _observation("the game", found, time.monotonic() - started)
+        if isinstance(found, _Lost) or seen.fault:
+            return seen
+        return replace(seen, reward=found["reward"], done=bool(found["done"]))
+
+    def verdict(self) -> Verdict:
+        """The sum of a game's rewards, or what `get_reward` gives."""
+        if self._key is None:
+            return Verdict()
+        with self._busy:
+            found = self._asked("verdict")
+        if isinstance(found, _Lost) or "fault" in found:
+            return Verdict(None, _clean(found.text if isinstance(found, _Lost) else found["text"]))
+        reward = found["reward"]
+        return Verdict(None if reward is None else float(reward), "", found["attributes"])
+
+    def close(self) -> None:
+        """Ends the processes; a call in progress gives a fault. The object may first end what it holds elsewhere."""
+        if self._closed:
+            return
+        self._closed = True
+        free = self._busy.acquire(blocking=False)
+        if not free:
+            for worker in list(self._workers):
+                with suppress(OSError):
+                    worker.channel.shutdown(socket.SHUT_RDWR)  # who reads it gets the end at once
+            free = self._busy.acquire(timeout=_CLOSING_SECONDS)
+        if self._home is not None and not self._gone:
+            self._asked("close", seconds=_CLOSING_SECONDS)
+        for worker in list(self._workers):
+            self._end(worker)
+        self._gone = "the episode is closed"
+        if free:
+            self._busy.release()
+
+    def _function(self, calls: Sequence[Call], places: Sequence[int], found: dict[int, Observation]) -> None:
+        """Makes one call in a process of its own."""
+        (place,), started = places, time.monotonic()
+        reply: Reply
+        if self._closed:
+            reply = _Lost(Fault.CRASH, "cannot be called: the episode is closed")
+        else:
+            try:
+                worker = self._spare()
+                (reply,) = self._ask(worker, "call", [_wire(calls[place])], 1, self._source.limits.tool_seconds)
+                self._spares += [] if worker.ended else [worker]
+            except (UserError, EOFError, OSError) as error:
+                reply = _Lost(Fault.CRASH, f"got no process: {type(error).__name__}: {error}")
+        found[place] = _observation(calls[place].tool, reply, time.monotonic() - started)
+
+    def _object(self, calls: Sequence[Call], places: Sequence[int], found: dict[int, Observation]) -> None:
+        """Makes the calls of the object's methods."""
+        together = [place for place in places if calls[place].tool in self._coroutines]
+        alone = [[place] for place in places if place not in together]
+        for group in [*alone, together] if together else alone:
+            started = time.monotonic()
+            if self._gone or self._home is None:
+                replies: list[Reply] = [_Lost(Fault.CRASH, f"cannot be called: {self._gone}")] * len(group)
+            else:
+                wired = [_wire(calls[place]) for place in group]
+                replies = self._ask(self._home, "call", wired, len(group), self._source.limits.tool_seconds)
+                self._note(replies)
+            for place, reply in zip(group, replies, strict=True):
+                found[place] = _observation(calls[place].tool, reply, time.monotonic() - started, self._gone)
+
+    def _asked(self, kind: str, *arguments: object, seconds: float | None = None) -> Reply:
+        """Asks the object for something else than a call."""
+        if self._home is None or self._gone:
+            return _Lost(Fault.CRASH, f"cannot be asked: {self._gone or 'it was not reset'}")
+        replies = self._ask(self._home, kind, arguments, 1, seconds or self._source.limits.episode_seconds)
+        self._note(replies)
+        return replies[0]
+
+    def _note(self, replies: Sequence[Reply]) -> None:
+        lost = [reply for reply in replies if isinstance(reply, _Lost)]
+        if lost:
+            self._gone = f"the environment is gone, because it {lost[0].text}"
+
+    def _forked(self) -> Worker:
+        worker = self._source.processes.fork()
+        self._workers.append(worker)
+        return worker
+
+    def _end(self, worker: Worker) -> int:
+        with suppress(ValueError):
+            self._workers.remove(worker)
+        return self._source.processes.end(worker)
+
+    def _spare(self) -> Worker:
+        """A process for a function; one that wrote something after its last reply is killed, not used."""
+        while self._spares:
+            with suppress(IndexError):  # another thread took the last
+                worker = self._spares.pop()
+                if is_quiet(worker.channel):
+                    return worker
+                self._end(worker)
+        return self._forked()
+
+    def _ask(self, worker: Worker, kind: str, arguments: object, count: int, seconds: float) -> list[Reply]:
+        """Sends a request; gives its replies in the order of the calls. Where one is lost, the process is killed."""
+        worker.jobs += 1
+        until = time.monotonic() + seconds
+        replies: dict[int, Reply] = {}
+        try:
+            if not is_quiet(worker.channel):
+                worker.channel.settimeout(0)
+                raise ValueError if worker.channel.recv(1, socket.MSG_PEEK) else EOFError
+            send_frame(worker.channel, pack((worker.jobs, kind, arguments)), seconds=seconds)
+            while len(replies) < count:
+                _wait(worker, until)
+                left = max(_CHECK_SECONDS, until - time.monotonic())
+                reply = json.loads(receive_frame(worker.channel, seconds=left, most=_LONGEST_REPLY))
+                if reply["request"] != worker.jobs or not isinstance(reply["text"], str):
+                    raise ValueError
+                replies[int(reply["place"])] = reply
+            return [replies[place] for place in range(count)]
+        except TimeoutError:
+            lost = _Lost(Fault.TIMEOUT, f"took longer than {seconds:g} s")
+        except _BombError:
+            lost = _Lost(Fault.CRASH, f"started more than {_MOST_PROCESSES} processes")
+        except (EOFError, OSError):
+            death = cause_of_death(self._end(worker))
+            lost = _Lost(Fault.CRASH, "was stopped: the episode is closed" if self._closed else death)
+        except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
+            lost = _Lost(Fault.CRASH, "wrote into the connection of its process")
+        self._end(worker)
+        return [replies.get(place, lost) for place in range(count)]
+
+
+def _wire(call: Call) -> tuple[str, dict[str, Any]]:
+    return call.tool, dict(call.arguments)
+
+
+def _wait(worker: Worker, until: float) -> None:
+    """Waits for the start of a reply. Raises TimeoutError, and _BombError as soon as there are too many processes."""
+    poll = select.poll()
+    poll.register(worker.channel, select.POLLIN)
+    while not poll.poll(1000 * min(_CHECK_SECONDS, max(0.0, until - time.monotonic()))):
+        if time.monotonic() >= until:
+            raise TimeoutError
+        if _descendants(worker.pid) > _MOST_PROCESSES:
+            raise _BombError
+
+
+def _descendants(pid: int) -> int:
+    """How many processes a process and its children have started, where Linux says so; a few more than the limit."""
+    waiting, count = [pid], 0
+    while waiting and count <= _MOST_PROCESSES:
+        with suppress(OSError):  # it has ended
+            for listed in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+                waiting += map(int, listed.read_text().split())
+        count += 1
+    return count + len(waiting) - 1
+
+
+def _name(schema: Schema) -> str:
+    return str(schema["function"]["name"])
+
+
+def _clean(text: str) -> str:
+    return _LONE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _failed(fault: Fault, text: str, seconds: float = 0.0) -> Observation:
+    return Observation(f"error: {_clean(text)}", fault=fault, seconds=seconds)
+
+
+def _observation(tool: str, reply: Reply, seconds: float, gone: str = "") -> Observation:
+    if isinstance(reply, _Lost):
+        after = "; the environment is gone" if gone and not reply.text.endswith(gone) else ""
+        return _failed(reply.fault, f"{tool} {reply.text}{after}", seconds)
+    if "fault" in reply:
+        return _failed(Fault(reply["fault"]), reply["text"], seconds)
+    return Observation(_clean(reply["text"]), seconds=seconds)
