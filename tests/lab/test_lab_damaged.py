@@ -23,7 +23,7 @@ from grouprl.tools.compare.read import read_comparison
 from grouprl.types import UserError
 from lab_runs import Made, make_run
 
-DEEP, LONG = "[" * 3000, "9" * 5000
+DEEP, LONG = "[" * 1500, "9" * 5000
 NESTED = '{"a":' * 400 + "1" + "}" * 400  # deeper than it could be written again
 SINGLE = Made((1.0, 0.0), advantages=(1.0, -1.0))
 

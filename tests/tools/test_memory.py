@@ -368,6 +368,8 @@ def test_sums() -> None:
     assert on_gpu.held == on_cpu.held + on_gpu.rollout.cache + on_gpu.rollout.copies
     assert on_gpu.sampling == on_gpu.held + on_gpu.rollout.drawing
     assert on_gpu.peak == on_gpu.learning > on_gpu.sampling
+    paged = [plan_memory(SMALL, Networks(paged=True), StepShape(device=device)) for device in ("cpu", "cuda")]
+    assert [plan.networks.moments > 0 for plan in paged] == [True, False]
     assert on_gpu.rounded == 2 * (4 * (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 304) + 512 * 128)
 
 
