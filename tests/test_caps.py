@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def way(value: str) -> list[str]:
     return files if f" {len(files)} files" in paragraph else []
 
 
+@cache
 def sizes() -> dict[str, int]:
     pages = sorted((ROOT / "docs").glob("*.md"))
     scripts = (path for path in SRC.rglob("*.js") if "vendor" not in path.parts)
