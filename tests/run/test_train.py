@@ -81,7 +81,6 @@ def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
     assert [tokens for *_, tokens in lengths] == [row["completion_tokens"] for row in metrics(straight)]
     assert summary["completion_tokens"] == sum(tokens for *_, tokens in lengths)
     assert summary["train_seconds"] < summary["total_seconds"]
-    assert summary["peak_rss_mib"] > 50
     assert (straight / "report.html").stat().st_size > 10_000
 
 
