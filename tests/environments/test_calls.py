@@ -66,10 +66,10 @@ def test_a_call_keeps_the_id_that_the_policy_gave_it(text: str) -> None:
 
 BROKEN = {
     "": "no valid JSON: Expecting value",
-    '{"name": "add", "arguments": {"a": 4}': "no valid JSON: Expecting ',' delimiter at character 37",
+    '{"name": "add", "arguments": {"a": 4}': "no valid JSON: Expecting ',' delimiter: line 1 column 38",
     '{"name": "add", "arguments": {"a": NaN}}': "NaN is no finite number",
     '{"name": "add", "arguments": {"a": 1e999}}': "1e999 is no finite number",
-    '{"name": "add", "arguments": {"a": "\\ud83d"}}': "half of a surrogate pair",
+    '{"name": "add", "arguments": {"a": "\\ud83d"}}': "surrogates not allowed",
     '{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}": "no valid JSON",
     '{"name": "add", "arguments": ' + '{"a":' * 100_000: "no valid JSON",
     '{"arguments": {"a": 4}}': "the call has no name",

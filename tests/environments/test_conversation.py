@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from grouprl import Trainer
+from grouprl.algorithms import step_advantages
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.authored import authored_episode
 from grouprl.environments.conversation import ToolConversations
@@ -15,9 +16,10 @@ from grouprl.environments.shapes import open_games, open_tools
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.calls import call_keywords
+from grouprl.rewards.outcomes import turn_rewards
 from grouprl.rollout import Request
 from grouprl.rollout.episodes import joined
-from grouprl.types import Completion, Group, ObservedTokens, Problem, StopReason, UserError
+from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, StopReason, UserError
 from small_runs import small_config
 from tool_templates import STYLES, tool_tokenizer
 
@@ -260,3 +262,16 @@ def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny
 
 def letters(completions: list[Any], **columns: Any) -> list[float]:
     return [float(sum(len(str(message["content"])) for message in completion) % 7) for completion in completions]
+
+
+def test_rewards_of_turns_are_credit_for_the_turns_by_hand():
+    """Two episodes of two turns and of one: rewards 1, 0 and 0, mean 1/3, deviation sqrt(2)/3, so 1.414 and -0.707."""
+    first = Episode((), (), ends=(1, 3), turn_rewards=(1.0, 0.0))
+    second = Episode((), (), ends=(2,), turn_rewards=(0.0,))
+    steps = [turn_rewards(first), turn_rewards(second)]
+    advantages = step_advantages(
+        [[one.reward for one in row] for row in steps], [[one.end for one in row] for row in steps], [0, 0], [4, 3]
+    )
+    above, below = 2**0.5, -(0.5**0.5)
+    expected = [[above + below, above + below, below, below], [below, below, below, 0.0]]
+    assert advantages.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]

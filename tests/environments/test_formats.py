@@ -17,7 +17,7 @@ from grouprl.environments.calls import WrongCall
 from grouprl.environments.formats import ToolFormat, rewrites_history
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import UserError
-from tool_templates import STYLES, ToolStyle, tool_tokenizer
+from tool_templates import STYLES, ToolStyle, spaced_tokenizer, tool_tokenizer
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer", "description": "A number."}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": NUMBER}}
@@ -189,6 +189,28 @@ def test_a_mark_across_the_edge_of_a_text_is_none() -> None:
         assert tokenizer.convert_tokens_to_ids("<tool_call>") not in ids
 
 
+@by_style
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.parametrize("strips", [False, True])
+def test_other_tokenizers_are_as_exact(name: str, scheme: str, strips: bool) -> None:
+    """A text that is encoded apart would begin with a space of its own, or keep the one that a token takes."""
+    style = STYLES[name]
+    tokenizer = tool_tokenizer(style, spaced_tokenizer(scheme), strips=strips)
+    found = ToolFormat.of(tokenizer, [TOOL])
+    turn = [(Call("add", {"a": 4}, "a1b2c3d4e"), "  x é9 \n"), (Call("add", {"zz": "turn;"}, "b1b2c3d4e"), "y")]
+    answers = [{"role": "tool", "name": "add", "tool_call_id": call.id, "content": text} for call, text in turn]
+    called = turn_of([call for call, _ in turn] if found.makes_many_calls else [turn[1][0]], found)
+    whole = rendered(found, [USER, called, *answers])
+    end = whole.index(tokenizer.eos_token, whole.index("turn;")) + len(tokenizer.eos_token)
+    ids = [*ids_of(tokenizer, whole[:end]), *found.observation_ids(turn, ended=True)]
+    assert ids == ids_of(tokenizer, whole)
+    plain, hostile = (
+        found.observation_ids([(turn[0][0], f"é{text}é")], ended=True) for text in ("", "".join(style.special))
+    )
+    known = set(tokenizer.convert_tokens_to_ids([*style.special, *style.added]))
+    assert [one for one in hostile if one in known] == [one for one in plain if one in known]
+
+
 def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
     found = ToolFormat.of(TOKENIZERS["qwen2"], [TOOL])
     assert found.message_ids("user", "a\ud800b", ended=True) == found.message_ids("user", "a?b", ended=True)
@@ -211,8 +233,8 @@ END = "{% if m.role == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     ("template", "message"),
     [
         (None, "renders a conversation, got no template"),
-        (HEAD[HEAD.index("{% for") :] + "{{ m.content }}" + CALLS + END, "shows tools, got a prompt without them"),
-        (HEAD.replace("tools |", "tools.x.y |") + "{{ m.content }}" + CALLS + END, "shows tools, got UndefinedError"),
+        (HEAD[HEAD.index("{% for") :] + "{{ m.content }}" + CALLS + END, "renders tools, got a prompt without them"),
+        (HEAD.replace("tools |", "tools.x.y |") + "{{ m.content }}" + CALLS + END, "renders tools, got UndefinedError"),
         (HEAD + "{{ m.content }}" + END, r"known form \(Hermes, Mistral, DeepSeek, Llama\), got '<\|end\|>'"),
         (HEAD + "{{ m.content }}" + CALLS.replace("tool_call>", "do>") + END, r"known form .*got '<do>"),
         (HEAD + "{% if m.role != 'tool' %}{{ m.content }}{% endif %}" + CALLS + END, "renders 1 results of tools"),

@@ -183,18 +183,6 @@ def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
     assert [group.problem.id for group in found.greedy] == ["a", "b"]
 
 
-def test_an_evaluation_without_samples_has_only_the_greedy_completion(scorer: Scorer) -> None:
-    engine = ScriptedEngine(greedy={"a": "no", "b": "yes"}, sampled={})
-    finished: list[int] = []
-    found = evaluate(
-        engine, TASK, scorer, requests("a", "b"), samples=0, sampling=Sampling(5), on_finished=finished.append
-    )
-    assert found.metrics == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
-                            "problems": 2}  # fmt: skip
-    assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
-    assert (len(engine.asked), sum(finished)) == (1, 2)
-
-
 @pytest.fixture
 def real(tiny: Path) -> tuple[torch.nn.Module, NativeEngine, list[Request]]:
     model, tokenizer = load_model(str(tiny), device=torch.device("cpu")), load_tokenizer(str(tiny))

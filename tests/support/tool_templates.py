@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerBase
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from grouprl.models.names import TOOLS
 from grouprl.models.templates import prepare_template
@@ -53,10 +55,27 @@ STYLES = {
 }
 
 
-def tool_tokenizer(style: ToolStyle) -> PreTrainedTokenizerBase:
-    """The tiny tokenizer with a family's tokens and template."""
-    tokenizer = new_tokenizer(TEXTS * 3, 320)
-    tokenizer.add_tokens([AddedToken(one, special=True, normalized=False) for one in style.special])
+def spaced_tokenizer(scheme: str) -> PreTrainedTokenizerBase:
+    """A tokenizer in the style of SentencePiece: a space before a text, and <unk> for an unknown letter."""
+    backend = Tokenizer(BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    letters = [chr(code) for code in range(33, 127)]
+    backend.train_from_iterator(
+        TEXTS * 3, BpeTrainer(vocab_size=400, special_tokens=["<unk>"], initial_alphabet=letters, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def tool_tokenizer(
+    style: ToolStyle, tokenizer: PreTrainedTokenizerBase | None = None, *, strips: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tiny tokenizer, or another, with a family's tokens and template.
+
+    `strips`: white space after a special token belongs to it, as in Phi-3.
+    """
+    tokenizer = tokenizer or new_tokenizer(TEXTS * 3, 320)
+    tokenizer.add_tokens([AddedToken(one, special=True, normalized=False, rstrip=strips) for one in style.special])
     tokenizer.add_tokens([AddedToken(one, special=False, normalized=False) for one in style.added])
     tokenizer.eos_token, tokenizer.name_or_path = style.special[0], "a-model"
     if "<s>" in style.special:

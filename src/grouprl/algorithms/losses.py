@@ -255,11 +255,6 @@ class Objective(Part):
         return hasattr(self, "clip_low")
 
     @property
-    def cuts(self) -> bool:
-        """Whether tokens beyond the range, on the side to which their advantage moves them, get no gradient."""
-        return self.surrogate in ("clip", "gmpo")
-
-    @property
     def of_completions(self) -> bool:
         """Whether one ratio moves all tokens of a completion, so that they need one advantage."""
         return _of_completions(self.surrogate, self.ratio)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms.kl import kl_estimate
-from grouprl.algorithms.losses import TokenGrid
+from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.surrogates import clipped_tokens
 
 
 def group_stages(
@@ -19,11 +20,7 @@ def group_stages(
 ) -> dict[str, dict[str, Any]]:
     """Computes, in float64, what the update made of each completion of a group; each stage is a JSON object.
 
-    Args:
-        algorithm: of the update.
-        tokens: of the group's completions as the last update met them.
-        updated_GT: log-probs of the policy after the update.
-        kl_coef: weight of the KL.
+    `tokens` are the group's as the last update met them, `updated_GT` log-probs of the policy after it.
 
     Returns:
         `ratio`: mean and largest ratio of policy to old policy, and, with a clip range, the shares of tokens
@@ -55,6 +52,20 @@ def group_stages(
         "gradient": {"completions": [{"sum": slope, "weight": weight} for slope, weight in sums]},
         "update": {"completions": [{"before": before, "after": after} for before, after in logprobs]},
     }
+
+
+def cut_sides(objective: Objective, ratios_NT: Tensor, advantages_NT: Tensor) -> dict[str, Tensor]:
+    """[N, T] bool: tokens whose gradient the objective cuts because of their ratio, "low", "high" or "dual".
+
+    A ratio beyond the range is cut on the side alone to which the advantage would move it further (`clipped_tokens`);
+    "dual" is above dual_clip with a negative advantage. Surrogates without a clip cut nothing.
+    """
+    if objective.surrogate not in ("clip", "gmpo"):
+        ratios_NT = torch.ones_like(ratios_NT)  # which no range excludes
+    (low, high), largest = objective.range, objective.largest_ratio
+    sides = clipped_tokens(ratios_NT, advantages_NT, clip_low=low, clip_high=high)
+    dual_NT = (advantages_NT < 0) & (ratios_NT > (torch.inf if largest is None else largest))
+    return dict(zip(("low", "high", "dual"), (*sides, dual_NT), strict=True))
 
 
 def _loss(algorithm: Algorithm, one: TokenGrid, kl_coef: float) -> tuple[float, float, Mapping[str, Tensor]]:

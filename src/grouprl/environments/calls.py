@@ -87,32 +87,23 @@ def _finite(number: str) -> float:
 _JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
-def _skip(text: str, place: int) -> int:
-    """The next place without white space."""
-    return len(text) - len(text[place:].lstrip())
-
-
 def _json(text: str, place: int, closing: str | None = None) -> tuple[Any, int]:
-    """A JSON value and the place after it, and after the pattern that has to close it, for which the end stands too.
+    """A JSON value and the place after it, and after the pattern that closes it; the text's end closes it too.
 
     Raises:
         ValueError: it is broken; the message is for the policy.
     """
-    start = _skip(text, place)
+    rest = text[place:].lstrip()
     try:
-        value, end = _JSON.raw_decode(text, start)
+        value, end = _JSON.raw_decode(rest)
         json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-        if closing is not None and (end := _skip(text, end)) < len(text):
-            if not (match := re.compile(closing).match(text, end)):
+        if closing is not None and rest[end:].strip():
+            if not (match := re.compile(rf"\s*{closing}").match(rest, end)):
                 raise ValueError("more text follows it")
             end = match.end()
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the call is no valid JSON: {error.msg} at character {error.pos - start}") from None
-    except UnicodeEncodeError:
-        raise ValueError("the call is no valid JSON: half of a surrogate pair") from None
-    except (RecursionError, ValueError) as error:  # nested too deeply, more digits than Python reads
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits, too
         raise ValueError(f"the call is no valid JSON: {error}") from None
-    return value, end
+    return value, len(text) - len(rest) + end
 
 
 def _call(value: Any, *keys: str) -> Entry:

@@ -26,8 +26,7 @@ _NAME, _PARAMETER, _SAID, _OTHER, _ANSWER = "zq_probe", "zq_word", "zqSaidqz", "
 _WORD = {"type": "string", "description": "The word."}
 _PARAMETERS = {"type": "object", "properties": {_PARAMETER: _WORD}, "required": [_PARAMETER]}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Finds it.", "parameters": _PARAMETERS}}
-_USER = {"role": "user", "content": "Hello."}
-_CALL = Call(_NAME, {})
+_CALL, _USER = Call(_NAME, {}), {"role": "user", "content": "Hello."}
 _TURN: Messages = [_USER, {"role": "assistant", "content": _SAID}]
 _PLAIN_NAME, _CALL_ID = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z0-9]{9}")  # Mistral's ids have 9 characters
 
@@ -57,8 +56,9 @@ class ToolFormat:
             UserError: the template drops tools or their results, or writes calls that cannot be read, or ends a turn
                 without an end token.
         """
-        if tokenizer.chat_template is None:
-            raise _refusal(tokenizer, "renders a conversation", "no template")
+        if tokenizer.chat_template is None or not tokenizer.is_fast:
+            got = "no template" if tokenizer.is_fast else "a tokenizer without offsets"
+            raise _refusal(tokenizer, "renders a conversation", got)
         ends = tuple(end_ids) or (tokenizer.eos_token_id,)
         return _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
 
@@ -128,16 +128,19 @@ class ToolFormat:
         answers = [{"role": "tool", "name": name, "tool_call_id": identity} for name, identity in named]
         return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], answers
 
-    def rendered(self, messages: Messages, *, begin: bool = True, tools: bool = False) -> str:
-        """Renders synthetic messages; tools are offered where a message has calls, or for `tools`."""
+    def rendered(self, messages: Messages, what: str = "it", *, begin: bool = True, tools: bool = False) -> str:
+        """Renders messages, with tools where one has calls or `tools` says so; raises a UserError that names `what`."""
         offers = tools or self.offers_always or any("tool_calls" in message for message in messages)
-        render = self.tokenizer.apply_chat_template
-        return str(render(messages, tools=[_TOOL] if offers else None, add_generation_prompt=begin, tokenize=False))
+        render, offered = self.tokenizer.apply_chat_template, [_TOOL] if offers else None
+        try:
+            return str(render(messages, tools=offered, add_generation_prompt=begin, tokenize=False))
+        except Exception as error:  # a template is a program, which can raise anything
+            raise _refusal(self.tokenizer, f"renders {what}", f"{type(error).__name__}: {error}") from error
 
     def end_of_turn(self, text: str) -> tuple[int, int]:
         """From where to where the end token of the turn with the probe stands; (-1, -1) = nowhere."""
         said = text.find(_SAID)
-        ends = [str(self.tokenizer.decode([token])) for token in self.end_ids]
+        ends = [str(end) for end in self.tokenizer.convert_ids_to_tokens(list(self.end_ids))]
         found = [(place, place + len(end)) for end in ends if (place := text.find(end, said)) >= 0]
         return min(found) if said >= 0 and found else (-1, -1)
 
@@ -152,26 +155,24 @@ class ToolFormat:
             mark = self._marks.get(token, "")
             if mark and (place := whole.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
                 start, stop = place, place + len(mark)
+            elif token == self.tokenizer.unk_token_id:
+                mark = ""  # of a letter that the tokenizer does not know
             ids += self._plain_ids(whole[start:stop]) if mark and not all(own[start:stop]) else [token]
         return tuple(ids)
 
     def _pieces(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> list[str]:
         """What is rendered from the turn's end token on: by turns the template's own text and one of the texts."""
-
-        def after_turn(contents: Sequence[str]) -> str:
-            filled = [answer | {"content": content} for answer, content in zip(answers, contents, strict=True)]
-            whole = self.rendered(turn + filled)
-            return whole[self.end_of_turn(whole)[0] :]
-
-        probes, pieces = _probes(len(texts)), []
-        skeleton = rest = after_turn(probes)
+        probes = _probes(len(texts))
+        skeleton = self.rendered(turn + _filled(answers, probes))
+        rest, pieces = skeleton[self.end_of_turn(skeleton)[0] :], []
         for place, (probe, text) in enumerate(zip(probes, texts, strict=True)):
             own, _, rest = rest.partition(probe)
             # The template may trim a text, or write it as JSON: what it writes stands in the place of the probe.
-            before = skeleton[: len(skeleton) - len(rest) - len(probe)]
-            with_text = after_turn([*probes[:place], text, *probes[place + 1 :]])
-            inside = with_text.startswith(before) and with_text[len(before) :].endswith(rest)
-            pieces += [own, with_text[len(before) : len(with_text) - len(rest)] if inside else text]
+            before, written = skeleton[: len(skeleton) - len(rest) - len(probe)], ""
+            with suppress(UserError):  # a template can fail with a text, such as an empty one
+                written = self.rendered(turn + _filled(answers, [*probes[:place], text, *probes[place + 1 :]]))
+            inside = written.startswith(before) and written[len(before) :].endswith(rest)
+            pieces += [own, written[len(before) : len(written) - len(rest)] if inside else text]
         return [*pieces, rest]
 
     @cached_property
@@ -183,22 +184,15 @@ class ToolFormat:
     def _plain_ids(self, text: str) -> list[int]:
         """Token ids of a text as plain text: it is cut where the tokenizer finds a mark."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if self._marks.keys().isdisjoint(ids):
+        if len(text) < 2 or self._marks.keys().isdisjoint(ids):
             return ids
-        return self._plain_ids(text[:1]) + self._plain_ids(text[1:]) if len(text) > 1 else []
+        return self._plain_ids(text[:1]) + self._plain_ids(text[1:])
 
     def check(self, turn: Messages, answers: Messages, what: str) -> bool:
-        """Checks that the template writes answers after a turn, apart from it; whether <think> ends them.
-
-        Raises:
-            UserError: it does not.
-        """
+        """Whether <think> ends answers to a turn; raises a UserError if the template does not write them apart."""
         probes = _probes(len(answers))
-        try:
-            alone = self.rendered(turn, begin=False)
-            whole = self.rendered(turn + [answer | {"content": p} for answer, p in zip(answers, probes, strict=True)])
-        except Exception as error:  # a template is a program, which can raise anything
-            raise _refusal(self.tokenizer, f"renders {what}", f"{type(error).__name__}: {error}") from error
+        alone = self.rendered(turn, what, begin=False)
+        whole = self.rendered(turn + _filled(answers, probes), what)
         (_, end), (_, start) = self.end_of_turn(alone), self.end_of_turn(whole)
         said, kept = (text[text.find(_SAID) : stop] for text, stop in ((alone, end), (whole, start)))
         if end < 0 or said != kept or alone[end:].strip():
@@ -214,6 +208,10 @@ class ToolFormat:
 
 def _probes(count: int) -> list[str]:
     return [f"zqShown{place}qz" for place in range(count)]
+
+
+def _filled(answers: Messages, contents: Sequence[str]) -> Messages:
+    return [answer | {"content": content} for answer, content in zip(answers, contents, strict=True)]
 
 
 def _identity(call: Entry, place: int) -> tuple[str, str]:
@@ -243,19 +241,16 @@ def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, e
 
 def _with_form(bare: ToolFormat) -> ToolFormat:
     """The format with the form of calls that the template writes."""
-    try:
-        prompts = [bare.rendered([_USER], begin=begin, tools=True) for begin in (True, False)]
-    except Exception as error:  # a template is a program, which can raise anything
-        raise _refusal(bare.tokenizer, "shows tools", f"{type(error).__name__}: {error}") from error
+    prompts = [bare.rendered([_USER], "tools", begin=begin, tools=True) for begin in (True, False)]
     if any(shown not in prompts[0] for shown in (_NAME, _PARAMETER)):
-        raise _refusal(bare.tokenizer, "shows tools", "a prompt without them")
+        raise _refusal(bare.tokenizer, "renders tools", "a prompt without them")
     fails = True
-    with suppress(Exception):
+    with suppress(UserError):
         fails = not bare.rendered(_TURN)
     got = "none"
     for many, as_text in ((True, False), (True, True), (False, False), (False, True)):
         tried = replace(bare, offers_always=fails, makes_many_calls=many, arguments_are_text=as_text)
-        with suppress(Exception):
+        with suppress(UserError):
             text = tried.rendered(tried.exchange([_CALL] * 2)[0], begin=False)
             prompt = next((one for one in prompts if text.startswith(one)), "")
             got = text[len(prompt) :]
@@ -272,7 +267,6 @@ def rewrites_history(tokenizer: PreTrainedTokenizerBase, *, role: str = "user") 
     for as_text in (False, True):
         bare = ToolFormat(tokenizer, (), arguments_are_text=as_text)
         turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
-        messages = [_USER, turn[1] | {"content": content}, answers[0] | {"content": "Go on."}]
-        with suppress(Exception):  # a template is a program, which can raise anything
-            whole = whole or bare.rendered(messages, tools=True)
+        with suppress(UserError):
+            whole = whole or bare.rendered([_USER, *_filled([turn[1], *answers], [content, "Go on."])], tools=True)
     return _ANSWER in whole and _OTHER not in whole

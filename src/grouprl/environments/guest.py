@@ -23,7 +23,15 @@ from typing import Any
 from grouprl.environments.base import Fault
 from grouprl.rewards.calls import describe
 from grouprl.rewards.workers.frames import receive_frame, send_frame, unpack
-from grouprl.rewards.workers.zygote import ProcessOutput, Source, dumps, fork_once, limit_memory, load_object
+from grouprl.rewards.workers.zygote import (
+    ProcessOutput,
+    Source,
+    adopt_orphans,
+    dumps,
+    fork_once,
+    limit_memory,
+    load_object,
+)
 from grouprl.types import UserError
 
 _RESERVED = ("reset", "get_reward")  # methods of a class of tools that are no tools
@@ -52,7 +60,7 @@ class EnvironmentWork:
             report(name)
             found = _loaded(name, source, modules)
             for tool in found if isinstance(found, list | tuple) else [found]:
-                _add(self.tools, getattr(tool, "__name__", name), tool, name)
+                _add(self.tools, getattr(tool, "__name__", repr(tool)), tool, name)
         for key, name, source in self.factories:
             report(name)
             found = _loaded(name, source, modules)
@@ -111,6 +119,7 @@ class EnvironmentWork:
     def work(self, channel: socket.socket) -> None:
         """Answers requests about one environment, or about the plain tools."""
         printed = ProcessOutput("a tool")
+        adopt_orphans()  # what a tool starts in the background stays with its episode
         limit_memory(self.memory_mib)
         own = os.getpid()
         guest = _Guest(self)
@@ -154,7 +163,9 @@ def _schema(where: str, tool: Callable[..., Any]) -> Any:
     try:
         parameters = inspect.signature(tool).parameters.values()
     except (TypeError, ValueError):
-        raise UserError(f"{where}: expected a Python function, got {tool!r:.80}: write one around it") from None
+        parameters = None
+    if parameters is None or not hasattr(tool, "__name__"):
+        raise UserError(f"{where}: expected a Python function, got {tool!r:.80}: write one around it")
     bare = [p.name for p in parameters if p.annotation is p.empty]
     unnamed = [p.name for p in parameters if p.kind not in _OWN_NAMES]
     if unnamed:
@@ -285,7 +296,7 @@ def as_text(value: object) -> str:
         TypeError: the value says nothing, such as a generator.
     """
     if isinstance(value, str):
-        return "".join(value)
+        return str.__str__(value)  # plain, also of a subclass
     if value is None:
         return ""
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or callable(value):

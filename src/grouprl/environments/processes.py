@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import select
 import socket
@@ -11,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,18 +29,35 @@ _CHECK_SECONDS = 0.05  # between two looks at what a process started
 _MOST_PROCESSES = 64  # that the process of an environment may start
 _CLOSING_SECONDS = 5.0
 _LONGEST_REPLY = 16 << 20  # bytes; results are cut before they are sent
+_KILLED = "was killed, or closed the connection of its process"
 _LONE = re.compile("[\ud800-\udfff]")  # half of a character, which no tokenizer takes
 
 
 @dataclass(frozen=True)
-class _Lost:
-    """Why there is no reply; the process was killed."""
+class _Reply:
+    """What a process answered, or why it does not: then it was killed."""
 
-    fault: Fault
-    text: str  # a predicate
+    text: str  # of a lost reply: a predicate
+    fault: Fault | None = None
+    reward: float | None = None
+    done: bool = False
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    lost: bool = False
 
+    @classmethod
+    def read(cls, reply: Mapping[str, Any]) -> Self:
+        """Reads JSON that a user's code may have written. Raises ValueError or the like for what no worker sends."""
+        fault, reward = reply.get("fault"), reply.get("reward")
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError
+        text = _LONE.sub("\N{REPLACEMENT CHARACTER}", reply["text"])
+        return cls(text, fault and Fault(fault), reward, bool(reply.get("done")), dict(reply.get("attributes", {})))
 
-Reply = Mapping[str, Any] | _Lost
+    def shown(self, subject: str, seconds: float = 0.0) -> Observation:
+        """What the policy is shown of it."""
+        if self.fault is None:
+            return Observation(self.text, reward=self.reward, done=self.done, seconds=seconds)
+        return Observation(f"error: {subject * self.lost}{self.text}", fault=self.fault, seconds=seconds)
 
 
 class _BombError(Exception):
@@ -147,10 +165,9 @@ class ProcessEnvironment:
                     f"{where}: expected a process for it, got {type(error).__name__}: {error}: check whether the "
                     "machine is out of processes, files or memory"
                 ) from error
-        if isinstance(found, _Lost) or "fault" in found:
-            got = found.text if isinstance(found, _Lost) else found["text"]
-            raise UserError(f"{where}: expected `reset` to begin an episode, got: {_clean(got)}; fix it")
-        return Opening(_clean(found["text"]))
+        if found.fault:
+            raise UserError(f"{where}: expected `reset` to begin an episode, got: {found.text}; fix it")
+        return Opening(found.text)
 
     def call(self, calls: Sequence[Call]) -> list[Observation]:
         """Makes the calls of a turn; gives their observations in order.
@@ -159,24 +176,24 @@ class ProcessEnvironment:
         coroutine functions side by side, as in TRL.
         """
         found: dict[int, Observation] = {}
+        apart: list[list[int]] = []  # places of calls of functions, each with a process
+        shared: list[int] = []  # places of calls of the object's methods
         for place, call in enumerate(calls):
             if call.tool not in self._schemas:
-                known = ", ".join(self._schemas) or "none"
-                found[place] = _failed(Fault.UNKNOWN_TOOL, f"expected a tool of {known}, got {call.tool!r:.80}")
+                said = f"expected one of the tools {', '.join(self._schemas) or '(none)'}, got {call.tool!r:.80}"
+                found[place] = _Reply(said, Fault.UNKNOWN_TOOL).shown("")
             elif said := complaint(call.arguments, self._schemas[call.tool]["function"]["parameters"]):
-                found[place] = _failed(Fault.ARGUMENTS, f"{call.tool}: {said}")
-        waiting = [place for place in range(len(calls)) if place not in found]
-        apart = [[place] for place in waiting if calls[place].tool not in self._methods]
-        shared = [place for place in waiting if calls[place].tool in self._methods]
-        jobs = [partial(self._function, calls, places, found) for places in apart]
-        jobs += [partial(self._object, calls, shared, found)] if shared else []
-        with self._busy:
-            if len(jobs) == 1:
-                jobs[0]()
-            elif jobs:
-                with ThreadPoolExecutor(len(jobs)) as threads:
-                    for done in [threads.submit(job) for job in jobs]:
-                        done.result()
+                found[place] = _Reply(f"{call.tool}: {said}", Fault.ARGUMENTS).shown("")
+            else:
+                shared += [place] * (call.tool in self._methods)
+                apart += [[place]] * (call.tool not in self._methods)
+        together = [place for place in shared if calls[place].tool in self._coroutines]
+        groups = [[place] for place in shared if place not in together] + [together] * bool(together)
+        jobs = [partial(self._make, calls, [places], found) for places in apart]
+        jobs += [partial(self._make, calls, groups, found)] * bool(groups)
+        with self._busy, ThreadPoolExecutor(max(1, len(jobs))) as threads:
+            for done in [threads.submit(job) for job in jobs]:
+                done.result()
         return [found[place] for place in range(len(calls))]
 
     def reply(self, message: str) -> Observation | None:
@@ -186,10 +203,7 @@ class ProcessEnvironment:
         started = time.monotonic()
         with self._busy:
             found = self._asked("step", message, seconds=self._source.limits.tool_seconds)
-        seen = _observation("the game", found, time.monotonic() - started)
-        if isinstance(found, _Lost) or seen.fault:
-            return seen
-        return replace(seen, reward=found["reward"], done=bool(found["done"]))
+        return found.shown("the game ", time.monotonic() - started)
 
     def verdict(self) -> Verdict:
         """The sum of a game's rewards, or what `get_reward` gives."""
@@ -197,10 +211,7 @@ class ProcessEnvironment:
             return Verdict()
         with self._busy:
             found = self._asked("verdict")
-        if isinstance(found, _Lost) or "fault" in found:
-            return Verdict(None, _clean(found.text if isinstance(found, _Lost) else found["text"]))
-        reward = found["reward"]
-        return Verdict(None if reward is None else float(reward), "", found["attributes"])
+        return Verdict(found.reward, found.text, found.attributes)
 
     def close(self) -> None:
         """Ends the processes; a call in progress gives a fault. The object may first end what it holds elsewhere."""
@@ -213,7 +224,7 @@ class ProcessEnvironment:
                 with suppress(OSError):
                     worker.channel.shutdown(socket.SHUT_RDWR)  # who reads it gets the end at once
             free = self._busy.acquire(timeout=_CLOSING_SECONDS)
-        if self._home is not None and not self._gone:
+        if self._home and not self._gone:
             self._asked("close", seconds=_CLOSING_SECONDS)
         for worker in list(self._workers):
             self._end(worker)
@@ -221,48 +232,42 @@ class ProcessEnvironment:
         if free:
             self._busy.release()
 
-    def _function(self, calls: Sequence[Call], places: Sequence[int], found: dict[int, Observation]) -> None:
-        """Makes one call in a process of its own."""
-        (place,), started = places, time.monotonic()
-        reply: Reply
-        if self._closed:
-            reply = _Lost(Fault.CRASH, "cannot be called: the episode is closed")
-        else:
-            try:
-                worker = self._spare()
-                (reply,) = self._ask(worker, "call", [_wire(calls[place])], 1, self._source.limits.tool_seconds)
-                self._spares += [] if worker.ended else [worker]
-            except (UserError, EOFError, OSError) as error:
-                reply = _Lost(Fault.CRASH, f"got no process: {type(error).__name__}: {error}")
-        found[place] = _observation(calls[place].tool, reply, time.monotonic() - started)
-
-    def _object(self, calls: Sequence[Call], places: Sequence[int], found: dict[int, Observation]) -> None:
-        """Makes the calls of the object's methods."""
-        together = [place for place in places if calls[place].tool in self._coroutines]
-        alone = [[place] for place in places if place not in together]
-        for group in [*alone, together] if together else alone:
+    def _make(self, calls: Sequence[Call], groups: Sequence[Sequence[int]], found: dict[int, Observation]) -> None:
+        """Makes calls, one group of places after the other; those of a group side by side in one process."""
+        for places in groups:
             started = time.monotonic()
-            if self._gone or self._home is None:
-                replies: list[Reply] = [_Lost(Fault.CRASH, f"cannot be called: {self._gone}")] * len(group)
+            wired = [(calls[place].tool, dict(calls[place].arguments)) for place in places]
+            if wired[0][0] in self._methods:
+                replies = self._asked_all("call", wired, len(places), self._source.limits.tool_seconds)
             else:
-                wired = [_wire(calls[place]) for place in group]
-                replies = self._ask(self._home, "call", wired, len(group), self._source.limits.tool_seconds)
-                self._note(replies)
-            for place, reply in zip(group, replies, strict=True):
-                found[place] = _observation(calls[place].tool, reply, time.monotonic() - started, self._gone)
+                replies = [self._called(wired)]
+            for place, reply in zip(places, replies, strict=True):
+                found[place] = reply.shown(f"{calls[place].tool} ", time.monotonic() - started)
 
-    def _asked(self, kind: str, *arguments: object, seconds: float | None = None) -> Reply:
-        """Asks the object for something else than a call."""
+    def _called(self, wired: object) -> _Reply:
+        """Calls a function in a process that no other call has at the time."""
+        if self._closed:
+            return _Reply("cannot be called: the episode is closed", Fault.CRASH, lost=True)
+        try:
+            worker = self._spare()
+        except (UserError, EOFError, OSError) as error:
+            return _Reply(f"got no process: {type(error).__name__}: {error}", Fault.CRASH, lost=True)
+        (reply,) = self._ask(worker, "call", wired, 1, self._source.limits.tool_seconds)
+        self._spares += [worker] * (not worker.ended)
+        return reply
+
+    def _asked(self, kind: str, *arguments: object, seconds: float | None = None) -> _Reply:
+        return self._asked_all(kind, arguments, 1, seconds or self._source.limits.episode_seconds)[0]
+
+    def _asked_all(self, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
+        """Asks the object. When its process does not answer, it is gone."""
         if self._home is None or self._gone:
-            return _Lost(Fault.CRASH, f"cannot be asked: {self._gone or 'it was not reset'}")
-        replies = self._ask(self._home, kind, arguments, 1, seconds or self._source.limits.episode_seconds)
-        self._note(replies)
-        return replies[0]
-
-    def _note(self, replies: Sequence[Reply]) -> None:
-        lost = [reply for reply in replies if isinstance(reply, _Lost)]
-        if lost:
-            self._gone = f"the environment is gone, because it {lost[0].text}"
+            return [_Reply(f"cannot be called: {self._gone or 'no reset'}", Fault.CRASH, lost=True)] * count
+        replies = self._ask(self._home, kind, arguments, count, seconds)
+        for reply in replies:
+            if reply.lost:
+                self._gone = f"the environment is gone, because it {reply.text}"
+        return [replace(one, text=f"{one.text}; the environment is gone") if one.lost else one for one in replies]
 
     def _forked(self) -> Worker:
         worker = self._source.processes.fork()
@@ -284,39 +289,36 @@ class ProcessEnvironment:
                 self._end(worker)
         return self._forked()
 
-    def _ask(self, worker: Worker, kind: str, arguments: object, count: int, seconds: float) -> list[Reply]:
+    def _ask(self, worker: Worker, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
         """Sends a request; gives its replies in the order of the calls. Where one is lost, the process is killed."""
         worker.jobs += 1
         until = time.monotonic() + seconds
-        replies: dict[int, Reply] = {}
+        replies: dict[int, _Reply] = {}
+        fault, message = Fault.CRASH, pack((worker.jobs, kind, arguments))
         try:
             if not is_quiet(worker.channel):
                 worker.channel.settimeout(0)
                 raise ValueError if worker.channel.recv(1, socket.MSG_PEEK) else EOFError
-            send_frame(worker.channel, pack((worker.jobs, kind, arguments)), seconds=seconds)
+            send_frame(worker.channel, message, seconds=seconds)
             while len(replies) < count:
                 _wait(worker, until)
                 left = max(_CHECK_SECONDS, until - time.monotonic())
                 reply = json.loads(receive_frame(worker.channel, seconds=left, most=_LONGEST_REPLY))
-                if reply["request"] != worker.jobs or not isinstance(reply["text"], str):
+                if reply["request"] != worker.jobs:
                     raise ValueError
-                replies[int(reply["place"])] = reply
+                replies[range(count)[reply["place"]]] = _Reply.read(reply)
             return [replies[place] for place in range(count)]
         except TimeoutError:
-            lost = _Lost(Fault.TIMEOUT, f"took longer than {seconds:g} s")
+            fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
         except _BombError:
-            lost = _Lost(Fault.CRASH, f"started more than {_MOST_PROCESSES} processes")
+            why = f"started more than {_MOST_PROCESSES} processes"
         except (EOFError, OSError):
-            death = cause_of_death(self._end(worker))
-            lost = _Lost(Fault.CRASH, "was stopped: the episode is closed" if self._closed else death)
-        except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
-            lost = _Lost(Fault.CRASH, "wrote into the connection of its process")
+            why = cause_of_death(self._end(worker)).replace("crashed its process (SIGKILL)", _KILLED)
+            why = "was stopped: the episode is closed" if self._closed else why
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):  # not a worker's JSON
+            why = "wrote into the connection of its process"
         self._end(worker)
-        return [replies.get(place, lost) for place in range(count)]
-
-
-def _wire(call: Call) -> tuple[str, dict[str, Any]]:
-    return call.tool, dict(call.arguments)
+        return [replies.get(place, _Reply(why, fault, lost=True)) for place in range(count)]
 
 
 def _wait(worker: Worker, until: float) -> None:
@@ -331,32 +333,15 @@ def _wait(worker: Worker, until: float) -> None:
 
 
 def _descendants(pid: int) -> int:
-    """How many processes a process and its children have started, where Linux says so; a few more than the limit."""
+    """How many processes a process and its children have started, where Linux says so; at least, if over the limit."""
     waiting, count = [pid], 0
-    while waiting and count <= _MOST_PROCESSES:
+    while waiting and len(waiting) + count <= _MOST_PROCESSES + 1:
+        count += 1
         with suppress(OSError):  # it has ended
             for listed in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
                 waiting += map(int, listed.read_text().split())
-        count += 1
     return count + len(waiting) - 1
 
 
 def _name(schema: Schema) -> str:
     return str(schema["function"]["name"])
-
-
-def _clean(text: str) -> str:
-    return _LONE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _failed(fault: Fault, text: str, seconds: float = 0.0) -> Observation:
-    return Observation(f"error: {_clean(text)}", fault=fault, seconds=seconds)
-
-
-def _observation(tool: str, reply: Reply, seconds: float, gone: str = "") -> Observation:
-    if isinstance(reply, _Lost):
-        after = "; the environment is gone" if gone and not reply.text.endswith(gone) else ""
-        return _failed(reply.fault, f"{tool} {reply.text}{after}", seconds)
-    if "fault" in reply:
-        return _failed(Fault(reply["fault"]), reply["text"], seconds)
-    return Observation(_clean(reply["text"]), seconds=seconds)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import compress
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import clipped_tokens, policy_ratios
+from grouprl.algorithms import policy_ratios
 from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.stages import group_stages
+from grouprl.algorithms.stages import cut_sides, group_stages
 from grouprl.algorithms.surrogates import left_out
 from grouprl.learner.batch import PolicyEvaluation, UpdateWork, token_rows
 from grouprl.learner.packs import Pack, PackOutput
@@ -80,13 +81,7 @@ def cut_tokens(
     ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if own else old_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
-    if not objective.cuts:  # a bounded weight keeps its gradient
-        return left_NT
-    low, high = objective.range
-    below_NT, above_NT = clipped_tokens(ratios_NT, advantages_NT, clip_low=low, clip_high=high)
-    largest = objective.largest_ratio
-    far_NT = (advantages_NT < 0) & (ratios_NT > largest) if largest is not None else torch.zeros_like(below_NT)
-    return left_NT | below_NT | above_NT | far_NT
+    return reduce(torch.logical_or, cut_sides(objective, ratios_NT, advantages_NT).values(), left_NT)
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:

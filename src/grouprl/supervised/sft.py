@@ -29,9 +29,9 @@ from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import Task, WordProblems, load_task
 from grouprl.tasks.base import solution
-from grouprl.tasks.files import read_rows, text_or_messages
+from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
-from grouprl.types import Batch, Group, Problem
+from grouprl.types import Batch, Group, Problem, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
 
@@ -67,7 +67,7 @@ def sft(config: SftConfig) -> Path:
         return {"loss": -logprobs_C.sum() / batch.mask_NT.sum()}
 
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
-        fit("sft", model, groups, SupervisedLoss(metrics, config), record, terminal)
+        fit("sft", model, groups, SupervisedLoss(metrics, config, model), record, terminal)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     return out
@@ -79,13 +79,22 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
     `word_problems` makes as many as are asked for; other tasks give their first train problems and the solutions.
     """
     if config.pairs.path is not None:
-        return [
-            (Problem(row[0], text_or_messages(row, "prompt")), completion_text(text_or_messages(row, "completion")))
-            for row in read_rows(config.pairs.path)
-        ]
+        return [_of_row(row) for row in read_rows(config.pairs.path)]
     task = load_task(**config.task.model_dump())
     schemas = leaf("environments.schemas")(task) if any(getattr(task, kind, None) for kind in KINDS) else ()
     return [(_with_tools(problem, schemas), written) for problem, written in _of_task(config, task)]
+
+
+def _of_row(row: Row) -> Pair:
+    """A row's pair; several messages are a conversation. `tools` has the schemas that its prompt shows."""
+    written, tools = text_or_messages(row, "completion"), row[1].get("tools") or ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(
+            f"{row[0]}: expected a list of JSON schemas in column 'tools', got {tools!r:.60}: write what "
+            "transformers' get_json_schema gives"
+        )
+    problem = Problem(row[0], text_or_messages(row, "prompt"), tools=tuple(tools))
+    return problem, completion_text(written) if isinstance(written, str) or len(written) == 1 else written
 
 
 def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:

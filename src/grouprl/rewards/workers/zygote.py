@@ -97,7 +97,7 @@ def serve(control_fd: int, run: int) -> None:
         return
     with suppress(OSError):
         os.dup2(2, 1)  # keep what rewards print apart from a command's output
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of a worker become children of this process
+    adopt_orphans()
     control = socket.socket(fileno=control_fd)
     with suppress(EOFError, OSError):  # the run ended or was killed
         zygote = _Zygote(control, unpack(receive_frame(control)))
@@ -305,6 +305,11 @@ def load_object(source: Source, modules: dict[str, ModuleType]) -> Any:
         there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
         raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
     return getattr(modules[path], name)
+
+
+def adopt_orphans() -> None:
+    """From now on the orphans of this process's children become its own children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:
