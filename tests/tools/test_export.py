@@ -85,7 +85,9 @@ def hostile(tmp_path: Path) -> Path:
     with RunRecord.create(tmp_path / "hostile", "task: x\n") as record:
         seen = [(TokenTrace((-1.5, -0.5), (0.5, 2.0), (-0.25, -4.0), (-1.0, -0.5)), TokenTrace())] * len(groups)
         record.step(StepRecord(1, {}, groups, outcomes, [((0.5, -0.125), (0.1,))] * len(groups), seen))
-        record.step(StepRecord(3, {}, groups[::-1], outcomes[::-1], [((0.1, 0.1), (0.0,))] * len(groups)))
+        kept = [place % 2 == 0 for place in range(len(groups))]
+        advantages = [((0.1, 0.1), (0.0,))] * len(groups)
+        record.step(StepRecord(3, {}, groups[::-1], outcomes[::-1], advantages, kept=kept))
     return tmp_path / "hostile"
 
 
