@@ -12,7 +12,7 @@ from functools import partial
 import cloudpickle
 
 from grouprl.config.run import ScoringConfig
-from grouprl.rewards.calls import call, gather, signature
+from grouprl.rewards.calls import RewardCall, call, gather, signature
 from grouprl.rewards.workers.pool import RewardPool
 
 COMPLETIONS, ROUNDS = 1024, 15
@@ -32,7 +32,7 @@ def keywords(size: int) -> dict[str, list[object]]:
 
 
 def in_pool(pool: RewardPool, groups: list[dict[str, list[object]]]) -> None:
-    for scored in [pool.submit("trivial", group) for group in groups]:
+    for scored in [pool.submit(RewardCall("trivial", group)) for group in groups]:
         gather(scored)
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch

@@ -9,7 +9,7 @@ import torch
 from shapes import END, Shape, prompts, text
 from transformers import LlamaForCausalLM
 
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig

@@ -1,10 +1,8 @@
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -40,15 +38,6 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grouprl.run.train.report_of", lambda directory: directory / "report.html")
 
 
-@pytest.fixture(scope="session")
-def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """`lab_browser.Lab` of a folder to which test modules add runs; what they added nobody changes."""
-    from lab_browser import served  # skips where there is no Playwright
-
-    with served(tmp_path_factory.mktemp("shared")) as lab:
-        yield lab
-
-
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     reason = why_unavailable(request.param)
@@ -69,7 +58,7 @@ HERE = Path(__file__).parent
 # pytest-xdist begins with these files: a long file that it begins last leaves the other worker without work.
 LONG = (
     *("run/test_train", "learner/test_family", "lab/test_lab_browser", "lab/test_lab_pages", "lab/test_lab_formulas"),
-    *("lab/test_lab_walk", "models/test_lora", "run/test_trainer", "rewards/test_hostile"),
+    *("models/test_lora", "run/test_trainer", "rewards/test_hostile"),
     *("checks/test_sandbox", "lab/", "rewards/test_reward_pool", "benchmarks/", "tools/test_compar", "ranks/"),
 )
 

@@ -40,9 +40,6 @@ def public_definitions(
             yield from public_definitions(node, f"{prefix}{node.name}.")
 
 
-# The rules: each yields what breaks it
-
-
 def imports_go_one_way(module: Module) -> Iterator[str]:
     if not module.room:
         return
@@ -184,10 +181,6 @@ def test_the_order_is_that_of_the_page_and_of_the_tree():
     }
 
 
-def test_the_package_is_found():
-    assert {"grouprl", "grouprl.types", "grouprl.config"} <= {module.name for module in modules()}
-
-
 def test_recipe_lines_leaves_out_comments_and_blank_lines():
     assert recipe_lines("# measured: 97 %\n\nsteps: 60\n  # why\nseed: 1  # a line all the same\n") == 2
 
@@ -195,7 +188,6 @@ def test_recipe_lines_leaves_out_comments_and_blank_lines():
 LONG_FUNCTION = "def f():\n" + "    a = 1\n" * FUNCTION_LINES
 BAD = [
     (imports_go_one_way, "tasks.base", "from grouprl.learner import update"),
-    (imports_go_one_way, "tasks.base", "import grouprl.learner.update"),
     (imports_go_one_way, "tasks.base", "from grouprl import learner"),
     (imports_go_one_way, "tasks.base", "from ..learner import update"),
     (imports_go_one_way, "tasks.base", "def f():\n    from grouprl import cli"),
@@ -203,9 +195,7 @@ BAD = [
     (imports_go_one_way, "tasks.base", "from grouprl import Trainer"),
     (imports_go_one_way, "run.train", "from grouprl.supervised.sft import sft"),
     (imports_go_one_way, "algorithms.spec", "from grouprl.config.run import RunConfig"),
-    (imports_go_one_way, "models.load", "from grouprl.config.run import ModelConfig"),
     (imports_go_one_way, "run.train", "from grouprl.lab.report.write import write_report"),
-    (imports_go_one_way, "run.train", "from grouprl.tools.planner import plan_memory"),
     (imports_go_one_way, "rewards.scorer", "from grouprl.engines.ray_scorers import RemoteRewards"),
     (imports_go_one_way, "rollout.native", "from grouprl.rewards.scorer import Scorer"),
     (imports_go_one_way, "learner.learner", "from grouprl.record.rows import truth"),
@@ -214,31 +204,24 @@ BAD = [
     (imports_go_one_way, "attic", ""),
     (foundations_import_little, "algorithms.kl", "import numpy"),
     (foundations_import_little, "config.run", "import torch"),
-    (foundations_import_little, "types", "import numpy"),
     (foundations_import_little, "record.read", "import torch"),
     (the_package_itself_is_light, "", "import torch"),
-    (the_package_itself_is_light, "", "from grouprl.run.train import Trainer"),
     (the_package_itself_is_light, "", "from .train import Trainer"),
     (sizes_stay_readable, "tasks.base", "a = 1\n" * (FILE_LINES + 1)),
     (sizes_stay_readable, "step", "a = 1\n" * STEP_LINES),
     (sizes_stay_readable, "tasks.base", LONG_FUNCTION),
-    (sizes_stay_readable, "tasks.base", "async " + LONG_FUNCTION),
     (names_say_what_is_inside, "tasks.utils", ""),
-    (names_say_what_is_inside, "common.tasks", ""),
     (public_functions_name_their_arguments, "tasks.base", "def f(**kwargs): ..."),
     (public_functions_name_their_arguments, "models.load", "def f(**columns): ..."),
     (public_functions_name_their_arguments, "rewards.rules", "def f(**kwargs): ..."),
     (public_functions_name_their_arguments, "rewards.rules", "class A:\n    def __init__(self, **kwargs): ..."),
     (everything_public_is_documented, "tasks.base", "a = 1"),
     (everything_public_is_documented, "tasks.base", "'''Doc.'''\ndef f(): ..."),
-    (everything_public_is_documented, "tasks.base", "'''Doc.'''\nclass A: ..."),
     (everything_public_is_documented, "tasks.base", "'''Doc.'''\nclass A:\n    '''Doc.'''\n    def f(self): ..."),
     (nothing_runs_or_unpickles_data, "tasks.base", "import pickle"),
-    (nothing_runs_or_unpickles_data, "tasks.base", "from joblib import load"),
     (nothing_runs_or_unpickles_data, "tasks.base", "from torch import load"),
     (nothing_runs_or_unpickles_data, "tasks.base", "torch.load('x')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "eval('1')"),
-    (nothing_runs_or_unpickles_data, "tasks.base", "exec('1')"),
     (nothing_runs_or_unpickles_data, "checks.sandbox.runner", "compile('1', 'it', 'exec')"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=True)"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
@@ -248,7 +231,6 @@ GOOD = [
     (imports_go_one_way, "tasks.base", "from grouprl.types import Problem\nfrom . import answers\nimport torch"),
     (imports_go_one_way, "lab.app", "from grouprl.tools.compare.read import read_comparison"),
     (imports_go_one_way, "cli", "from grouprl import __version__\nfrom grouprl.run.train import train"),
-    (imports_go_one_way, "config", "from grouprl.config.files import load_config"),
     (imports_go_one_way, "", "def f():\n    from grouprl.run.train import Trainer"),
     (foundations_import_little, "algorithms.kl", "import math\nimport torch.nn\nfrom grouprl.types import Algorithm"),
     (foundations_import_little, "record.rollouts", "import numpy"),
@@ -276,5 +258,6 @@ def test_good_code_passes(rule: Callable[[Module], Iterator[str]], name: str, so
     assert complaints(rule, name, source) == []
 
 
-def test_every_rule_can_fail():
+def test_every_rule_can_fail_on_the_package_that_is_found():
     assert {rule for rule, _, _ in BAD} == set(RULES)
+    assert {"grouprl", "grouprl.types", "grouprl.config"} <= {module.name for module in modules()}

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from source_tree import LEAVES, ROOT, SRC, TRUNK, modules, room_of
 
 # Modules beside the packages.
 ALONE = {"types", "files", "leaves", "step"}
+WAYS = {"A reward": "reward_files", "A setting": "setting_files", "The length penalty": "penalty_files"}
 SMALL_FILE, SMALL_FILE_WORDS = 60, 6
 KINDS = ("*.py", "*.md", "*.c", "*.h", "*.js", "*.yaml")
 CAPS: dict[str, int] = tomllib.loads((ROOT / "tests" / "caps.toml").read_text(encoding="utf-8"))
@@ -47,6 +49,15 @@ def read_for_one_update() -> list[str]:
     return re.findall(r"`([\w/]+\.py)`", paragraph)
 
 
+def way(value: str) -> list[str]:
+    """The files that the page names on the way of a value; none where it counts others."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paragraph = page[page.index(f"**{value}**") :].partition("\n\n")[0]
+    files = re.findall(r"`([\w/]+\.py)`", paragraph)
+    return files if f" {len(files)} files" in paragraph else []
+
+
+@cache
 def sizes() -> dict[str, int]:
     pages = sorted((ROOT / "docs").glob("*.md"))
     scripts = (path for path in SRC.rglob("*.js") if "vendor" not in path.parts)
@@ -57,6 +68,7 @@ def sizes() -> dict[str, int]:
         "javascript": lines_in(scripts),
         "tests": lines_in((ROOT / "tests").rglob("*.py")),
         "update": lines_in(SRC / name for name in read_for_one_update()),
+        **{name: len(way(value)) for value, name in WAYS.items()},
         "docs_words": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
         "docs_pages": len(pages),
         "folders": sum(path.is_dir() and not path.name.startswith("_") for path in SRC.iterdir()),
@@ -73,6 +85,13 @@ def test_nothing_grows(part: str):
 
 def test_every_part_has_a_cap():
     assert sizes().keys() == CAPS.keys()
+    assert all((SRC / file).exists() for value in WAYS for file in (way(value) or ["none"]))
+
+
+def test_the_length_penalty_is_known_where_the_page_says():
+    named = re.compile(r"(?<!mask_)overlong(?!_prompts)", re.IGNORECASE)
+    texts = {str(path.relative_to(SRC)): path.read_text(encoding="utf-8") for path in SRC.rglob("*.py")}
+    assert {file for file, text in texts.items() if named.search(text)} == set(way("The length penalty"))
 
 
 def test_no_class_has_the_name_of_another():

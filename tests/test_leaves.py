@@ -24,6 +24,7 @@ ASKED = {
         ("rollout.engine.name=vllm", "rollout.engine.address=http://127.0.0.1:9"),
         "engine.vllm: expected the folder grouprl/engines",
     ),
+    "environments": (("environment.factory=any.py:Game",), "conversations: expected the folder grouprl/environments"),
     "checks": (("--reward", "unit_tests"), "reward.unit_tests: expected the folder grouprl/checks"),
     "lab": ((), "none, because the folder grouprl/lab is missing"),
     "tools": (("trackers.names=[tensorboard]",), "trackers: expected the folder grouprl/tools"),

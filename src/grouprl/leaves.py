@@ -20,7 +20,10 @@ PLACES: Mapping[str, str] = {
     "cluster.samplers": "grouprl.engines.ray_samplers:open_samplers",
     "cluster.scorers": "grouprl.engines.ray_scorers:RemoteRewards",
     "comparison": "grouprl.lab.report.write:write_comparison_page",
+    "conversations": "grouprl.environments.conversation:open_conversations",
     "engine.vllm": "grouprl.engines.vllm:VllmEngine",
+    "environments.authored": "grouprl.environments.authored:authored_episode",
+    "environments.schemas": "grouprl.environments.shapes:tool_schemas",
     "gguf": "grouprl.tools.gguf:loadable",
     "hints": "grouprl.tools.imported.hints:hint",
     "kernels": "grouprl.kernels.offers",
@@ -33,8 +36,12 @@ PLACES: Mapping[str, str] = {
     "reward.unit_tests": "grouprl.checks.unit_tests:UnitTests",
     "rollout.regex": "grouprl.engines.structure:structured_sampling",
     "sandbox": "grouprl.checks.sandbox",
+    "task.calculator": "grouprl.environments.calculator:Calculator",
     "task.code": "grouprl.checks.code:Code",
+    "task.guess_number": "grouprl.environments.guess_number:GuessNumber",
+    "task.python_repl": "grouprl.environments.python_repl:PythonRepl",
     "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",
+    "task.search_notes": "grouprl.environments.search_notes:SearchNotes",
     "trackers": "grouprl.tools.trackers:Trackers",
 }
 

@@ -20,7 +20,7 @@ from grouprl.rewards.scorer import Scorer, Scoring
 from grouprl.rollout import Engine, refilling, requests
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, ProblemOrder, rounds
-from grouprl.types import Group, RewardOutcome, Sampling, StepRecord
+from grouprl.types import Group, Problem, RewardOutcome, Sampling, StepRecord
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class StepParts:
     problems_per_step: int  # P
     group_size: int  # G
     order: ProblemOrder  # which problems come next
+    opened: Callable[[Problem], Problem] | None = None  # what an environment adds to a problem; None = there is none
 
 
 def grpo_step(
@@ -58,6 +59,7 @@ def grpo_step(
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
     # problems may replace those that the filter drops (DAPO's dynamic sampling).
     ask = partial(requests, tokenizer=tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
+    ask = partial(ask, opened=parts.opened)
     for visits, further in rounds(parts.order, train, step=step, rates=rates, refills=selection.refills, kept=kept):
         scoring = Scoring(parts.scorer, tokenizer)
         with refilling(engine, parts.sampling, scoring.known, selection.kept, further, ask):

@@ -105,6 +105,7 @@ class Problem:
     prompt: str | tuple[Message, ...]  # plain text, or chat messages for the model's chat template
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
     place: str = field(default="", compare=False)  # file and line that it was read from, for errors
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools that the chat template shows to the policy
 
     @property
     def where(self) -> str:
@@ -194,11 +195,58 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class ObservedTokens:
+    """Tokens that the policy was shown between two of its turns: they are read, and nothing is learned of them."""
+
+    after: int  # tokens of the completion before it
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the policy wrote, and what came of it, for the record."""
+
+    turn: int  # 0, 1, ... of the policy's turns
+    tool: str
+    arguments: str  # JSON, or what the policy wrote where it is none
+    result: str  # as the policy was shown it
+    seconds: float
+    fault: str = ""  # empty = it succeeded
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The turns of a completion that used tools or talked with an environment."""
+
+    observations: tuple[ObservedTokens, ...]  # in order; none after the last turn
+    messages: tuple[Mapping[str, Any], ...]  # after the prompt, in the form of chat templates
+    calls: tuple[ToolCall, ...] = ()
+    ends: tuple[int, ...] = ()  # index of each turn's last token
+    turn_rewards: tuple[float | None, ...] = ()  # of each turn; None = the environment gave none
+    reward: float | None = None  # the environment's verdict; None = unscored
+    ended: str = "finished"  # why it ended
+    invalid: str = ""  # why the completion is invalid; empty = it is valid
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # plain ones of the environment's object, at the end
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Episode:
+        """Makes an episode of its JSON. Raises KeyError, TypeError or AttributeError where it is damaged."""
+        parts: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
+        parts["observations"] = tuple(
+            ObservedTokens(one["after"], tuple(one["token_ids"])) for one in given["observations"]
+        )
+        return Episode(**parts | {"calls": tuple(ToolCall(**one) for one in given["calls"])})
+
+
+@dataclass(frozen=True)
 class Completion:
     """Text that the policy wrote for a problem. Token ids are the record; `text` is only for people and rewards.
 
     `logprobs[t]` is the log-prob of `token_ids[t]` under the behavior policy, with `Sampling` applied.
-    `plain_logprobs[t]` is its log-prob under the plain softmax.
+    `plain_logprobs[t]` is its log-prob under the plain softmax. Of an episode these are the tokens of all its turns;
+    what stood between them is in `episode.observations`.
     """
 
     index: int  # 0..G-1 within its group
@@ -208,9 +256,15 @@ class Completion:
     text: str  # decoded without special tokens
     stop_reason: StopReason
     weights_version: int  # updates made before these weights sampled the completion
+    episode: Episode | None = None  # None = a single turn
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def observations(self) -> tuple[ObservedTokens, ...]:
+        """What the policy was shown between its turns."""
+        return () if self.episode is None else self.episode.observations
 
 
 @dataclass(frozen=True)
@@ -230,13 +284,17 @@ class StepReward:
     reward: float  # weighted
 
 
+SOFT_OVERLONG = "soft_overlong"
+"""The component of a reward that is its length penalty, from -1 to 0; the algorithm adds it, with a weight of 1."""
+
+
 @dataclass(frozen=True)
 class RewardOutcome:
     """The reward of one completion and its components.
 
     >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5}).valid
     True
-    >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5, "soft_overlong": -0.25}, penalty=-0.25).total
+    >>> RewardOutcome(1.5, {"correct": 1.0, "boxed": 0.5, "soft_overlong": -0.25}).total
     1.25
     >>> RewardOutcome(math.nan, {"correct": None}, reason="correct returned None").valid
     False
@@ -247,13 +305,12 @@ class RewardOutcome:
     reason: str = ""  # why it is invalid
     steps: tuple[StepReward, ...] = ()  # process rewards of its reasoning steps; not part of the total
     correct: bool | None = None  # the verdict of the task's verifier; None = it failed, or the task has none
-    penalty: float = 0.0  # length penalty, from -1 to 0; also recorded as a component
     extra: Mapping[str, Any] = field(default_factory=dict)  # what rewards logged, by REWARD/COLUMN
 
     @property
     def total(self) -> float:
         """The reward from which the advantage is computed; NaN = invalid."""
-        return self.earned + self.penalty
+        return self.earned + (self.components.get(SOFT_OVERLONG) or 0.0)
 
     @property
     def valid(self) -> bool:
@@ -287,6 +344,7 @@ class Batch:
     trained_NT: Tensor  # bool, tokens that the loss includes
     old_logprobs_NT: Tensor  # float32, log-probs under the behavior policy
     sampling: Sampling  # the sampling parameters under which log-probs are computed
+    observations: Mapping[int, tuple[ObservedTokens, ...]] = field(default_factory=dict)  # of rows with several turns
 
     @cached_property
     def states_NT(self) -> Tensor:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from grouprl import Algorithm, RunConfig, UserError
+from grouprl import RunConfig, UserError
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Clip, Plain
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.option import hints
+from grouprl.algorithms.spec import Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.algorithm import KINDS, as_tree, options, with_options
@@ -33,6 +34,8 @@ CONTRADICTIONS = [
     ({"ratio": "sequence", "correction": "mask"}, "ratio", "correction_level"),
     ({"surrogate": "gmpo", "credit": "step"}, "surrogate", "set surrogate=clip"),
     ({"surrogate": "gmpo", "ratio": "sequence"}, "surrogate", "ratio='sequence'"),
+    ({"surrogate": "gmpo", "divergence_tv": 0.1}, "surrogate", "algorithm.divergence_tv"),
+    ({"ratio": "sequence", "divergence_kl": 0.1}, "ratio", "algorithm.divergence_kl"),
     ({"surrogate": "sapo", "clip_high": 0.3}, "clip_high", "surrogate='sapo'"),
     ({"tau_neg": 2.0}, "tau_neg", "surrogate='clip'"),
     ({"entropy_step": 0.1, "entropy_coef": 0.1}, "entropy_step", "entropy_target"),
@@ -102,17 +105,22 @@ def test_a_value_out_of_range_names_its_field(options: dict[str, object]) -> Non
         variant(**options)
 
 
-@pytest.mark.parametrize(("field", "algorithm"), [("baseline", NAMED["grpo"]), ("baseline", NAMED["rloo"])], ids=str)
-def test_a_completion_alone_has_no_group(field: str, algorithm: Algorithm) -> None:
-    with pytest.raises(
-        UserError, match=rf"rollout.group_size: .* algorithm.{field}={algorithm.advantage.baseline!r}, got 1"
-    ):
-        check_sections(RunConfig(algorithm=algorithm, rollout={"group_size": 1}))
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_a_completion_alone_has_no_group(name: str) -> None:
+    baseline = NAMED[name].advantage.baseline
+    with pytest.raises(UserError, match=rf"rollout.group_size: .* algorithm.baseline={baseline!r}, got 1"):
+        check_sections(RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}))
 
 
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_batch", "reinforce_pp", "ppo"])
 def test_what_does_not_compare_within_the_group_needs_none(name: str) -> None:
     check_sections(RunConfig(algorithm=NAMED[name], rollout={"group_size": 1}))
+    single = RunConfig(algorithm=NAMED[name], rollout={"group_size": 1, "problems_per_step": 1})
+    if name == "reinforce_batch":  # the others' batch is one of tokens, or none
+        with pytest.raises(UserError, match=r"rollout.group_size: expected 2 or more .*baseline='batch_mean'"):
+            check_sections(single)
+    else:
+        check_sections(single)
 
 
 def test_a_critics_learning_rate_needs_a_critic() -> None:
@@ -121,11 +129,27 @@ def test_a_critics_learning_rate_needs_a_critic() -> None:
     check_sections(RunConfig(algorithm=NAMED["ppo"], learner={"critic_learning_rate": 0.1}))
 
 
-def test_one_completion_is_no_batch() -> None:
-    rollout = {"group_size": 1, "problems_per_step": 1}
-    with pytest.raises(UserError, match=r"rollout.group_size: expected 2 or more with algorithm.baseline='batch_mean'"):
-        check_sections(RunConfig(algorithm=NAMED["reinforce_batch"], rollout=rollout))
-    check_sections(RunConfig(algorithm=NAMED["reinforce_pp"], rollout=rollout))  # its batch is one of tokens
+@pytest.mark.parametrize("field", ["floor", "sharpness"])
+def test_what_only_the_edge_order_has_needs_it(field: str) -> None:
+    with pytest.raises(UserError, match=rf"curriculum.{field}: expected order=edge"):
+        check_sections(RunConfig(rollout={"curriculum": {field: 0.7}}))
+    check_sections(RunConfig(rollout={"curriculum": {field: 0.7, "order": "edge"}}))
+
+
+def test_a_reference_is_refreshed_after_every_nth_step_and_needs_a_weight() -> None:
+    third = variant("grpo", refresh_reference=3)
+    assert [third.refreshes_reference(step) for step in range(1, 7)] == [False, False, True] * 2
+    assert Kl(kl_coef=1.0).kl_coef == 1
+    with pytest.raises(UserError, match="expected more than 0, got 0"):
+        Kl(kl_coef=0.0)
+
+
+def test_named_algorithms_have_the_numbers_of_their_papers() -> None:
+    dppo = NAMED["dppo"]
+    assert dppo.objective == Plain(aggregate="token_mean", divergence_tv=0.15)
+    assert (dppo.kl, dppo.updates) == (None, Updates(passes=1, minibatches=4))
+    assert [name for name in NAMED if NAMED[name].groups.overlong_buffer] == ["dapo"]
+    assert not any(NAMED[name].groups.mask_overlong for name in NAMED)
 
 
 def test_every_name_is_its_own_and_differs_from_grpo() -> None:
@@ -138,13 +162,6 @@ def test_ppo_is_grpo_with_a_critic_in_the_place_of_the_group() -> None:
     grpo, ppo = options(NAMED["grpo"]), options(NAMED["ppo"])
     changed = {name for name in ppo if ppo[name] != grpo.get(name)}
     assert {"baseline", "critic_kind", "credit", "kl_in"} <= changed
-
-
-@pytest.mark.parametrize("field", ["floor", "sharpness"])
-def test_what_only_the_edge_order_has_needs_it(field: str) -> None:
-    with pytest.raises(UserError, match=rf"curriculum.{field}: expected order=edge"):
-        check_sections(RunConfig(rollout={"curriculum": {field: 0.7}}))
-    check_sections(RunConfig(rollout={"curriculum": {field: 0.7, "order": "edge"}}))
 
 
 def test_option_names_are_unique_over_all_parts() -> None:

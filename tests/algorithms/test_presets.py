@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner import PolicyEvaluation, assign_credit
@@ -177,17 +177,11 @@ def advantages_of(algorithm: Algorithm, rewards: list[float], batch: Batch, refe
 
 def loss_and_norm(algorithm: Algorithm, advantages_NT: Tensor) -> tuple[float, float]:
     logprobs_NT = padded(POLICY).requires_grad_()
-    kl = algorithm.kl or Kl()
-    loss, _ = algorithm.objective.loss(
-        logprobs_NT,
-        padded(OLD),
-        advantages_NT,
-        algorithm.objective.weights(MASK_NT, max_tokens=4),
-        ref_logprobs_NT=padded(REFERENCE),
-        kl_coef=algorithm.kl_coef if algorithm.pulls else 0.0,
-        kl=kl.kl_estimator,
-        kl_unbiased=kl.kl_unbiased,
+    weights_NT = algorithm.objective.weights(MASK_NT, max_tokens=4)
+    tokens = TokenGrid(
+        logprobs_NT, padded(OLD), advantages_NT, weights_NT, weights_NT > 0, reference_NT=padded(REFERENCE)
     )
+    loss, _ = algorithm.objective.loss(tokens, algorithm.kl, algorithm.kl_coef if algorithm.pulls else 0.0)
     (gradient_NT,) = torch.autograd.grad(loss, logprobs_NT)
     return float(loss.detach()), float(gradient_NT.norm())
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from explained_group import TOKENS
+from explained_group import TOKENS, UPDATED
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.stages import group_stages
@@ -14,7 +14,7 @@ from variants import variant
 
 
 def test_ratio_loss_gradient_and_update_by_hand() -> None:
-    stages = group_stages(variant(passes=2, kl_coef=0.1), TOKENS, kl_coef=0.1)
+    stages = group_stages(variant(passes=2, kl_coef=0.1), TOKENS, UPDATED, kl_coef=0.1)
     first, second = stages["ratio"]["completions"]
     assert (first["mean"], first["max"]) == pytest.approx((1.5, 1.5))
     assert (second["mean"], second["max"]) == pytest.approx((0.8, 1.1))
@@ -37,7 +37,7 @@ def test_ratio_loss_gradient_and_update_by_hand() -> None:
 
 
 def test_a_kl_in_the_reward_is_of_the_policy_before_the_update_and_no_part_of_the_loss() -> None:
-    stages = group_stages(NAMED["rloo"], TOKENS, kl_coef=0.03)
+    stages = group_stages(NAMED["rloo"], TOKENS, UPDATED, kl_coef=0.03)
     # k1: the old policy's log-probs less the reference's, which is 3 times as probable, then 1 and 2.2 times.
     sums = [one["sum"] for one in stages["kl"]["completions"]]
     assert sums == pytest.approx([-math.log(3), -math.log(1) - math.log(2.2)])
@@ -47,7 +47,7 @@ def test_a_kl_in_the_reward_is_of_the_policy_before_the_update_and_no_part_of_th
 
 @pytest.mark.parametrize("algorithm", NAMED.values(), ids=list(NAMED))
 def test_every_algorithm_has_stages_of_finite_numbers(algorithm: Algorithm) -> None:
-    stages = group_stages(algorithm, TOKENS, kl_coef=algorithm.kl_coef)
+    stages = group_stages(algorithm, TOKENS, UPDATED, kl_coef=algorithm.kl_coef)
     assert stages["loss"]["share"] == pytest.approx(stages["loss"]["surrogate"] + stages["loss"]["kl"])
     assert (stages["kl"]["completions"] is None) == (algorithm.kl is None)
     assert all(math.isfinite(one["sum"]) for one in stages["gradient"]["completions"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from itertools import combinations
-from math import comb
 from statistics import NormalDist
 
 import numpy as np
@@ -24,24 +22,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_completion(total: int)
             assert pass_at_k(correct, total, k) == sum(subsets) / len(subsets)
 
 
-def test_pass_at_k_of_worked_examples() -> None:
-    assert pass_at_k(6, 10, 1) == 0.6
-    assert pass_at_k(3, 10, 3) == pytest.approx(1 - (7 * 6 * 5) / (10 * 9 * 8), abs=1e-15)
-    assert pass_at_k(0, 100, 100) == 0.0
-    assert pass_at_k(1, 100, 100) == 1.0
-
-
 def test_pass_at_k_keeps_its_precision_where_factorials_overflow() -> None:
     assert pass_at_k(1, 10**6, 1) == 1e-6
     assert pass_at_k(2, 10**4, 5000) == pytest.approx(1 - (5000 * 4999) / (10**4 * 9999), rel=1e-15)
-
-
-@given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(1, 8))
-def test_pass_at_k_is_unbiased(chance: float, total: int, k: int) -> None:
-    k = min(k, total)
-    weights = [comb(total, c) * chance**c * (1 - chance) ** (total - c) for c in range(total + 1)]
-    expected = sum(weight * pass_at_k(c, total, k) for c, weight in enumerate(weights))
-    assert expected == pytest.approx(1 - (1 - chance) ** k, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -52,18 +35,6 @@ def test_pass_at_k_refuses_what_makes_no_sense(correct: int, total: int, k: int)
         pass_at_k(correct, total, k)
 
 
-def test_wilson_interval_of_published_examples() -> None:
-    # Newcombe 1998 (Statistics in Medicine 17:857), table I, method 3.
-    published = {
-        (81, 263): (0.2553, 0.3662),
-        (15, 148): (0.0624, 0.1605),
-        (0, 20): (0.0, 0.1611),
-        (1, 29): (0.0061, 0.1718),
-    }
-    for (successes, total), interval in published.items():
-        assert wilson_interval(successes, total) == pytest.approx(interval, abs=5e-5)
-
-
 @given(st.integers(1, 2000), st.data(), st.floats(0.5, 0.999))
 def test_wilson_ends_are_where_the_score_test_just_accepts(total: int, data: st.DataObject, confidence: float) -> None:
     successes = data.draw(st.integers(0, total))
@@ -72,11 +43,6 @@ def test_wilson_ends_are_where_the_score_test_just_accepts(total: int, data: st.
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     for end in (low, high):
         assert (successes / total - end) ** 2 == pytest.approx(z * z * end * (1 - end) / total, rel=1e-6, abs=1e-12)
-
-
-def test_wilson_mirrors() -> None:
-    low, high = wilson_interval(3, 40)
-    assert wilson_interval(37, 40) == pytest.approx((1 - high, 1 - low))
 
 
 @pytest.mark.parametrize(
@@ -105,22 +71,6 @@ def test_mean_interval_has_the_width_of_the_t_table(degrees: int, confidence: fl
     low, high = mean_interval(values, confidence)
     assert (low + high) / 2 == pytest.approx(0.5)
     assert (high - low) / 2 / (0.5 / degrees / (degrees + 1)) ** 0.5 == pytest.approx(quantile, abs=6e-4)
-
-
-def test_mean_interval_of_student_s_sleep_data() -> None:
-    # Student 1908: hours of sleep gained by ten patients; 95 %: 0.70 to 2.46.
-    gained = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
-    assert mean_interval(gained) == pytest.approx((0.7001, 2.4599), abs=1e-4)
-
-
-def test_mean_interval_holds_the_truth_as_often_as_it_says() -> None:
-    chance = random.Random(0)
-    held, rounds = 0, 400
-    for _ in range(rounds):
-        low, high = mean_interval([chance.gauss(3, 2) for _ in range(5)], 0.9)
-        held += low <= 3 <= high
-    # Three standard errors; with the normal quantile for Student's it would be 0.82.
-    assert held / rounds == pytest.approx(0.9, abs=3 * (0.9 * 0.1 / rounds) ** 0.5)
 
 
 def test_mean_interval_refuses_what_makes_no_sense() -> None:

@@ -39,20 +39,6 @@ def test_one_step_to_the_last_token_is_outcome_supervision(rows: list[tuple[floa
         assert not got[row, length:].any()
 
 
-STEPS = st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.25, 1.0]), st.integers(0, 5)), max_size=4)
-
-
-@given(st.lists(STEPS, min_size=1, max_size=6), st.floats(-5, 5), st.sampled_from([0.5, 100.0]))
-def test_step_advantages_start_at_a_sum_of_zero_and_ignore_shift_and_scale(
-    rows: list[list[tuple[float, int]]], shift: float, factor: float
-) -> None:
-    ends, zeros, lengths = [[end for _, end in row] for row in rows], [0] * len(rows), [6] * len(rows)
-    got = step_advantages([[reward for reward, _ in row] for row in rows], ends, zeros, lengths)
-    moved = step_advantages([[factor * reward + shift for reward, _ in row] for row in rows], ends, zeros, lengths)
-    assert float(got[:, 0].sum()) == pytest.approx(0, abs=1e-4)  # every step of the group is still to come
-    torch.testing.assert_close(moved, got, atol=2e-4, rtol=0)
-
-
 @pytest.mark.parametrize("ends", [[2], [-1], [0, 1]])
 def test_a_step_that_ends_outside_its_completion_is_refused(ends: list[int]) -> None:
     with pytest.raises(ValueError, match="within its 2 tokens"):
@@ -83,30 +69,8 @@ def test_gae_is_the_sum_of_discounted_deltas_over_the_tokens_that_exist() -> Non
             assert returns[row, t].item() == pytest.approx(expected + v[i])
     assert not advantages[~mask].any()
     assert not returns[~mask].any()
-
-
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.5), (0.9, 0.95), (0.7, 0.0)])
-def test_gae_is_the_mean_of_every_horizon_with_geometric_weights(gamma: float, lam: float) -> None:
-    """Horizon n: n rewards, then the critic. Weights (1 - lam) lam^(n - 1), the rest on the horizon without critic."""
-    rewards, values = [0.5, -1.0, 0.0, 2.0], [0.3, 0.1, -0.4, 1.5]
-    advantages, _ = gae(*(torch.tensor([row]) for row in (rewards, values)), torch.ones(1, 4), gamma=gamma, lam=lam)
-    for t in range(4):
-        left, expected = 4 - t, 0.0
-        for n in range(1, left + 1):
-            earned = sum(gamma**i * rewards[t + i] for i in range(n))
-            promised = gamma**n * values[t + n] if n < left else 0.0
-            weight = (1 - lam) * lam ** (n - 1) if n < left else lam ** (left - 1)
-            expected += weight * (earned + promised - values[t])
-        assert advantages[0, t].item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_gae_with_lam_1_is_reward_to_go_less_value() -> None:
-    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.5, 0.9]])
-    advantages, returns = gae(rewards, values, torch.ones(1, 3), lam=1.0)
-    torch.testing.assert_close(advantages, torch.tensor([[0.8, 0.5, 0.1]]))
-    torch.testing.assert_close(returns, torch.ones(1, 3))
     with pytest.raises(ValueError, match="one shape"):
-        gae(rewards, values[:, :2], torch.ones(1, 3))
+        gae(rewards, values[:, :2], mask)
 
 
 def test_dpo_by_hand() -> None:
@@ -130,19 +94,6 @@ def test_dpo_gradient_is_that_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda *tensors: dpo_loss(*tensors, beta=0.3)[0], inputs)
     with pytest.raises(ValueError, match="one shape"):
         dpo_loss(*inputs[:3], inputs[3][:2])
-
-
-@given(st.lists(st.floats(-20, 20), min_size=4, max_size=4), st.floats(-9, 9), st.floats(0.01, 2))
-def test_dpo_sees_log_ratios_alone_and_a_swapped_pair_costs_the_margin_more(
-    logprobs: list[float], shift: float, beta: float
-) -> None:
-    chosen, rejected, ref_chosen, ref_rejected = (torch.tensor([value], dtype=torch.float64) for value in logprobs)
-    loss, stats = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=beta)
-    swapped, _ = dpo_loss(rejected, chosen, ref_rejected, ref_chosen, beta=beta)
-    moved, _ = dpo_loss(chosen + shift, rejected, ref_chosen + shift, ref_rejected, beta=beta)
-    assert float(swapped - loss) == pytest.approx(float(stats["margin"]), abs=1e-9)
-    assert float(moved) == pytest.approx(float(loss), abs=1e-9)
-    assert float(loss) > 0
 
 
 def test_dpo_stays_finite_far_from_the_reference() -> None:

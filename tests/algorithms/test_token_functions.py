@@ -17,6 +17,7 @@ from grouprl.algorithms import (
     token_advantages,
     value_loss,
 )
+from grouprl.algorithms.entropy import Entropy
 
 NAN = math.nan
 
@@ -50,15 +51,33 @@ def test_the_batch_of_tokens_is_centered_and_normalized() -> None:
     close(sample, (torch.tensor([[0.06, 0.16, 0.36], [-0.44, -0.14, 0.0]]) / (math.sqrt(0.372 / 4) + 0.1)).tolist())
 
 
-@pytest.mark.parametrize("reward", [0.3, 0.6, 0.7, 0.9, 1.3])
-def test_equal_returns_leave_exactly_nothing(reward: float) -> None:
+@pytest.mark.parametrize("reward", [0.0, 0.3, 0.6, 0.7, 0.9, 1.3])
+@pytest.mark.parametrize("options", [{}, {"eps": 0.0}, {"normalize": False}], ids=str)
+def test_equal_returns_leave_exactly_nothing(reward: float, options: dict[str, float]) -> None:
     # the mean of eleven 0.3 in float64 is not 0.3
     rewards = torch.zeros(11, 4, dtype=torch.float64)
     rewards[:, -1] = reward
-    for normalize in (True, False):
-        advantages, returns = token_advantages(rewards, torch.ones(11, 4), normalize=normalize)
-        assert torch.equal(advantages, torch.zeros(11, 4))
-        assert returns.min() == returns.max() == pytest.approx(reward)
+    advantages, returns = token_advantages(rewards, torch.ones(11, 4), **options)
+    assert torch.equal(advantages, torch.zeros(11, 4))
+    assert returns.min() == returns.max() == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("size", [1.0, -1.0, 1000.0, -1000.0])
+def test_a_deviation_that_rounding_explains_is_not_normalized(size: float) -> None:
+    """Values near 1 in float32 are 6e-8 apart, near 1000 6e-5: a critic that is right up to that gives no advantage."""
+    rewards, right = torch.tensor([[0.0, size]] * 2, dtype=torch.float64), torch.full((2, 2), size)
+    for part, deviation in ((2.0**-24, 0.0), (2.0**-11, 1.0)):
+        values = right + size * part * torch.tensor([[0.0, 1.0], [-1.0, 2.0]])
+        advantages, _ = token_advantages(rewards, torch.ones(2, 2), values_NT=values, eps=0.0)
+        assert float(advantages.std(correction=0)) == pytest.approx(deviation, abs=1e-5)
+
+
+@pytest.mark.parametrize("reward", [1e-6, 1.0, 1e6])
+def test_a_small_signal_is_normalized_whatever_the_size_of_the_rewards(reward: float) -> None:
+    """Rewards of float64 that differ in the ninth digit are a signal: nothing rounds them before."""
+    rewards = torch.tensor([[reward], [reward * (1 + 1e-9)]], dtype=torch.float64)
+    advantages, _ = token_advantages(rewards, torch.ones(2, 1), eps=0.0)
+    assert advantages[:, 0].tolist() == pytest.approx([-1, 1], rel=1e-3)
 
 
 def test_with_a_critic_they_are_gae_and_returns_are_not_normalized() -> None:
@@ -112,19 +131,20 @@ def test_a_group_without_any_valid_reward_has_no_mean() -> None:
 # Sampler and learner
 
 LEARNER = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -1.0, 5.0]])
-SAMPLER = LEARNER - torch.tensor([[math.log(3.0), math.log(0.25), math.log(1.5)], [math.log(0.9), 0.0, 0.0]])
+SAMPLER = LEARNER - torch.tensor([[math.log(3.0), math.log(0.25), math.log(1.5)], [math.log(0.6), 0.0, 0.0]])
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"kind": "truncate"}, [[2, 0.25, 1.5], [0.9, 1, 0]]),
-        ({"kind": "truncate", "cap": 4.0}, [[3, 0.25, 1.5], [0.9, 1, 0]]),
-        ({"kind": "mask"}, [[0, 0, 1.5], [0.9, 1, 0]]),
-        ({"kind": "mask", "floor": 0.0}, [[0, 0.25, 1.5], [0.9, 1, 0]]),
-        # of the whole completions: 3 * 0.25 * 1.5 = 1.125 and 0.9
-        ({"kind": "truncate", "level": "sequence", "cap": 1.0}, [[1, 1, 1], [0.9, 0.9, 0]]),
-        ({"kind": "mask", "level": "sequence", "cap": 1.12}, [[0, 0, 0], [0.9, 0.9, 0]]),
+        ({"kind": "truncate"}, [[2, 0.25, 1.5], [0.6, 1, 0]]),
+        ({"kind": "truncate", "cap": 4.0}, [[3, 0.25, 1.5], [0.6, 1, 0]]),
+        ({"kind": "mask"}, [[0, 0, 1.5], [0.6, 1, 0]]),  # IcePop's bounds: a half and two
+        ({"kind": "mask", "floor": 0.0}, [[0, 0.25, 1.5], [0.6, 1, 0]]),
+        ({"kind": "mask", "floor": 1.0, "cap": 1.0}, [[0, 0, 0], [0, 1, 0]]),
+        # of the whole completions: 3 * 0.25 * 1.5 = 1.125 and 0.6
+        ({"kind": "truncate", "level": "sequence", "cap": 1.0}, [[1, 1, 1], [0.6, 0.6, 0]]),
+        ({"kind": "mask", "level": "sequence", "cap": 1.12}, [[0, 0, 0], [0.6, 0.6, 0]]),
     ],
     ids=str,
 )
@@ -174,30 +194,30 @@ def test_the_kl_coefficient_is_steered(kl: float, factor: float) -> None:
 
 # The critic's loss
 
-OLD = torch.tensor([[1.0, 2.0, 0.0]])
-RETURNS = torch.tensor([[2.0, 2.0, 4.0]])
-WEIGHTS = torch.tensor([[0.5, 0.25, 0.25]])
+OLD = torch.tensor([[1.0, 2.0, 0.0, 1.0]])
+RETURNS = torch.tensor([[2.0, 2.0, 4.0, 0.0]])
+WEIGHTS = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+VALUES = torch.tensor([[1.5, 1.9, 1.0, 0.0]])
 
 
 def test_the_value_loss_by_hand() -> None:
-    values = torch.tensor([[1.5, 1.9, 1.0]], requires_grad=True)
-    # squared errors 0.25, 0.01, 9; of the values clipped to old +- 0.2: (1.2 - 2)^2, 0.01, (0.2 - 4)^2
+    values = VALUES.clone().requires_grad_()
+    # squared errors 0.25, 0.01, 9, 0; of the values clipped to old +- 0.2: (1.2 - 2)^2, 0.01, (0.2 - 4)^2, 0.8^2
     loss, stats = value_loss(values, OLD, RETURNS, WEIGHTS, clip=0.2)
-    assert float(loss.detach()) == pytest.approx((0.5 * 0.64 + 0.25 * 0.01 + 0.25 * 14.44) / 2)
-    assert float(stats["value_clip_fraction"]) == pytest.approx(2 / 3)
+    assert float(loss.detach()) == pytest.approx((0.5 * 0.64 + 0.25 * 0.01 + 0.125 * (14.44 + 0.64)) / 2)
+    assert float(stats["value_clip_fraction"]) == pytest.approx(3 / 4)
     loss.backward()
     # where the clipped value is the worse one, it does not move any more
-    close(values.grad, [[0.0, 0.25 * -0.1, 0.0]])
+    close(values.grad, [[0.0, 0.25 * -0.1, 0.0, 0.0]])
     free, stats = value_loss(values, OLD, RETURNS, WEIGHTS, clip=None)
-    assert float(free.detach()) == pytest.approx((0.5 * 0.25 + 0.25 * 0.01 + 0.25 * 9) / 2)
+    assert float(free.detach()) == pytest.approx((0.5 * 0.25 + 0.25 * 0.01 + 0.125 * 9) / 2)
     assert float(stats["value_clip_fraction"]) == 0
 
 
 def test_a_value_is_free_to_come_back_from_too_far() -> None:
     # 0.5 above its old value and above the return: the plain error is the worse one and has a gradient
     values = torch.tensor([[1.5]], requires_grad=True)
-    loss, _ = value_loss(values, torch.tensor([[1.0]]), torch.tensor([[1.0]]), torch.ones(1, 1), clip=0.2)
-    loss.backward()
+    value_loss(values, torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), clip=0.2)[0].backward()
     close(values.grad, [[0.5]])
 
 
@@ -206,7 +226,7 @@ def test_padding_of_the_value_loss_may_hold_anything(junk: float) -> None:
     def padded(row: Tensor) -> Tensor:
         return torch.cat([row, torch.full((1, 1), junk)], dim=1)
 
-    values = torch.tensor([[1.5, 1.9, 1.0]], requires_grad=True)
+    values = VALUES.clone().requires_grad_()
     weights = torch.cat([WEIGHTS, torch.zeros(1, 1)], dim=1)
     loss, stats = value_loss(padded(values), padded(OLD), padded(RETURNS), weights)
     expected, expected_stats = value_loss(values, OLD, RETURNS, WEIGHTS)
@@ -232,3 +252,11 @@ def test_shapes_that_differ_are_refused() -> None:
 )
 def test_the_entropy_coefficient_follows_its_target(coef: float, entropy: float, expected: tuple[float, float]):
     assert steered_entropy_coef(coef, entropy, target=0.2) == pytest.approx(expected)
+
+
+def test_a_paused_entropy_coefficient_moves_on_from_where_it_was() -> None:
+    steered = Entropy(entropy_target=1.0, entropy_step=0.01)
+    assert steered.next_coefs((0.5, 0.0), 0.9) == pytest.approx((0.51, 0.51))
+    assert steered.next_coefs((0.5, 0.5), 1.1) == pytest.approx((0.49, 0.0))
+    assert steered.next_coefs((0.5, 0.0), NAN) == (0.5, 0.0)
+    assert Entropy(entropy_coef=0.2).next_coefs((0.5, 0.1), 0.9) == (0.5, 0.1)

@@ -23,6 +23,9 @@ def test_two_samplers_with_jobs_of_three_two_and_one_seconds() -> None:
     # Two groups a sampler, together in its rows: 3 s.
     (step,) = simulate(SECOND, Cluster(2, 1), [[(4,), (3,), (2,)]])
     assert (step.sampled, step.sampler_seconds) == (3.0, 3.0 + 2.0)
+    # Nine of ten end after 1 s, one after 100 s.
+    (step,) = simulate(SECOND, Cluster(1, 1), [[(2,) * 9 + (101,)]])
+    assert step.tail == 99.0
 
 
 def test_scorers_begin_with_what_is_there() -> None:
@@ -57,12 +60,6 @@ def test_weights_are_pulled_once_a_version_and_answers_are_received_one_by_one()
     assert step.sampled == step.worked + 0.25 * 2
     (step,) = simulate(costs, Cluster(2, 1, max_rows=1), [[(2,), (2,)]])
     assert (step.worked, step.sampled) == (3.0, 3.0 + 0.25 * 4)
-
-
-def test_the_last_completions() -> None:
-    """Nine of ten end after 1 s, one after 100 s."""
-    (step,) = simulate(SECOND, Cluster(1, 1), [[(2,) * 9 + (101,)]])
-    assert step.tail == 99.0
 
 
 def decoded_slowly(rates: DecodeRates, groups: list[tuple[int, ...]], max_rows: int) -> list[float]:

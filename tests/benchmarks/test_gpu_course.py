@@ -32,16 +32,11 @@ from grouprl.models.layouts import TreeLayout  # noqa: E402
 from grouprl.tools.planner import ModelShape, Networks  # noqa: E402
 from grouprl.types import Completion, Group, Problem, StopReason  # noqa: E402
 
+FORMS = ("float32", "bfloat16")
+HEADS = ("float32, heads of 64", "bfloat16, heads of 64", "bfloat16, heads of 128")
 CHECKS = [
-    *(
-        f"check tree mask, {kind}"
-        for kind in ("float32, heads of 64", "bfloat16, heads of 64", "bfloat16, heads of 128")
-    ),
-    *(
-        f"check {name}, {dtype}"
-        for name in ("packed = padded", "sampler = learner", "graphs = eager")
-        for dtype in ("float32", "bfloat16")
-    ),
+    *(f"check tree mask, {kind}" for kind in HEADS),
+    *(f"check {name}, {form}" for name in ("packed = padded", "sampler = learner", "graphs = eager") for form in FORMS),
 ]
 STEP = ("first sampling", "first update", "sampling", "update", "step")
 
@@ -93,14 +88,8 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.Capt
     assert "a kernel is missing" in gpu.table(bench.found)
 
 
-def test_no_part_begins_after_the_time(tmp_path: Path) -> None:
-    bench = bench_of(seconds=-1.0)
-    assert bench.part("late", works) is None
-    assert "skipped" in bench.found["late"]
-
-
 def test_a_part_is_broken_off_when_the_time_is_up() -> None:
-    bench = bench_of(seconds=0.5)
+    bench = bench_of(seconds=0.2)
     bench.alarm()
 
     def endless(_: Any) -> dict[str, float]:
@@ -115,7 +104,7 @@ def test_a_part_is_broken_off_when_the_time_is_up() -> None:
         bench.over = True
         gpu_work.signal.setitimer(gpu_work.signal.ITIMER_REAL, 0)
     assert "broken off" in bench.found["endless"]["skipped"]
-    assert "skipped" in bench.found["next"]
+    assert "skipped" in bench.found["next"]  # no part begins after the time
 
 
 def test_after_a_fault_of_the_gpu_the_next_stage_runs_in_another_process(

@@ -1,14 +1,16 @@
-"""The tables of the docs that a script makes are what it makes of the results that lie beside it."""
+"""What scripts of the benchmarks make of their results and of the shapes that they build; the docs show it."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,3 +62,67 @@ def test_evidence_shows_the_comparison_of_the_family() -> None:
         assert (f"{mean['sampled_steps_to_90']:.1f}", f"{mean['sampled_tokens_to_90']:,.0f}") == (steps, tokens)
         assert (f"{mean['sampled_seconds_to_90']:.1f}", f"{mean['seconds_per_step']:.2f}") == (seconds, per_step)
         assert f"{mean['peak_rss_mib']:,.0f}" == peak
+
+
+@pytest.mark.parametrize("script", ["shapes"], indirect=True)
+@pytest.mark.parametrize(("vocabulary", "layers"), [(512, 2), (20_000, 2), (512, 30)])
+@torch.no_grad()
+def test_completions_end_as_often_with_every_vocabulary(script: ModuleType, vocabulary: int, layers: int) -> None:
+    shape = replace(script.TINY, vocabulary=vocabulary, layers=layers, hidden=64, prompt_tokens=40, problems=4)
+    logits = script.build(shape)(torch.tensor(script.prompts(shape))).logits
+    ends = logits.softmax(-1)[..., script.END].mean()
+    assert float(ends) == pytest.approx(3 / 512, rel=0.25)
+
+
+@pytest.mark.parametrize("script", ["shapes"], indirect=True)
+def test_prompts_share_what_was_asked_for(script: ModuleType) -> None:
+    asked = script.prompts(replace(script.REAL["smollm2-135m"], prompt_tokens=175, shared_tokens=140))
+    assert {len(prompt) for prompt in asked} == {175}
+    assert len({prompt[:140] for prompt in asked}) == 1
+    assert len({prompt[140:] for prompt in asked}) == len(asked) == 8
+    assert max(map(max, asked)) > 40_000
+
+
+@pytest.mark.parametrize("script", ["shapes"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "millions"), [("smollm2-135m", 134.5), ("smollm2-360m", 361.8), ("qwen2.5-0.5b", 494.0)]
+)
+def test_the_shapes_are_as_large_as_the_models(
+    monkeypatch: pytest.MonkeyPatch, script: ModuleType, name: str, millions: float
+) -> None:
+    with torch.device("meta"):
+        monkeypatch.setattr(script, "_end_often", lambda model: None)
+        model = script.build(script.REAL[name])
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=1e-3)
+
+
+@pytest.mark.parametrize("script", ["floor"], indirect=True)
+def test_a_floor_counts_shared_tokens_once_and_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, script: ModuleType
+) -> None:
+    monkeypatch.setattr(script, "matmul_rate", lambda *_: 1.0)
+    monkeypatch.setattr(script, "bandwidth", lambda _: 1e30)
+    shape = script.Shape(4, 2, 2, 1, 8, 3, 2, prompt_tokens=10, max_tokens=5, shared_tokens=6, vocabulary=50)
+    # A layer: queries and output 4 x 4, keys and values 4 x 2, three of 4 x 8. Prompts: 6 + 3 x 4 tokens.
+    layers, head, prompts = 2 * (2 * 16 + 2 * 8 + 3 * 32), 4 * 50, 18
+    floors = script.step_floors(shape, [3] * 6, "float32", reference=True)
+    learning = 6 * (layers * (prompts + 6 * 2) + head * 6 * 3)
+    assert floors == {
+        "generation": 2 * layers * prompts + 2 * (layers + head) * 6 * 2,
+        "reference": learning / 3,
+        "learn": learning,
+    }
+
+
+@pytest.mark.parametrize("script", ["speed"], indirect=True)
+def test_a_part_of_a_section_takes_the_place_of_its_old_rows(script: ModuleType) -> None:
+    def section(rows: dict[str, int], **measured: int) -> dict[str, object]:
+        return {"rows": [{"name": name, "ours": ours} for name, ours in rows.items()], "measured": measured}
+
+    kept = {"machine": {"cores": 2}, "sections": {"floor": section({"f": 0})}}
+    first = script.added(kept, "real", section({"a": 1, "b": 2}, one=1))
+    both = script.added(first, "real", section({"b": 3, "c": 4}, two=2))
+    assert both == {
+        "machine": {"cores": 2},
+        "sections": {"floor": section({"f": 0}), "real": section({"a": 1, "b": 3, "c": 4}, one=1, two=2)},
+    }

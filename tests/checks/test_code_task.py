@@ -113,47 +113,22 @@ def test_a_row_that_is_no_problem_is_named(tmp_path: Path, row: dict[str, Any], 
         Code(path).problems("train")
 
 
-def test_problems_whose_tests_cannot_be_split_can_be_skipped(tmp_path: Path):
-    rows = [*map(mbpp, range(9)), mbpp(10, test_list=["assert plus_10(1) == [x for x in ()]"])]
-    problems = every(Code(write(tmp_path / "a.jsonl", rows), leave_out=True))
-    assert len(problems) == 9
-    assert "Add 10" not in "".join(problem.prompt_text for problem in problems)
+LONG = "+".join(["1"] * 3000)
 
 
-UNREADABLE = {
-    "a long sum": "+".join(["1"] * 3000),
-    "many signs": "-" * 5000 + "1",
-    "very many signs": "-" * 500_000 + "1",
-    "half a character": "'\ud800'",
-    "a null": "'\0'",
-    "deep brackets": "[" * 120 + "]" * 120,
-    "a tower": "10**10**8",
-    "a long text": "'a' * 10**11",
-    "a long range": "sum(range(10**12))",
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_a_test_that_python_itself_cannot_read_is_refused_with_its_line(tmp_path: Path, name: str):
-    rows = [*map(mbpp, range(9)), mbpp(10, test_list=[f"assert plus_10(1) == {UNREADABLE[name]}"])]
-    path = write(tmp_path / "a.jsonl", rows)
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(mbpp(10, test_list=[f"assert plus_10(1) == {value}"]) for value in (LONG, "'\ud800'", "10**10**8")),
+        {**HUMAN_EVAL, "test": f"def check(candidate):\n    assert candidate([1]) == {LONG}\n"},
+    ],
+    ids=["a long sum", "half a character", "a tower", "a long sum in a check"],
+)
+def test_a_test_that_python_itself_cannot_read_is_refused_with_its_line(tmp_path: Path, row: dict[str, Any]):
+    path = write(tmp_path / "a.jsonl", [*map(mbpp, range(9)), row])
     with pytest.raises(UserError, match=r"a.jsonl:10: .*leave_out=true"):
         Code(path).problems("train")
     assert len(every(Code(path, leave_out=True))) == 9
-
-
-def test_a_check_that_python_itself_cannot_read_is_refused_with_its_line(tmp_path: Path):
-    test = f"def check(candidate):\n    assert candidate([1]) == {'+'.join(['1'] * 3000)}\n"
-    rows = [*map(mbpp, range(9)), {**HUMAN_EVAL, "test": test}]
-    path = write(tmp_path / "a.jsonl", rows)
-    with pytest.raises(UserError, match=r"a.jsonl:10: .*leave_out=true"):
-        Code(path).problems("train")
-    assert len(every(Code(path, leave_out=True))) == 9
-
-
-def test_shown_tests_below_zero_are_refused():
-    with pytest.raises(UserError, match="shown_tests: expected 0 or more, got -1"):
-        Code(shown_tests=-1)
 
 
 def test_the_example_and_the_traits():

@@ -23,7 +23,8 @@ from grouprl.config.run import ScoringConfig
 from grouprl.rewards.calls import Invalid
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from grouprl.types import Problem, UserError
+from groups import group_of
 
 # Scores and requests
 
@@ -107,13 +108,10 @@ def test_one_judge_can_be_called_from_several_threads():
 
 
 def test_outcomes_of_a_step_hold_the_values_and_the_reasons():
-    texts = ("good", "unread")
-    completions = tuple(Completion(n, (1,), (0.0,), (0.0,), text, StopReason.END, 0) for n, text in enumerate(texts))
-    group = Group(Problem("p", "?"), (1,), completions)
     with ChatServer(by_completion({"good": scores(10), "unread": says("no")})) as server:
         rewards = [WeightedReward("judge_model", judge(server), 2.0)]
         with open_scorer(rewards, limits=ScoringConfig(max_invalid=1.0)) as opened:
-            ((good, unread),) = opened.finish([opened.begin(group)])
+            ((good, unread),) = opened.finish([opened.begin(group_of(Problem("p", "?"), "good", "unread"))])
     assert (good.total, good.components) == (2.0, {"judge_model": 1.0})
     assert (unread.valid, unread.components) == (False, {"judge_model": None})
     assert unread.reason == "judge_model expected {\"score\": N} from the judge model, got 'no'"
@@ -264,21 +262,12 @@ def test_a_score_in_another_form_is_none(content: str, reason: str):
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        ("Fine.\nScore: 7", 0.7),
-        ("Fine.\n\n**Score:** 7.5 \n\n", 0.75),
-        ("score: 10.", 1.0),
-        ("It says 'Score: 10'.\nScore: 10\nNot so.\nScore: 2", 0.2),
-        ("<think>Score: 9</think>\nScore: 0", 0.0),
-        ("Score: 10\nI quoted that.", None),
-        ("Score: 7/10", None),
-        ("Score: seven", None),
-        ("Score: ٧", None),
-        ("My Score: 7", None),
-        ("Score: 10.5", None),
-        ("Score:" + " " * 100_000 + "7", None),
-        ("", None),
+        ("Fine.\nScore: 7", 0.7), ("Fine.\n\n**Score:** 7.5 \n\n", 0.75), ("score: 10.", 1.0),
+        ("It says 'Score: 10'.\nScore: 10\nNot so.\nScore: 2", 0.2), ("<think>Score: 9</think>\nScore: 0", 0.0),
+        ("Score: 10\nI quoted that.", None), ("Score: 7/10", None), ("Score: seven", None), ("Score: ٧", None),
+        ("My Score: 7", None), ("Score: 10.5", None), ("Score:" + " " * 100_000 + "7", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_without_json_the_score_is_the_last_line(reply: str, expected: float | None):
     if expected is not None:
         assert read_score(reply, (0, 10), as_json=False) == pytest.approx(expected)
@@ -307,14 +296,6 @@ def test_a_body_in_another_form_is_no_score(reply: Reply, reason: str):
         assert broken.reason.startswith(reason)
         assert len(broken.reason) < 400
         assert fine == 0.5
-
-
-def test_no_more_of_a_reply_is_read_than_allowed():
-    endless = Reply(b"x" * 100_000_000)
-    with ChatServer(lambda asked: endless) as server:
-        start = time.monotonic()
-        assert judged(judge(server), ["a"]) == [Invalid("got a reply of more than 1048576 bytes")]
-        assert time.monotonic() - start < 2.0
 
 
 def test_a_reply_cut_at_max_tokens_is_no_score_even_if_it_looks_like_one():

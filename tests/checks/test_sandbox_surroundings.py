@@ -30,31 +30,27 @@ print(json.dumps([why_unavailable(name) for name in BACKENDS]))
 """
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
-def test_a_worker_without_standard_channels_can_run_programs(backend: str, closed: str, tmp_path: Path):
-    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", _RUN, backend, str(tmp_path / "told")]
-    subprocess.run(command, check=True)
-    assert (tmp_path / "told").read_text() == "[2] 'out\\n'"
+# Imported before: Python 3.13.0 cannot import its own socket in a folder that is gone.
+_LEAVE = "import os, tempfile, grouprl.checks.sandbox\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())\n"
+HOSTILE = {"LD_PRELOAD": "/nowhere.so", "LC_ALL": "xx_XX.nothing", "PYTHONHOME": "/nowhere"}
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [{"LD_PRELOAD": "/nowhere.so"}, {"LC_ALL": "xx_XX.nothing"}, {"PYTHONHOME": "/nowhere"}],
-    ids=lambda environment: next(iter(environment)),
+    ("shell", "before", "environment"),
+    [
+        ('exec "$0" "$@" >&-', "", {}),
+        ('exec "$0" "$@" <&- 2>&-', "", {}),
+        ('exec "$0" "$@" <&- >&- 2>&-', "", {}),
+        ('exec "$0" -E "$@" 2>/dev/null', "", HOSTILE),
+        ('exec "$0" "$@"', _LEAVE, {}),
+    ],
+    ids=["no output", "no input and errors", "no channels", "a hostile environment", "a folder that is gone"],
 )
-def test_the_worker_s_environment_does_not_reach_the_sandbox(backend: str, environment: dict[str, str], tmp_path: Path):
-    python = [sys.executable] if "PYTHONHOME" not in environment else [sys.executable, "-E"]
-    command = [*python, "-c", _RUN, backend, str(tmp_path / "told")]
-    subprocess.run(command, check=True, env=os.environ | environment, capture_output=True)
-    assert (tmp_path / "told").read_text() == "[2] 'out\\n'"
-
-
-def test_a_worker_whose_folder_is_gone_can_run_programs(backend: str, tmp_path: Path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    # Imported before: Python 3.13.0 cannot import its own socket in such a folder.
-    leave = f"import os, grouprl.checks.sandbox\nos.chdir({str(gone)!r})\nos.rmdir({str(gone)!r})\n"
-    subprocess.run([sys.executable, "-c", leave + _RUN, backend, str(tmp_path / "told")], check=True)
+def test_a_worker_in_odd_surroundings_can_run_programs(
+    backend: str, tmp_path: Path, shell: str, before: str, environment: dict[str, str]
+):
+    command = ["sh", "-c", shell, sys.executable, "-c", before + _RUN, backend, str(tmp_path / "told")]
+    subprocess.run(command, check=True, env=os.environ | environment)
     assert (tmp_path / "told").read_text() == "[2] 'out\\n'"
 
 

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from typing import Any
 
 import pytest
 
-from grouprl.checks.sandbox import BACKENDS, why_unavailable
 from grouprl.checks.unit_tests import UnitTests
 from grouprl.config.run import ScoringConfig
 from grouprl.rewards.configured import open_scorer
@@ -15,15 +13,6 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.types import UserError
 
 TESTS = ("assert double(2) == 4", "assert double(-3) == -6", "assert double('ab') == 'abab'")
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    if sys.platform != "linux":
-        pytest.skip("sandboxes need Linux")
-    if reason := why_unavailable(request.param):
-        pytest.skip(f"{request.param}: {reason}")
-    return str(request.param)
 
 
 def fenced(code: str) -> str:
@@ -188,24 +177,12 @@ def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any]):
         UnitTests(**settings)
 
 
-def test_auto_is_settled_when_the_reward_is_made(backend: str):
-    assert UnitTests().backend in BACKENDS
-
-
 def test_a_call_that_python_would_not_make_need_not_return(backend: str):
     tests = ["assert first([]) is None or first([1]) == 1", "assert first([2]) == 2 and not first([0])"]
     assert score(backend, "def first(x):\n    return x[0] if x else None", tests) == 1.0
     assert score(backend, "def first(x):\n    return None if not x else x[0] if x[0] != 1 else 1 / 0", tests) == 1.0
     assert score(backend, "def first(x):\n    return x[0]", tests) == 0.0
     assert score(backend, "def first(x):\n    return x[0]", ["assert not first([])"]) == 0.0
-
-
-def test_one_program_of_many_is_judged(backend: str):
-    right, wrong = "def double(x):\n    return x + x", "def double(x):\n    return 0"
-    reward = UnitTests(backend=backend)
-    programs = [(right, "print(double(2))"), (wrong, right), (right, wrong, "print(double(2))")]
-    texts = ["\n".join(map(fenced, several)) for several in programs]
-    assert reward(["?"] * 3, texts, [[]] * 3, test_list=[TESTS] * 3) == [1.0, 1.0, 0.0]
 
 
 def test_a_limit_beyond_that_of_a_call_is_refused(backend: str):

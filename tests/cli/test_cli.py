@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from grouprl.cli import app
-from small_runs import Ended, checkpoint_names, grouprl, gsm8k_row, metrics, small_settings, tree, write_rows
+from small_runs import Ended, grouprl, gsm8k_row, metrics, small_settings, tree, write_rows
 
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
@@ -70,8 +69,6 @@ def test_a_run_on_gsm8k_s_form_leaves_its_figures(finished: Path, guesser: Path)
         assert 1 <= summary[when]["mean_length"] <= 12
         assert summary[when]["problems"] == 3
     assert (summary["steps"], summary["seed"]) == (2, 0)
-    assert summary["train_seconds"] > 0
-    assert summary["peak_rss_mib"] > 50
     assert 16 <= summary["completion_tokens"] <= 16 * 12
     assert summary["model"] == str(guesser)
     rows = metrics(finished)
@@ -85,22 +82,14 @@ def test_a_run_on_gsm8k_s_form_leaves_its_figures(finished: Path, guesser: Path)
     assert (trained.lm_head.weight - start.lm_head.weight).abs().max() > 0.001
 
 
-def test_eval_of_a_checkpoint_uses_its_run_and_finds_what_the_run_found(finished: Path) -> None:
-    ended = grouprl("eval", finished / "checkpoints/step-000002", "--json")
+def test_eval_of_a_run_or_its_checkpoint_finds_what_the_run_found(finished: Path, tmp_path: Path) -> None:
+    ended = grouprl("eval", finished, "--json")
     assert (ended.code, ended.err) == (0, "")
-    found = json.loads(ended.out)
-    assert found == json.loads((finished / "summary.json").read_text())["after"]
+    assert json.loads(ended.out) == json.loads((finished / "summary.json").read_text())["after"]
     other = json.loads(grouprl("eval", finished / "checkpoints/step-000002", "--json", "evaluation.problems=2").out)
     assert other["problems"] == 2
-
-
-def test_a_run_stands_for_its_newest_checkpoint(finished: Path, tmp_path: Path) -> None:
-    named, newest = (grouprl("eval", model, "--json") for model in (finished, finished / "checkpoints/step-000002"))
-    assert (named.code, json.loads(named.out)) == (0, json.loads(newest.out))
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    shutil.copy(finished / "config.yaml", bare)
-    refused(grouprl("sample", bare), "expected a run with a checkpoint, got one without")
+    shutil.copy(finished / "config.yaml", tmp_path)
+    refused(grouprl("sample", tmp_path), "expected a run with a checkpoint, got one without")
 
 
 def test_eval_shows_a_table(finished: Path, guesser: Path, place: Path) -> None:
@@ -133,14 +122,11 @@ def test_sample_shows_a_group_with_rewards_and_advantages(finished: Path, monkey
 
 
 def test_sample_of_ones_own_prompt_has_no_rewards(finished: Path, guesser: Path) -> None:
-    for model in (guesser, finished / "checkpoints/step-000002"):
+    for model, size in ((guesser, 8), (finished / "checkpoints/step-000002", 4)):  # the default, or the run's
         ended = grouprl("sample", model, "--prompt", "Tell me [bold]a[/bold] number.", "rollout.max_tokens=5")
         assert ended.code == 0, ended.err
         assert "Tell me [bold]a[/bold] number." in ended.out
-        assert len(re.findall(r"^\d  \d tokens, ", ended.out, re.MULTILINE)) in (
-            4,
-            8,
-        )  # the run's group size, or the default
+        assert len(re.findall(r"^\d  \d tokens, ", ended.out, re.MULTILINE)) == size
         assert "advantage" not in ended.out
 
 
@@ -153,19 +139,16 @@ def test_report_is_written_anew(finished: Path) -> None:
     assert page.read_text() == written
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_an_example(verb: str) -> None:
-    ended = grouprl(verb, "--help")
-    assert ended.code == 0
-    assert f"Example: grouprl {verb} " in ended.text
-
-
-def test_every_verb_is_listed() -> None:
+def test_every_verb_is_listed_with_an_example() -> None:
+    for verb in VERBS:
+        ended = grouprl(verb, "--help")
+        assert (ended.code, f"Example: grouprl {verb} " in ended.text) == (0, True), verb
     assert tuple(command.name or command.callback.__name__ for command in app.registered_commands) == VERBS  # type: ignore[union-attr]
     assert grouprl("--help").code == 0
     assert grouprl("trian").code == 2
 
 
+@pytest.mark.usefixtures("no_page")
 def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, guesser: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("seed: 5\nsteps: 7\nname: from-file\n")
@@ -180,6 +163,7 @@ def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, gues
     assert (summary["seed"], summary["steps"], summary["model"]) == (5, 1, str(model))
 
 
+@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize("recipe", ["gsm8k", "own_file"])
 def test_the_recipes_for_a_file_train_on_one(recipe: str, guesser: Path, tmp_path: Path) -> None:
     data = tmp_path / "mine.jsonl"
@@ -190,14 +174,6 @@ def test_the_recipes_for_a_file_train_on_one(recipe: str, guesser: Path, tmp_pat
                     "model.dtype=float32", "--name", "made")  # fmt: skip
     assert ended.code == 0, ended.err
     assert json.loads((tmp_path / "made" / "summary.json").read_text())["before"]["problems"] > 0
-
-
-def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo").mkdir()
-    ended = grouprl("train", "demo", "rollout.group_size=0")
-    assert "errors in the configuration: override rollout.group_size=0" in ended.text
-    assert "expected a YAML file" not in ended.text
 
 
 def refused(ended: Ended, *parts: str) -> None:
@@ -211,13 +187,9 @@ def refused(ended: Ended, *parts: str) -> None:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (("rollout.groupsize=4",), ("rollout.groupsize", "did you mean rollout.group_size?")),
         (("rollout.group_size=1",), ("error: rollout.group_size: expected 2", "got 1", "the others of its group")),
         (("steps=many", "seed=-1"), ("override steps=many: steps: ", "override seed=-1: seed: ")),
-        (("--task", "gsmk8"), ("word_problems, got 'gsmk8': did you mean 'gsm8k'?",)),
-        (("--model", "./no-such-model"), ("model './no-such-model': expected a folder", "check the path")),
         (("--model", "abacuss"), ("model 'abacuss'", "did you mean 'abacus'?")),
-        (("learner.lr=1",), ("learner.lr: unknown key; TRL's or verl's lr is here learner.learning_rate",)),
         (("num_generations=4",), ("TRL's or verl's num_generations is here rollout.group_size",)),
         (("--num_generations", "4"), ("a setting has no dashes: TRL's or verl's num_generations is here rollout",)),
         (("--learning-rate=1",), ("a setting has no dashes: did you mean learner.learning_rate?",)),
@@ -226,10 +198,7 @@ def refused(ended: Ended, *parts: str) -> None:
             ("compare_famly",),
             ("expected one of demo, gsm8k, own_file, r1_zero", "smollm2_course", "got 'compare_famly'"),
         ),
-        (("rollout.max_tokens=300",), ("rollout.max_tokens: expected less than the model's context of 256", "lower")),
         (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
-        (("model.device=cuda:9",), ("model.device: expected a GPU 'cuda:9', found", "use model.device=auto or cpu")),
-        (("demoo",), ("expected one of", "got 'demoo': did you mean 'demo'?")),
         (("no.yaml",), ("no.yaml: expected a YAML file, got 'No such file or directory'; check the path",)),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else None,
@@ -253,9 +222,7 @@ def test_one_long_question_that_only_training_would_meet(place: Path, guesser: P
     ("change", "parts"),
     [
         (("learner.learning_rate=0.5",), ("learner.learning_rate: 0.001 then, 0.5 now: restore them",)),
-        (("algorithm.kl_coef=0",), ("algorithm.kl_coef: 0.04 then, 0.0 now",)),
         (("--model", "abacus"), ("model.path: ", "then, 'abacus' now", "or start a new run under another name")),
-        (("task.path=other.jsonl",), ("expected a data file at other.jsonl, found none",)),
         (
             ("rewards=[{name: boxed_format}]",),
             ("rewards: () then, ({'name': 'boxed_format', 'function': None, 'weight': 1.0, ",),
@@ -287,47 +254,28 @@ def copied(place: Path, finished: Path, tmp_path: Path) -> list[str]:
     return ["train", "--resume", f"runs_dir={tmp_path / 'runs'}", "steps=3"]
 
 
-def test_resume_goes_on_in_a_copy_of_the_run(place: Path, finished: Path, tmp_path: Path) -> None:
-    assert grouprl(*copied(place, finished, tmp_path)).code == 0
-    assert checkpoint_names(tmp_path / "runs" / "run") == ["step-000002", "step-000003"]
-    assert checkpoint_names(finished) == ["step-000002"]
-
-
-@pytest.mark.parametrize(
-    ("damage", "parts"),
-    [
-        (
-            lambda folder: shutil.copy(
-                folder / "runs/run/checkpoints/step-000002/model.safetensors", folder / "guesser/model.safetensors"
-            ),
-            ("expected the model that the run started with (fingerprint", "restore the model, or start"),
-        ),
-        (
-            lambda folder: write_rows(folder / "data.jsonl", [*ROWS[:-1], gsm8k_row(99)]),
-            ("expected the train problems that the run started with", "restore the train problems"),
-        ),
-        (
-            lambda folder: (folder / "data.jsonl").unlink(),
-            ("expected a data file at", "found none: check the path"),
-        ),
-    ],
-    ids=["model", "data", "data gone"],
-)
-def test_resume_of_what_is_not_there_any_more(
-    place: Path, finished: Path, tmp_path: Path, damage: Callable[[Path], object], parts: tuple[str, ...]
-) -> None:
+def test_resume_of_what_is_not_there_any_more(place: Path, finished: Path, tmp_path: Path) -> None:
     resume = copied(place, finished, tmp_path)
-    damage(tmp_path)
-    before = tree(tmp_path)
-    refused(grouprl(*resume), *parts)
-    assert tree(tmp_path) == before
+
+    def is_refused(*parts: str) -> None:
+        before = tree(tmp_path)
+        refused(grouprl(*resume), *parts)
+        assert tree(tmp_path) == before
+
+    data = tmp_path / "data.jsonl"
+    write_rows(data, [*ROWS[:-1], gsm8k_row(99)])
+    is_refused("expected the train problems that the run started with", "restore the train problems")
+    data.unlink()
+    is_refused("expected a data file at", "found none: check the path")
+    write_rows(data, ROWS)
+    shutil.copy(tmp_path / "runs/run/checkpoints/step-000002/model.safetensors", tmp_path / "guesser")
+    is_refused("expected the model that the run started with (fingerprint", "restore the model, or start")
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (("eval", "./no-such-model"), ("model './no-such-model': expected a folder",)),
-        (("sample", "./no-such-model"), ("model './no-such-model': expected a folder",)),
         (("sample", "GUESSER", "--problem", "500"), ("--problem: expected less than 500", "got 500")),
         (("report", "no-such-run"), ("no-such-run: expected a run directory", "such as runs/NAME")),
         (("sft", "--task", "gsm8k", "task.path=none.jsonl"), ("expected a data file at none.jsonl, found none",)),
@@ -342,9 +290,7 @@ def test_other_verbs_say_what_they_need(
     assert tree(tmp_path) == {}
 
 
-# One meaning of a run, a model and an option in every verb
-
-
+@pytest.mark.usefixtures("no_page")
 def test_a_run_is_a_model_to_train_and_check(finished: Path, tmp_path: Path) -> None:
     newest = finished / "checkpoints" / "step-000002"
     ended = grouprl(
@@ -362,6 +308,7 @@ def test_a_run_is_a_model_to_train_and_check(finished: Path, tmp_path: Path) -> 
     assert f"{newest}: expected the folder of a LoRA adapter" in ended.err
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_run_is_resumed_by_its_folder(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     ended = grouprl("train", "--resume", tmp_path / "copy", "steps=3")
@@ -370,22 +317,16 @@ def test_a_run_is_resumed_by_its_folder(finished: Path, tmp_path: Path) -> None:
     assert len(metrics(finished)) == 2
 
 
-@pytest.mark.parametrize(
-    "verb",
-    ["train", "sft", "reward-model", "eval", "sample", "compare", "check-reward", "plan", "check-model", "replay"],
-)
-def test_an_option_that_is_none_is_explained_by_every_verb(verb: str) -> None:
-    ended = grouprl(verb, "--steps=3")
-    assert ended.code == 2
-    assert "--steps=3: expected an option that --help lists; a setting has no dashes" in ended.err
+def test_an_option_that_is_none_is_explained_by_every_verb() -> None:
+    for verb in (*VERBS[:8], "plan", "check-model", "replay"):
+        ended = grouprl(verb, "--steps=3")
+        assert ended.code == 2
+        assert "--steps=3: expected an option that --help lists; a setting has no dashes" in ended.err, verb
 
 
 @pytest.mark.parametrize("given", ["good:f", "good:f=0.5"])
-def test_a_reward_without_py_is_refused_without_asking_the_hub(given: str, tmp_path: Path) -> None:
-    (tmp_path / "good.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
-    ended = grouprl("train", "--reward", given)
-    assert ended.code == 2
-    assert "expected FILE.py:FUNCTION, got 'good': write good.py:f" in ended.err
+def test_a_reward_without_py_is_refused_without_asking_the_hub(given: str) -> None:
+    refused(grouprl("train", "--reward", given), "expected FILE.py:FUNCTION, got 'good': write good.py:f")
 
 
 def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(

@@ -1,3 +1,5 @@
+"""What `grouprl tasks` and `grouprl settings` list: every task with a solution, every key once."""
+
 from __future__ import annotations
 
 import io
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from grouprl.algorithms.named import NAMED
 from grouprl.cli.listing import show_tasks
-from grouprl.cli.settings import show_settings
-from grouprl.config.other_names import name_here
+from grouprl.cli.settings import algorithm_rows, setting_rows, show_settings
+from grouprl.config.algorithm import name_here
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.config.yaml_text import read_yaml
 from grouprl.tasks.named import TASKS
@@ -24,6 +27,13 @@ from grouprl.types import UserError
 def screen(name: str | None = None, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     show_tasks(name, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def settings_screen() -> str:
+    console = Console(file=io.StringIO(), width=400)
+    show_settings(console=console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -63,10 +73,7 @@ def test_reasoning_gym_lists_its_data_sets_and_their_arguments() -> None:
 
 
 def test_every_setting_of_a_run_is_listed_with_its_default() -> None:
-    console = Console(file=io.StringIO(), width=400)
-    show_settings(console=console)
-    assert isinstance(console.file, io.StringIO)
-    rows = [re.split(r" {2,}", line.strip()) for line in console.file.getvalue().splitlines()[1:]]
+    rows = [re.split(r" {2,}", line.strip()) for line in settings_screen().splitlines()[1:]]
     shown = {row[0]: row[1] for row in rows}
     tree = read_yaml(dump_config(RunConfig()))
 
@@ -86,31 +93,19 @@ def test_every_setting_of_a_run_is_listed_with_its_default() -> None:
 
 
 def test_names_of_other_trainers_lead_to_settings_that_exist() -> None:
-    console = Console(file=io.StringIO(), width=400)
-    show_settings(console=console)
-    assert isinstance(console.file, io.StringIO)
-    known = {line.split()[0] for line in console.file.getvalue().splitlines()}
+    known = {line.split()[0] for line in settings_screen().splitlines()}
     for name in (*TRL, *(key.rpartition(".")[2] for key in VERL), "batch_size", "max_new_tokens", "wandb"):
         if here := name_here(name).partition(" is here ")[2]:
             key = re.split(r"[=, ;]", here)[0]
             assert key in known or key.rpartition(".")[0] in known or key in ("algorithm", "trackers", "rewards"), name
 
 
-@pytest.mark.slow
-def test_reasoning_gym_lists_all_of_them_on_a_line_each() -> None:
-    pytest.importorskip("reasoning_gym")
-    lines = screen("reasoning_gym").splitlines()
-    assert len([line for line in lines if line.startswith("reasoning_gym:")]) == len(lines) - 1 >= 100
-
-
 def test_columns_of_several_lines_are_blocks_below_their_names() -> None:
     lines = [line.rstrip() for line in screen("code").splitlines()]
-    place = lines.index("solution:")
-    assert lines[place + 1].startswith("  def ")
-    assert lines[place + 2].startswith("      ")
-    tests = lines.index("test_list:")
-    assert lines[tests + 1].startswith("  assert ")
-    assert lines[tests + 2].startswith("  assert ")
+    for name, first, second in (("solution:", "  def ", "      "), ("test_list:", "  assert ", "  assert ")):
+        place = lines.index(name)
+        assert lines[place + 1].startswith(first)
+        assert lines[place + 2].startswith(second)
 
 
 def test_an_unknown_name_is_told() -> None:
@@ -124,3 +119,31 @@ def test_a_command_that_computes_nothing_loads_no_torch(words: list[str]):
     code += "    print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.splitlines()[-1] == "False"
+
+
+def test_each_key_is_listed_once_and_has_a_meaning() -> None:
+    keys = [key for key, _, _ in setting_rows()]
+    assert len(keys) == len(set(keys))
+    assert [key for key, _, meaning in setting_rows() if not meaning] == []
+
+
+def test_a_key_that_must_be_given_has_no_default() -> None:
+    (shown,) = (default for key, default, _ in setting_rows() if key == "rewards.0.name")
+    assert shown == ""
+
+
+def test_choices_stand_before_the_meaning() -> None:
+    meanings = {key: meaning for key, _, meaning in setting_rows()}
+    assert meanings["learner.schedule"].startswith("constant | linear | cosine: ")
+    # Several kinds of a part, each with one value of its own.
+    assert meanings["algorithm.surrogate"].startswith("clip | cispo | plain | sapo | gmpo: ")
+    # A part that an algorithm may be without.
+    assert meanings["algorithm.critic_kind"].startswith("none | copy | shared: ")
+    assert "|" not in meanings["algorithm.clip_high"]
+
+
+def test_the_value_of_each_algorithm_is_one_of_the_choices() -> None:
+    for name, algorithm in NAMED.items():
+        for key, value, meaning in algorithm_rows(algorithm):
+            if " | " in meaning:
+                assert value in meaning.partition(":")[0].split(" | "), (name, key)

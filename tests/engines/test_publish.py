@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grouprl.engines.publish import publish, publish_base
-from grouprl.engines.published import PublishedWeights, shape_difference, shape_of
+from grouprl.engines.published import PublishedWeights
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.types import UserError
@@ -83,13 +83,3 @@ def test_an_adapter_is_published_alone_and_its_base_without_it(tiny: Path, tmp_p
     found = dict(base.tensors())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_models_of_other_shapes_differ():
-    small, large = {"hidden_size": 64, "model_type": "llama", "x": None}, {"hidden_size": 128, "model_type": "llama"}
-    assert shape_difference(small, small) == ""
-    assert shape_difference(small, large) == "hidden_size=128 instead of 64"
-
-
-def test_the_shape_is_read_from_a_configuration(tiny: Path):
-    assert shape_of(own_model(tiny).config).items() >= {"hidden_size": 64, "num_key_value_heads": 2}.items()

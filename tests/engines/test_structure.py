@@ -3,7 +3,6 @@
 import math
 import pickle
 import re
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from grouprl.types import Completion, Sampling, StopReason, UserError
 from learner_setting import learn, learner_of, loaded, sampled
 from letter_rewards import letters
 from oracles import own_logits, slow_policy
-from small_runs import ROWS, grouprl, small_config
+from small_runs import ROWS, small_config
 
 BYTES = tuple(bytes([byte]) for byte in range(128))
 REGEX = r"(John|Mary) has [0-9]{1,2} (apple|pen)s?(, [a-z]+)*\."
@@ -185,11 +184,6 @@ def test_completions_match(setting: Setting):
     assert all(other_matcher.fullmatch(REGEX, one.text, partial=True) for one in cut)
 
 
-def test_greedy_completions_match(setting: Setting):
-    greedy = drawn(setting, replace(structured(setting, r"\d\d-(yes|no)"), temperature=0.0))
-    assert all(re.fullmatch(r"\d\d-(yes|no)", one.text) for one in greedy)
-
-
 @pytest.mark.parametrize(
     "fields", [{}, {"temperature": 0.7, "top_p": 0.9}, {"regex": REGEX, "repetition_penalty": 1.4}]
 )
@@ -287,14 +281,11 @@ def test_a_run_learns_and_replays_under_an_expression(tiny: Path, tmp_path: Path
     completions = [completion for one in recorded for completion in one.group.completions]
     assert len(completions) == 24
     assert all(re.fullmatch(regex, one.text) and one.stop_reason is StopReason.END for one in completions)
+    shown = [one.completion for rows in read_run(run).examples.values() for one in rows]
+    assert shown
+    assert all(re.fullmatch(regex, text) for text in shown)
     assert max(read_run(run).column("sampler_learner_gap")[1]) < 1e-5
     assert replay(run, 3, load_config(RunConfig, [run / "config.yaml"], ())).is_identical
-
-
-def test_a_group_is_tried_under_an_expression(tiny: Path):
-    fields = ("rollout.max_tokens=16", "rollout.group_size=4", "rollout.regex='I say [0-9]'")
-    tried = grouprl("sample", tiny, "--prompt", "Say 4.", *fields)
-    assert (tried.code, tried.text.count("I say ")) == (0, 4), tried.text
 
 
 def test_vllm_has_no_expression():

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from grouprl.environments.base import Call, Fault, Limits, Opening, Verdict
+from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.base import Call, Fault, Opening, Verdict
 from grouprl.environments.openenv import OpenEnvEnvironment, OpenEnvSource
 from grouprl.types import Problem, UserError
 from openenv_server import PARAMETERS, OpenEnvServer
 
-LIMITS = Limits(tool_seconds=1.0, result_characters=200)
+LIMITS = EnvironmentConfig(tool_seconds=1.0, result_characters=200)
 PROBLEM = Problem("p-3", "Count.", {"target": 3})
 GONE = "the environment is gone, because the server "
 

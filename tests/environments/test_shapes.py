@@ -11,8 +11,9 @@ from typing import Any, Literal
 import pytest
 from transformers.utils import get_json_schema
 
+from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import complaint
-from grouprl.environments.base import Call, Fault, Limits, Observation, Opening, Verdict
+from grouprl.environments.base import Call, Fault, Observation, Opening, Verdict
 from grouprl.environments.shapes import open_games, open_tools
 from grouprl.types import Problem, UserError
 
@@ -401,9 +402,10 @@ def test_arguments_are_checked_against_the_schema(arguments: object, said: str) 
 
 def test_the_zygote_has_no_torch(file: str) -> None:
     code = (
-        "import sys; from grouprl.environments.shapes import open_tools\n"
-        f"source = open_tools(['{file}:BOTH'], '{file}:Counter'); work = source.processes._work; source.close()\n"
-        "work.load(lambda name: None); print('torch' in sys.modules, 'transformers' in sys.modules)"
+        "import sys; from grouprl.environments.guest import EnvironmentWork\n"
+        f"tools, maker = [('tool', ('{file}', 'BOTH', {{}}))], [('', 'class', ('{file}', 'Counter', {{}}))]\n"
+        "EnvironmentWork(tools, maker, False, 96, 300).load(lambda name: None)\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.split() == ["False", "False"]
@@ -411,7 +413,7 @@ def test_the_zygote_has_no_torch(file: str) -> None:
 
 def test_many_episodes_wait_side_by_side(file: str) -> None:
     """64 episodes with latencies of 0 to 1 s take about the longest; one after the other they would take 32 s."""
-    with open_tools([f"{file}:wait"], limits=Limits(tool_seconds=30.0)) as source:
+    with open_tools([f"{file}:wait"], limits=EnvironmentConfig(tool_seconds=30.0)) as source:
         source.ready()
 
         def episode(place: int) -> str:

@@ -4,19 +4,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faulty_tools import STAYING, Faulty, act, act_later
-from grouprl.environments.base import Call, Fault, Limits, Observation, Verdict
+from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.base import Call, Fault, Observation, Verdict
 from grouprl.environments.processes import ProcessSource
 from grouprl.environments.shapes import open_tools
 from grouprl.types import Problem, UserError
 
-LIMITS = Limits(tool_seconds=2.0, episode_seconds=10.0, result_characters=300, memory_mib=96)
+LIMITS = EnvironmentConfig(tool_seconds=2.0, episode_seconds=10.0, result_characters=300, memory_mib=96)
 TIMEOUT, CRASH, EXCEPTION = Fault.TIMEOUT, Fault.CRASH, Fault.EXCEPTION
 LATE = "error: act took longer than 2 s"
 WROTE = "error: act wrote into the connection of its process"
@@ -228,7 +228,8 @@ def test_a_closed_episode_answers_nothing_and_closes_once(source: ProcessSource)
 
 
 def test_a_call_in_progress_ends_when_its_episode_is_closed(source: ProcessSource) -> None:
-    with open_tools([act], limits=replace(LIMITS, tool_seconds=60.0)) as patient, ThreadPoolExecutor(1) as threads:
+    limits = LIMITS.model_copy(update={"tool_seconds": 60.0})
+    with open_tools([act], limits=limits) as patient, ThreadPoolExecutor(1) as threads:
         environment = patient.open(PROBLEM)
         running = threads.submit(one, environment, "act", way="hang")
         while not patient.processes.pids:

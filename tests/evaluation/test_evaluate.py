@@ -12,7 +12,7 @@ import torch
 
 from grouprl.evaluation import ProblemResults
 from grouprl.evaluation.evaluate import evaluate
-from grouprl.evaluation.metrics import step_metrics, trait_shares
+from grouprl.evaluation.metrics import step_metrics
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
@@ -183,26 +183,6 @@ def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
     assert [group.problem.id for group in found.greedy] == ["a", "b"]
 
 
-def test_an_evaluation_without_samples_has_only_the_greedy_completion(scorer: Scorer) -> None:
-    engine = ScriptedEngine(greedy={"a": "no", "b": "yes"}, sampled={})
-    finished: list[int] = []
-    found = evaluate(
-        engine, TASK, scorer, requests("a", "b"), samples=0, sampling=Sampling(5), on_finished=finished.append
-    )
-    assert found.metrics == {"greedy_accuracy": 0.5, "greedy_interval": pytest.approx((0.0945, 0.9055), abs=1e-4),
-                            "problems": 2}  # fmt: skip
-    assert found.results == ProblemResults(("a", "b"), greedy=(0, 1), correct=(0, 0), samples=0)
-    assert (len(engine.asked), sum(finished)) == (1, 2)
-
-
-def test_a_single_sample_is_a_share(scorer: Scorer) -> None:
-    engine = ScriptedEngine(greedy={"a": "no", "b": "no"}, sampled={"a": ["yes"], "b": ["no"]})
-    found = evaluate(engine, TASK, scorer, requests("a", "b"), samples=1, sampling=Sampling(5)).metrics
-    assert found["pass_at_1"] == 0.5
-    assert found["pass_at_1_interval"] == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson, 1 of 2
-    assert found["greedy_interval"] == pytest.approx((0.0, 0.6576), abs=1e-4)  # Wilson, 0 of 2
-
-
 @pytest.fixture
 def real(tiny: Path) -> tuple[torch.nn.Module, NativeEngine, list[Request]]:
     model, tokenizer = load_model(str(tiny), device=torch.device("cpu")), load_tokenizer(str(tiny))
@@ -282,6 +262,7 @@ def test_a_step_of_invalid_rewards_has_no_reward_and_no_signal() -> None:
     found = step_metrics(TASK, GROUPS[:1], ((replace(INVALID, correct=True),) * 3,))
     assert math.isnan(found["reward"])
     assert math.isnan(found["rewards/right/mean"])
+    assert "frac_unverified" not in found
     assert (found["frac_reward_zero_std"], found["frac_invalid"], found["accuracy"]) == (1.0, 1.0, 1.0)
 
 
@@ -302,14 +283,6 @@ def test_metrics_without_a_verifier_have_no_accuracy() -> None:
     failed = step_metrics(TASK, GROUPS, unjudged)
     assert failed["frac_unverified"] == 1.0
     assert all(math.isnan(failed[name]) for name in said - {"frac_unverified"})
-
-
-def test_a_verifier_that_never_fails_has_no_share_of_failures() -> None:
-    assert "frac_unverified" not in step_metrics(TASK, GROUPS[:1], OUTCOMES[:1])
-
-
-def test_trait_shares_count_completions_not_groups() -> None:
-    assert trait_shares(TASK, [group("a", WORKED), group("b", "no", "no", "no")]) == {"worked_share": 0.25}
 
 
 class Value:

@@ -52,7 +52,7 @@ def test_swapping_turns_the_sign_and_shifting_moves_the_ends(pairs: list[tuple[f
 @pytest.mark.parametrize("pairs", [3, 40])
 def test_the_interval_covers_the_true_mean_as_often_as_its_confidence_says(pairs: int) -> None:
     # Differences drawn from a normal distribution of mean 0.3, on top of hardness that varies ten times as much.
-    noise, held, rounds = random.Random(pairs), 0, 400
+    noise, held, rounds = random.Random(pairs), 0, 200
     for _ in range(rounds):
         hardness = [noise.gauss(0, 10) for _ in range(pairs)]
         ours = [value + 0.3 + noise.gauss(0, 1) for value in hardness]
@@ -103,11 +103,7 @@ def test_two_checkpoints_are_compared_on_the_problems_of_both() -> None:
     assert found["greedy_accuracy"].interval == pytest.approx((1 / 3 - 4.30265 / 3, 1 / 3 + 4.30265 / 3), abs=1e-4)
     assert found["pass_at_1"].mean == pytest.approx(fmean([0, 1 / 4, 1 / 2]))
     assert found["pass_at_1"].pairs == 3
-
-
-def test_greedy_evaluations_are_compared_by_greedy_accuracy_alone() -> None:
     greedy = ProblemResults(("p0", "p1"), (1, 1), (0, 0), samples=0)
-    assert greedy.sampled_by_problem == {}
     assert list(compare_results(greedy, BEFORE)) == ["greedy_accuracy"]
 
 

@@ -1,7 +1,5 @@
 """The compiled kernels, and torch in their place, against torch in float64; the tests need a C compiler."""
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,38 +97,32 @@ def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, cosine: Tensor, sine: Tensor, layout: TreeLayout, window: int | None
 ) -> Tensor:
     """Softmax over all packed tokens at once, with a mask for each token."""
-    size, repeat = len(q), q.shape[1] // k.shape[1]
+    repeat = q.shape[1] // k.shape[1]
     owner = [
         (group, branch)
         for group, lengths in enumerate(zip(layout.prompt_lengths, layout.completion_lengths, strict=True))
         for branch, length in enumerate((lengths[0], *lengths[1]))
         for _ in range(length)
     ]
-    seen = torch.zeros(size, size, dtype=torch.bool)
-    for one, other in itertools.product(range(size), repeat=2):
-        same_group = owner[one][0] == owner[other][0]
-        seen[one, other] = same_group and other <= one and owner[other][1] in (0, owner[one][1])
-        if window is not None:
-            seen[one, other] &= layout.position_ids_S[one] - layout.position_ids_S[other] < window
+    group_S, branch_S = torch.tensor(owner).T
+    seen = (group_S[:, None] == group_S) & ((branch_S == 0) | (branch_S[:, None] == branch_S))
+    seen &= torch.ones_like(seen).tril()
+    if window is not None:
+        seen &= layout.position_ids_S[:, None] - layout.position_ids_S < window
     turned, keys = rotated(q, cosine, sine), rotated(k, cosine, sine).repeat_interleave(repeat, 1)
     scores = torch.einsum("shd,thd->hst", turned, keys) * 0.3
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("hst,thd->shd", weights, v.repeat_interleave(repeat, 1))
 
 
-TREES = [
-    ((1,), ((1,),)),
-    ((5,), ((),)),
-    ((17, 3), ((4, 0, 33), (16,))),
-    ((2, 40), ((7, 7, 7), (1, 50, 2))),
-]
+TREES = [((1,), ((1,),)), ((5,), ((),)), ((17, 3), ((4, 0, 33), (16,))), ((2, 40), ((7, 7, 7), (1, 50, 2)))]
 
 
 @both_forms
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(1, 1, 16), (4, 4, 32), (6, 2, 64), (3, 1, 80)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(1, 1, 16), (6, 2, 64), (3, 1, 80)])
 @pytest.mark.parametrize(("prompts", "completions"), TREES)
-@pytest.mark.parametrize("window", [None, 1, 3, 20])
+@pytest.mark.parametrize("window", [None, 1, 20])
 def test_tree_attention(
     prompts: tuple[int, ...],
     completions: tuple[tuple[int, ...], ...],
@@ -153,7 +145,7 @@ def test_tree_attention(
 
 @both_forms
 @pytest.mark.parametrize(("dtype", "within"), DTYPES)
-@pytest.mark.parametrize("window", [None, 3, 20])
+@pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("prompts", "completions"), TREES[1:])
 def test_tree_attention_after_a_prefix(
     prompts: tuple[int, ...],

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grouprl.lab.export import write_explainer
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import FULL_CONFIG, Made, make_run
 
 axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
 RULES = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-pytestmark = [needs_chromium, pytest.mark.timeout(120)]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
 RUN = "/runs/axe"
 PAGES = ["/", RUN, f"{RUN}/groups", f"{RUN}/groups/1/0", "/compare/axe", "/group", "/ppo"]
 PAGES += ["/step?rewards=1,0,0,1&stage=update"]
 
 
-@pytest.fixture(scope="module")
-def lab(shared_lab: Lab) -> Iterator[Opened]:
+@pytest.fixture(scope="module", autouse=True)
+def run(shared_lab: Lab) -> None:
     mixed = Made([1.0, 0.0, None], advantages=[0.5774, -1.7321, 0.0], correct=[True, False, None])
     make_run(shared_lab.root / "axe", [mixed], [mixed], config=FULL_CONFIG)
-    with opened(shared_lab) as lab:
-        yield lab
 
 
 def violations(page: Any) -> list[tuple[str, str]]:
@@ -36,43 +33,33 @@ def violations(page: Any) -> list[tuple[str, str]]:
     return [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
 
 
-@pytest.mark.parametrize("address", [RUN, *(pytest.param(one, marks=pytest.mark.slow) for one in PAGES if one != RUN)])
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_no_violation(lab: Opened, address: str, theme: str) -> None:
-    lab.page.emulate_media(color_scheme=theme)
-    lab.go(address)
-    lab.page.wait_for_timeout(500)  # what is asked for afterwards
-    assert violations(lab.page) == []
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("address", PAGES)
+def test_no_violation(browser: Opened, address: str, theme: str) -> None:
+    browser.page.emulate_media(color_scheme=theme)
+    browser.go(address)
+    for _ in range(3):  # as it opens, everything unfolded, and what is inside another
+        browser.page.wait_for_timeout(400)  # what is asked for afterwards
+        assert violations(browser.page) == []
+        browser.page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("button", ["Start a run", "Resume axe", "Notes on axe"])
-def test_no_violation_in_a_dialog(lab: Opened, button: str, theme: str) -> None:
-    lab.page.emulate_media(color_scheme=theme)
-    lab.go("/")
-    lab.page.get_by_role("button", name=button, exact=True).click()
-    dialog = lab.page.get_by_role("dialog")
+def test_no_violation_in_a_dialog(browser: Opened, button: str, theme: str) -> None:
+    browser.page.emulate_media(color_scheme=theme)
+    browser.go("/")
+    browser.page.get_by_role("button", name=button, exact=True).click()
+    dialog = browser.page.get_by_role("dialog")
     for folded in dialog.locator("summary").all():
         folded.click()
-    assert violations(lab.page) == []
+    assert violations(browser.page) == []
     dialog.get_by_role("button", name="Close").click()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("address", PAGES)
-def test_no_violation_where_everything_is_unfolded(lab: Opened, address: str) -> None:
-    lab.go(address)
-    for _ in range(2):  # what is inside another
-        lab.page.wait_for_timeout(300)
-        lab.page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
-    assert violations(lab.page) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("address", ["/step", "/group", "/ppo"])
-def test_no_violation_in_the_exported_explainer(lab: Opened, tmp_path: Path, address: str) -> None:
-    page = lab.page.context.new_page()
+def test_no_violation_in_the_exported_explainer(browser: Opened, tmp_path: Path, address: str) -> None:
+    page = browser.page.context.new_page()
     page.goto(f"{write_explainer(tmp_path).as_uri()}#{address}")
     page.locator("main .page").wait_for()
     page.wait_for_timeout(500)
@@ -80,7 +67,7 @@ def test_no_violation_in_the_exported_explainer(lab: Opened, tmp_path: Path, add
     page.close()
 
 
-def test_a_violation_would_be_found(lab: Opened) -> None:
-    lab.go("/")
-    lab.page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert [rule for rule, _ in violations(lab.page)] == ["label"]
+def test_a_violation_would_be_found(browser: Opened) -> None:
+    browser.go("/")
+    browser.page.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [rule for rule, _ in violations(browser.page)] == ["label"]

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from grouprl.algorithms import group_advantages
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_rollouts
 from hostile_run import LONGEST, TEXTS, make_hostile_run
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -39,27 +36,14 @@ WATCH_VERDICT = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def root(shared_lab: Lab) -> Iterator[Path]:
     make_hostile_run(shared_lab.root / "hostile")
+    make_hostile_run(shared_lab.root / "huge", longest=LONGEST)
     yield shared_lab.root
     process = RunDirectory(shared_lab.root / "seen").holder()
     if process is not None:  # a failed test leaves its run behind
         os.kill(process, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
-    with opened(shared_lab) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Opened) -> Iterator[Any]:
-    browser.page.set_viewport_size({"width": 1280, "height": 900})
-    browser.watched.forget()
-    yield browser.page
-    browser.watched.assert_quiet()
 
 
 def shown_step(page: Any) -> int:
@@ -67,19 +51,15 @@ def shown_step(page: Any) -> int:
     return max((int(step) for step in re.findall(r"\bstep (\d+)", page.locator("main").inner_text())), default=0)
 
 
-@pytest.mark.slow
 def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root: Path):
     browser.go("/")
     page.get_by_role("button", name="Start a run").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("seen")
     dialog.get_by_role("textbox").last.fill("rollout.grup_size=4")
-    with page.expect_console_message(lambda said: "400" in said.text):  # Chromium says of every refusal that it was one
-        dialog.get_by_role("button", name="Start", exact=True).click()
+    dialog.get_by_role("button", name="Start", exact=True).click()
     dialog.get_by_text("rollout.group_size").wait_for()  # the nearest key, and what was typed is still there
     assert dialog.get_by_label("Name").input_value() == "seen"
-    assert all("400" in line for line in browser.watched.complaints)
-    browser.watched.forget()
     dialog.get_by_role("textbox").last.fill(QUICK)
     # While it starts, the button says so: one by a part of its name is "Close and start in the background" as well.
     dialog.get_by_role("button", name="Start", exact=True).click()
@@ -107,81 +87,16 @@ def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root:
     assert RunDirectory(root / "seen").holder() is None
 
 
-def test_a_group_is_what_was_recorded(browser: Opened, page: Any, root: Path):
-    if not (root / "seen").exists():
-        pytest.skip("the run of the test above is missing")
-    browser.go("/runs/seen/groups/1")
-    page.get_by_role("grid").wait_for()
-    recorded = read_rollouts(root / "seen", 1)
-    cells = page.get_by_role("grid").get_by_role("link")
-    assert cells.count() >= sum(len(group.advantages) for group in recorded)
-    browser.go("/runs/seen/groups/1/0")
-    page.get_by_role("heading", name="Completion 0").wait_for()
-    text = page.locator("main").inner_text()
-    (first, *_) = recorded
-    for advantage in first.advantages:
-        assert f"{abs(advantage):.4g}" in text
-    for outcome in first.outcomes:
-        assert f"{outcome.total:.4g}" in text
-
-
-@pytest.mark.parametrize(
-    "rewards", [[1.0] * 6 + [0.0] * 4, [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0], [0.25, 0.5, 1.0]]
-)
-def test_advantages_of_sliders_are_those_of_python(browser: Opened, page: Any, rewards: list[float]):
-    browser.go("/group")
-    page.get_by_role("button", name="Half and half").click()
-    sliders = page.get_by_role("slider", name=re.compile(r"Completion \d+: reward"))
-    while sliders.count() > len(rewards):
-        page.get_by_role("button", name="Remove one").click()
-    while sliders.count() < len(rewards):
-        page.get_by_role("button", name="Add one").click()
-    for place, reward in enumerate(rewards):
-        sliders.nth(place).fill(f"{reward:g}")
-    rewards_N, groups_N = torch.tensor(rewards), torch.zeros(len(rewards), dtype=torch.long)
-    for name, fields in {
-        "GRPO": {},
-        "Dr.GRPO": {"scale": "none"},
-        "RLOO": {"baseline": "leave_one_out", "scale": "none"},
-    }.items():
-        expected = group_advantages(rewards_N, groups_N, **fields).tolist()
-        card = (
-            page.locator("section, article, .card").filter(has=page.get_by_role("heading", name=name, exact=True)).last
-        )
-        wanted, shown = pytest.approx(expected, abs=6e-5), list[float]()
-        until = time.monotonic() + 10
-        while shown != wanted and time.monotonic() < until:
-            page.wait_for_timeout(100)
-            shown = [float(text.replace("\u2212", "-")) for text in card.locator(".value").all_text_contents()]
-        assert shown == wanted
-
-
 ADDRESSES = [
     "/", "/runs/hostile", "/runs/hostile/groups", "/runs/hostile/groups/1", "/compare/hostile",
     *(f"/runs/hostile/groups/1/{group}" for group in range(5)), "/step?run=hostile&step=3",
     "/runs/hostile/groups?text=script", "/runs/hostile/groups?text=%3Cimg", "/step", "/group", "/ppo",
+    "/runs/huge/groups/1", *(f"/runs/huge/groups/1/{group}" for group in range(5)),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def huge(root: Path) -> None:
-    """The same with texts of 100,000 signs."""
-    make_hostile_run(root / "huge", longest=LONGEST)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("huge")
-@pytest.mark.parametrize("address", ["/runs/huge/groups/1", *(f"/runs/huge/groups/1/{group}" for group in range(5))])
-def test_long_hostile_text_too(browser: Opened, page: Any, address: str):
-    assert_text_that_can_be_used(browser, page, address)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_hostile_text_is_only_ever_text_and_everything_can_be_used(browser: Opened, page: Any, address: str):
-    assert_text_that_can_be_used(browser, page, address)
-
-
-def assert_text_that_can_be_used(browser: Opened, page: Any, address: str) -> None:
     browser.go(address)
     page.wait_for_timeout(300)
     for button in page.get_by_role("button", name=re.compile("Next:|Tokens")).all()[:4]:

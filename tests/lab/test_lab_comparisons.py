@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from comparisons import PROBLEMS, comparison, ones, record
+from comparisons import PROBLEMS, comparison, ones, record, with_and_without_critic
 from grouprl.lab.app import create_app
 from grouprl.record.write import RunRecord
 from grouprl.tools.compare.read import read_comparison
@@ -16,20 +16,8 @@ from grouprl.types import StepRecord
 from lab_browser import Lab, needs_chromium, opened
 
 
-def mixed(root: Path) -> Path:
-    """A comparison of GRPO with PPO on two seeds."""
-    folder = comparison(root / "mine", ["grpo", "ppo"], [0, 1])
-    for name, solved, critic in (("grpo", 2, "none"), ("ppo", 3, "copy")):
-        for seed in (0, 1):
-            record(folder / f"{name}-seed{seed}", [ones(1), ones(2), ones(solved)], memory=500.0 + seed)
-            (folder / f"{name}-seed{seed}" / "config.yaml").write_text(
-                f"algorithm: {{name: {name}, critic: {critic}}}\n"
-            )
-    return folder
-
-
 def test_comparisons_with_and_without_a_critic_are_listed(tmp_path: Path) -> None:
-    mixed(tmp_path)
+    with_and_without_critic(tmp_path / "mine", (0, 1))
     (mine,) = TestClient(create_app(tmp_path)).get("/api/comparisons").json()["comparisons"]
     assert (mine["name"], mine["seeds"]) == ("mine", [0, 1])
     grpo, ppo = mine["variants"]
@@ -52,7 +40,7 @@ def test_one_without_a_critic_is_not_listed_and_has_its_page(tmp_path: Path) -> 
 def test_a_comparison_that_is_not_there_or_leads_elsewhere_is_told(tmp_path: Path) -> None:
     for name in ("outside", "root"):
         (tmp_path / name).mkdir()
-    mixed(tmp_path / "outside")
+    with_and_without_critic(tmp_path / "outside" / "mine")
     (tmp_path / "root" / "linked").symlink_to(tmp_path / "outside" / "mine")
     client = TestClient(create_app(tmp_path / "root"))
     for name in ("linked", "none", ".."):

@@ -130,22 +130,21 @@ def test_the_oldest_streams_of_a_browser_make_room(server: tuple[uvicorn.Server,
     server[0].config.loaded_app = Guard(streaming, sessions, port)
 
     def browser() -> Callable[[str], socket.socket]:
-        """Asks as one browser, each time on a new connection, and reads the first bytes of the answer."""
-        cookies: list[str] = []
+        """Asks as one browser, each time on a new connection."""
+        home, cookie = "", ""
 
         def ask(path: str) -> socket.socket:
             one = socket.create_connection(address, timeout=5)
-            cookie = f"Cookie: {cookies[0]}\r\n" if cookies else ""
-            one.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{cookie}\r\n".encode())
+            one.sendall(f"GET {home}{path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{cookie}\r\n".encode())
             return one
 
         with ask(f"/?token={sessions.new_link()}") as door:
-            head = door.recv(9000).decode()
+            head = ""
             while "</html>" not in head:
                 head += door.recv(9000).decode()
-            cookies.append(re.findall(r"set-cookie: ([^;]*)", head)[0])
-            home = re.findall(r"Path=([^;\r]*)", head)[0]
-        return lambda path: ask(home + path)
+        cookie = f"Cookie: {re.findall(r'set-cookie: ([^;]*)', head)[0]}\r\n"
+        home = re.findall(r"Path=([^;\r]*)", head)[0]
+        return ask
 
     def shows(one: socket.socket) -> bool:
         found = b""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from starlette.testclient import TestClient
 from grouprl.algorithms.named import NAMED
 from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
-from grouprl.lab.report import recorded as recorded_module
 from grouprl.lab.report.worked import Spread, exact_sum
 from grouprl.record.read import read_rollouts
-from grouprl.record.rollouts import SCHEMA
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run
 
@@ -34,15 +31,15 @@ PLACES = {
 EVERYWHERE = tuple(PLACES)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "run", [PAIR], config=CONFIG + "rollout: {max_tokens: 4}\n")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    return make_run(folder, [PAIR], config=CONFIG + "rollout: {max_tokens: 4}\n")
 
 
 @pytest.fixture
-def client(run: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(run.parent)) as client:
-        yield client
+def run(recorded: Path, root: Path) -> Path:
+    return Path(shutil.copytree(recorded, root / "run"))
 
 
 def change(run: Path, *statements: str) -> None:
@@ -65,28 +62,21 @@ def answered(client: TestClient, where: str) -> str:
     return answer.text
 
 
+@pytest.mark.usefixtures("run")
 def test_as_it_was_recorded_everything_is_answered(client: TestClient) -> None:
     for where in EVERYWHERE:
         assert answered(client, where)
 
 
-CUT: list[tuple[str, Callable[[bytes], bytes], str]] = [
-    ("cut", lambda whole: whole[: len(whole) // 2], "malformed"),
-    ("cut", lambda whole: whole[:5000], "malformed"),
-    ("random", lambda whole: bytes(range(256)) * 40, "file is not a database"),
-    ("text", lambda whole: b"no database" * 1000, "file is not a database"),
-]
-
-
-@pytest.mark.parametrize(("kind", "made", "said"), CUT)
-def test_a_file_that_is_no_database(
-    run: Path, client: TestClient, kind: str, made: Callable[[bytes], bytes], said: str
-) -> None:
+@pytest.mark.parametrize(("kept", "said"), [(0.5, "malformed"), (0.0, "file is not a database")])
+def test_a_file_that_is_no_database(run: Path, client: TestClient, kept: float, said: str) -> None:
     path = run / "rollouts.sqlite"
-    path.write_bytes(made(path.read_bytes()))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))] or b"no database" * 1000)
     for where in EVERYWHERE:
-        assert "expected readable rollouts" in refused(client, where)
-        assert said in refused(client, where)
+        found = refused(client, where)
+        assert "expected readable rollouts" in found
+        assert said in found
 
 
 @pytest.mark.parametrize("kind", ["nothing", "tableless", "missing"])
@@ -102,33 +92,24 @@ def test_a_database_without_rows(run: Path, client: TestClient, kind: str) -> No
     assert '"groups": []' in answered(client, "groups")
 
 
+NUMBERS = ("groups", "group", "completion", "walk")
 WRONG = [
     ("completions", "text = x'ff00'", ("group", "completion", "history", "walk"), "text: expected str"),
     ("completions", "text = CAST(x'ff00' AS TEXT)", ("group", "history", "walk"), "Could not decode"),
-    ("completions", "reward = 'good'", ("groups", "group", "completion", "history", "walk"), "reward: expected float"),
-    ("completions", "reward = x'00'", ("groups", "group", "walk"), "reward: expected float"),
-    ("completions", "advantage = 'high'", ("groups", "group", "completion", "walk"), "advantage: expected float"),
-    ("completions", "length = 'long'", ("groups", "group", "completion", "walk"), "length: expected int"),
-    ("completions", "length = 1.5", ("groups", "group", "completion", "walk"), "length: expected int"),
-    (
-        "completions",
-        "length = 1000000000000",
-        ("completion", "walk"),
-        ": expected 4 bytes for each of 1000000000000 tokens",
-    ),
+    ("completions", "reward = 'good'", (*NUMBERS, "history"), "reward: expected float"),
+    ("completions", "advantage = 'high'", NUMBERS, "advantage: expected float"),
+    ("completions", "length = 'long'", NUMBERS, "length: expected int"),
+    ("completions", "length = 1000000000000", ("completion", "walk"), ": expected 4 bytes for each of 1000000000000"),
     ("completions", "stop_reason = 'tired'", ("groups", "group", "walk"), "stop_reason: expected end or length"),
-    ("completions", "correct = 'yes'", ("groups", "group", "completion", "history", "walk"), "correct: expected int"),
+    ("completions", "correct = 'yes'", (*NUMBERS, "history"), "correct: expected int"),
     ("completions", "components = '{'", ("group", "walk"), "components: expected JSON"),
     ("completions", "components = '[1]'", ("group", "walk"), "components: expected a JSON object"),
     ("completions", 'components = \'{"exact": "x"}\'', ("group", "walk"), "components: expected numbers by name"),
     ("completions", "step_rewards = '[1]'", ("group", "completion", "walk"), "step_rewards: expected a list"),
-    ("completions", "step_rewards = '7'", ("group", "completion", "walk"), "step_rewards: expected a list"),
     ("completions", "step_rewards = '[[\"a\", 1]]'", ("group", "completion", "walk"), "step_rewards: expected a list"),
     ("completions", "token_ids = x'0102'", ("completion", "walk"), "token_ids: expected 4 bytes for each of 2 tokens"),
     ("completions", "token_ids = 'text'", ("completion", "walk"), "token_ids: expected bytes"),
-    ("completions", "logprobs = x'00000000'", ("completion",), "logprobs: expected 4 bytes"),
     ("completions", "learner_logprobs = x'00'", ("completion",), "learner_logprobs: expected 4 bytes"),
-    ("completions", "reference_logprobs = 'x'", ("completion",), "reference_logprobs: expected bytes"),
     ("completions", "token_advantages = x'00'", ("completion", "walk"), "token_advantages: expected 4 bytes"),
     ("stages", "value = '{'", ("walk",), "expected JSON"),
     ("stages", "value = '[]'", ("walk",), "expected a JSON object"),
@@ -137,11 +118,9 @@ WRONG = [
     ("stages", "stage = 'odd' || stage", ("walk",), "expected a step whose walk-through"),
     ("problems", "prompt = x'00'", ("groups", "group", "history", "walk"), "prompt: expected str"),
     ("problems", "columns = '{'", ("group", "walk"), "columns: expected JSON"),
-    ("problems", "columns = '[]'", ("group", "walk"), "columns: expected a JSON object"),
     ("problems", "messages = '{}'", ("group", "walk"), "messages: expected a list of messages"),
     ("problems", "messages = '[{\"content\": 7}]'", ("group", "walk"), "messages: expected a list of messages"),
     ("problems", "prompt_ids = x'00'", ("walk",), "prompt_ids: expected 4 bytes for each token"),
-    ("problems", "prompt_ids = 'x'", ("walk",), "prompt_ids: expected bytes"),
 ]
 
 
@@ -178,15 +157,14 @@ def test_a_problem_that_is_missing(run: Path, client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("values", ["1e308, -1e308", "9e999, -9e999", "1e308, 1e307", "9e999, 0.0"])
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_batch", "grpo_process", "openrlhf", "trl"])
-def test_rewards_that_no_sum_can_hold(tmp_path: Path, name: str, values: str) -> None:
-    algorithm = json.dumps({"name": name, **options(NAMED[name])})
-    run = make_run(tmp_path / "run", [PAIR], config=f"algorithm: {algorithm}\nrollout: {{max_tokens: 4}}\n")
+def test_rewards_that_no_sum_can_hold(run: Path, client: TestClient, values: str) -> None:
     first, second = values.split(",")
     change(run, f"UPDATE completions SET reward = CASE completion_index WHEN 0 THEN {first} ELSE {second} END")
-    client = TestClient(create_app(tmp_path))
-    for where in ("groups", "group", "history", "walk"):
-        answered(client, where)
+    for name in ("grpo", "dr_grpo", "rloo", "reinforce_batch", "grpo_process", "openrlhf", "trl"):
+        algorithm = json.dumps({"name": name, **options(NAMED[name])})
+        (run / "config.yaml").write_text(f"algorithm: {algorithm}\nrollout: {{max_tokens: 4}}\n")
+        for where in ("groups", "group", "history", "walk"):
+            answered(client, where)
 
 
 def test_sums_of_large_numbers() -> None:
@@ -199,35 +177,9 @@ def test_sums_of_large_numbers() -> None:
     assert Spread.of([1e308, -1e308], "population").deviation == inf
 
 
-def slow(run: Path) -> None:
-    """The same table, as a view that takes for ever."""
-    path = run / "rollouts.sqlite"
-    path.unlink()
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(SCHEMA)
-        names = [row[1] for row in database.execute("PRAGMA table_info(completions)")]
-    counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-    columns = ", ".join(f"abs(i) AS {name}" for name in names)
-    change(
-        run,
-        f"CREATE VIEW completions AS {counted} SELECT {columns} FROM n WHERE i < 0",
-        "CREATE TABLE problems (problem_id, prompt, messages, prompt_ids, columns)",
-    )
-
-
-@pytest.mark.timeout(60)
-def test_a_table_that_is_a_slow_view(run: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(run)
-    monkeypatch.setattr(recorded_module, "_SECONDS", 0.3)
-    for where in EVERYWHERE:
-        started = time.monotonic()
-        assert "expected the tables and views of a run, got the view 'completions'" in refused(client, where)
-        assert time.monotonic() - started < 5
-
-
-@pytest.mark.parametrize("problem", [".", "..", "a\nb", "\n", "a/b", "a/../b", "%2e", "", "ü?&#"])
-def test_a_problem_may_be_called_anything(tmp_path: Path, problem: str) -> None:
-    make_run(tmp_path / "run", [Made((1.0, 0.0), problem=problem)])
-    client = TestClient(create_app(tmp_path))
-    found = client.get("/api/runs/run/history", params={"problem": problem}).json()
-    assert (found["problem_id"], found["total"], len(found["visits"])) == (problem, 1, 1)
+def test_a_problem_may_be_called_anything(root: Path, client: TestClient) -> None:
+    problems = (".", "..", "a\nb", "\n", "a/b", "a/../b", "%2e", "", "ü?&#")
+    make_run(root / "run", [Made((1.0, 0.0), problem=problem) for problem in problems])
+    for problem in problems:
+        found = client.get("/api/runs/run/history", params={"problem": problem}).json()
+        assert (found["problem_id"], found["total"], len(found["visits"])) == (problem, 1, 1)

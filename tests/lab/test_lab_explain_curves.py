@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -19,92 +19,57 @@ def page(tmp_path: Path) -> TestClient:
     return lab(tmp_path)
 
 
-# The objective
-
-
-def at(found: dict[str, Any], ratio: float) -> tuple[float, float]:
-    place = found["ratio"].index(ratio)
-    return found["objective"][place], found["gradient"][place]
-
-
-def test_the_clipped_objective_of_a_good_token(page: TestClient) -> None:
-    found = ask(page, "objective?advantage=2&clip_low=0.2&clip_high=0.28")
-    assert len(found["ratio"]) == 251
-    assert (found["ratio"][0], found["ratio"][-1]) == (0, 2.5)
-    assert {0.8, 1.0, 1.28} <= set(found["ratio"])
-    # The derivative of r A by log r is r A: below 1.28 that, above it nothing.
-    assert at(found, 0.5) == pytest.approx((1.0, 1.0))
-    assert at(found, 1.0) == pytest.approx((2.0, 2.0))
-    assert at(found, 2.0) == pytest.approx((2.56, 0.0))
-    assert found["dead"] == [[1.28, 2.5]]
-
-
-def test_the_clipped_objective_of_a_bad_token(page: TestClient) -> None:
-    found = ask(page, "objective?advantage=-1")
-    assert at(found, 0.5) == pytest.approx((-0.8, 0.0))
-    assert at(found, 2.0) == pytest.approx((-2.0, -2.0))
-    assert found["dead"] == [[0, 0.8]]
-    # With a dual clip at 1.5, what is worse than 1.5 A is cut as well.
-    twice = ask(page, "objective?advantage=-1&dual_clip=1.5")
-    assert at(twice, 2.0) == pytest.approx((-1.5, 0.0))
-    assert twice["dead"] == [[0, 0.8], [1.5, 2.5]]
-
-
+# The derivative of r A by log r is r A, and nothing where the clip cuts. SAPO: 4 / 2 of a sigmoid of 2, and a slope of
+# 4 * 0.104994 times the ratio. CISPO: the weight is cut at 1.2, the gradient is that weight times A.
 @pytest.mark.parametrize(
-    ("query", "first", "last", "bounds"),
+    ("query", "points", "dead", "bounds", "ends"),
     [
-        ("clip_low=0.0003&clip_high=0.0004", 0.999, 1.001, [0.9997, 1.0004]),  # gspo: 2.5 times as far as its bounds
-        ("clip_low=0.2&clip_high=0.28", 0, 2.5, [0.8, 1.28]),
-        ("clip_low=0.2&clip_high=0.2&dual_clip=3", 0, 3.6, [0.8, 1.2, 3]),
-        ("surrogate=cispo&clip_low=1&clip_high=4", 0, 6, [0, 5]),
-        ("surrogate=plain", 0, 2.5, []),
-        ("clip_low=0&clip_high=0", 0, 2.5, [1, 1]),
+        (
+            "advantage=2&clip_low=0.2&clip_high=0.28",
+            {0.5: (1.0, 1.0), 1.0: (2.0, 2.0), 2.0: (2.56, 0.0)},
+            [[1.28, 2.5]], [0.8, 1.28], [0, 2.5],
+        ),
+        ("advantage=-1", {0.5: (-0.8, 0.0), 2.0: (-2.0, -2.0)}, [[0, 0.8]], [0.8, 1.2], [0, 2.5]),
+        # What is worse than 1.5 A is cut as well.
+        ("advantage=-1&dual_clip=1.5", {2.0: (-1.5, 0.0)}, [[0, 0.8], [1.5, 2.5]], [0.8, 1.2, 1.5], [0, 2.5]),
+        ("advantage=-1&dual_clip=3", {}, [[0, 0.8], [3, 3.6]], [0.8, 1.2, 3], [0, 3.6]),
+        # gspo: the axis is 2.5 times as wide as its bounds.
+        (
+            "advantage=-1&clip_low=0.0003&clip_high=0.0004",
+            {1.0: (-1.0, -1.0)}, [[0.999, 0.9997]], [0.9997, 1.0004], [0.999, 1.001],
+        ),
+        ("advantage=-1&clip_low=0&clip_high=0", {}, [[0, 1]], [1], [0, 2.5]),
+        ("advantage=3&surrogate=plain", {2.0: (6.0, 6.0)}, [], [], [0, 2.5]),
+        ("advantage=3&surrogate=cispo", {2.0: (1.2 * 3 * math.log(2), 3.6)}, [], [0.8, 1.2], [0, 2.5]),
+        ("advantage=-1&surrogate=cispo&clip_low=1&clip_high=4", {}, [], [0, 5], [0, 6]),
+        ("advantage=3&surrogate=sapo&tau_pos=2", {2.0: (3 * 1.7615942, 3 * 2 * 0.4199743)}, [], [], [0, 2.5]),
+        (
+            "advantage=-1&surrogate=gmpo&clip_low=0.33&clip_high=0.49",
+            {2.0: (-2.0, -2.0)}, [[0, 0.67]], [0.67, 1.49], [0, 2.5],
+        ),
+        ("advantage=0", {}, [[0, 2.5]], [0.8, 1.2], [0, 2.5]),
     ],
-)
-def test_the_axis_holds_the_bounds(
-    page: TestClient, query: str, first: float, last: float, bounds: list[float]
+)  # fmt: skip
+def test_the_objective_of_a_token_by_its_ratio(
+    page: TestClient,
+    query: str,
+    points: Mapping[float, tuple[float, float]],
+    dead: list[list[float]],
+    bounds: list[float],
+    ends: list[float],
 ) -> None:
-    found = ask(page, f"objective?advantage=-1&{query}")
+    found = ask(page, f"objective?{query}")
     ratios = found["ratio"]
-    assert (ratios[0], ratios[-1]) == (pytest.approx(first), pytest.approx(last))
+    assert [ratios[0], ratios[-1]] == pytest.approx(ends)
     assert len(ratios) > 250
     assert all(one < other for one, other in itertools.pairwise(ratios))
-    assert found["bounds"] == pytest.approx(sorted(set(bounds)))
+    assert found["bounds"] == pytest.approx(bounds)
     assert {1.0, *found["bounds"]} <= set(ratios)
-    # The sign of the advantage decides which bounds act, not what can be seen.
-    assert [ask(page, f"objective?advantage=2&{query}")["ratio"][place] for place in (0, -1)] == [ratios[0], ratios[-1]]
-
-
-def test_narrow_bounds_have_their_dead_side(page: TestClient) -> None:
-    found = ask(page, "objective?advantage=-1&clip_low=0.0003&clip_high=0.0004")
-    assert found["dead"] == [[pytest.approx(0.999), pytest.approx(0.9997)]]
-    assert at(found, 1.0) == pytest.approx((-1.0, -1.0))
-
-
-def test_the_other_surrogates_are_never_dead(page: TestClient) -> None:
-    plain = ask(page, "objective?advantage=3&surrogate=plain")
-    assert at(plain, 2.0) == pytest.approx((6.0, 6.0))
-    # CISPO: the weight is cut at 1.2, the gradient is that weight times A.
-    cispo = ask(page, "objective?advantage=3&surrogate=cispo")
-    assert at(cispo, 2.0) == pytest.approx((1.2 * 3 * math.log(2), 3.6))
-    assert cispo["objective"][0] is None  # log 0
-    # SAPO: 4 / 2 of a sigmoid of 2, and a slope of 4 * 0.104994 times the ratio
-    sapo = ask(page, "objective?advantage=3&surrogate=sapo&tau_pos=2")
-    assert at(sapo, 2.0) == pytest.approx((3 * 1.7615942, 3 * 2 * 0.4199743))
-    assert (sapo["bounds"], plain["dead"], cispo["dead"], sapo["dead"]) == ([], [], [], [])
-
-
-def test_a_geometric_mean_of_one_token_is_clipped(page: TestClient) -> None:
-    gmpo = ask(page, "objective?advantage=-1&surrogate=gmpo&clip_low=0.33&clip_high=0.49")
-    assert (gmpo["bounds"], gmpo["dead"]) == (pytest.approx([0.67, 1.49]), [[0, pytest.approx(0.67)]])
-    assert at(gmpo, 2.0) == pytest.approx((-2.0, -2.0))
-
-
-def test_without_an_advantage_nothing_moves(page: TestClient) -> None:
-    assert ask(page, "objective?advantage=0")["dead"] == [[0, 2.5]]
-
-
-# The KL
+    assert found["dead"] == [pytest.approx(side) for side in dead]
+    for ratio, expected in points.items():
+        place = ratios.index(ratio)
+        assert (found["objective"][place], found["gradient"][place]) == pytest.approx(expected)
+    assert (found["objective"][0] is None) == ("cispo" in query)  # log 0
 
 
 def test_the_estimators_of_a_token(page: TestClient) -> None:
@@ -134,7 +99,10 @@ def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:
     assert pair["reverse_gradient"] == pytest.approx([0.237, -0.022, -0.215], abs=1e-3)
 
 
-# The pass rate
+def groups(size: int, rate: float) -> list[tuple[float, tuple[int, ...]]]:
+    """Every group there is of so many rewards, with its chance."""
+    everyone = itertools.product([0, 1], repeat=size)
+    return [(math.prod(rate if reward else 1 - rate for reward in one), one) for one in everyone]
 
 
 def test_the_weight_of_a_group_by_pass_rate(page: TestClient) -> None:
@@ -148,23 +116,14 @@ def test_the_weight_of_a_group_by_pass_rate(page: TestClient) -> None:
                 assert algorithms[name]["weight"][place] / 8 == pytest.approx(mean, abs=6e-4)
     assert algorithms["reinforce"]["weight"] == pytest.approx([8 * rate for rate in rates])
     assert found["signal"] == pytest.approx([1 - rate**8 - (1 - rate) ** 8 for rate in rates])
-
-
-def test_the_weight_is_the_sum_over_every_group_there_is(page: TestClient) -> None:
-    found = ask(page, "pass_rate?group_size=3&algorithms=dr_grpo")
-    place = found["pass_rate"].index(0.3)
-    expected = 0.0
-    for rewards in itertools.product([0, 1], repeat=3):
-        chance = math.prod(0.3 if reward else 0.7 for reward in rewards)
-        expected += chance * sum(abs(reward - sum(rewards) / 3) for reward in rewards)
-    assert found["algorithms"]["dr_grpo"]["weight"][place] == pytest.approx(expected, abs=1e-6)
+    place = rates.index(0.3)
+    expected = sum(chance * sum(abs(one - sum(group) / 8) for one in group) for chance, group in groups(8, 0.3))
+    assert algorithms["dr_grpo"]["weight"][place] == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_weight_of_grpo_over_that_of_dr_grpo(page: TestClient) -> None:
-    """Two rewards that differ have a deviation of 1/2, one of three of sqrt(2)/3, one of four of sqrt(3)/4."""
-    for size, expected in ((2, 2.0), (3, 3 / math.sqrt(2))):
-        quotient = ask(page, f"pass_rate?group_size={size}&algorithms=rloo")["quotient"]
-        assert quotient == [None, *[pytest.approx(expected, rel=1e-5)] * 99, None]
+    """Two rewards that differ have a deviation of 1/2, one of four of sqrt(3)/4."""
+    assert ask(page, "pass_rate?group_size=2")["quotient"] == [None, *[pytest.approx(2.0, rel=1e-5)] * 99, None]
     # Of four: 1 or 3 right with a chance of 0.2952, 2 with 0.0486; distances from the mean of 1.5 and 2 in all.
     found = ask(page, "pass_rate?group_size=4")
     of_four = (0.2952 * 1.5 / (math.sqrt(3) / 4) + 0.0486 * 2 / 0.5) / (0.2952 * 1.5 + 0.0486 * 2)
@@ -172,32 +131,15 @@ def test_the_weight_of_grpo_over_that_of_dr_grpo(page: TestClient) -> None:
         assert found["quotient"][found["pass_rate"].index(rate)] == pytest.approx(of_four, rel=1e-5)
 
 
-def test_how_noisy_mean_and_deviation_of_two_rewards_are(page: TestClient) -> None:
-    """Both right or both wrong: means 1 and 0, deviation 0; else a mean and a deviation of 1/2."""
-    found = ask(page, "noise")
-    assert [one["size"] for one in found["sizes"]] == [2, 4, 8, 16, 64]
-    two, place = found["sizes"][0], found["pass_rate"].index(0.3)
-    assert (two["mean"]["expected"][50], two["mean"]["spread"][50]) == pytest.approx((0.5, math.sqrt(1 / 8)))
-    assert (two["deviation"]["expected"][50], two["deviation"]["spread"][50]) == pytest.approx((0.25, 0.25))
-    assert (two["signal"][50], found["deviation"][50]) == pytest.approx((0.5, 0.5))
-    # At a pass rate of 0.3 they differ with a chance of 0.42.
-    assert (two["mean"]["expected"][place], two["mean"]["spread"][place]) == pytest.approx((0.3, math.sqrt(0.105)))
-    assert two["deviation"]["expected"][place] == pytest.approx(0.21)
-    assert two["deviation"]["spread"][place] == pytest.approx(math.sqrt(0.42 * 0.25 - 0.21**2))
-    for one in found["sizes"]:  # of K independent rewards
-        assert one["mean"]["spread"] == pytest.approx(
-            [math.sqrt(p * (1 - p) / one["size"]) for p in found["pass_rate"]]
-        )
-        assert max(one["deviation"]["expected"]) < 0.5  # too small on average
-
-
-def test_how_noisy_the_deviation_of_four_rewards_is(page: TestClient) -> None:
+@pytest.mark.parametrize(("at", "size"), [(0, 2), (1, 4)])
+def test_how_noisy_mean_and_deviation_of_a_group_are(page: TestClient, at: int, size: int) -> None:
     found, rate = ask(page, "noise"), 0.2
-    values: list[tuple[float, float]] = []
-    for rewards in itertools.product([0, 1], repeat=4):
-        chance = math.prod(rate if reward else 1 - rate for reward in rewards)
-        values.append((chance, statistics.pstdev(rewards)))
-    mean = sum(chance * value for chance, value in values)
-    spread = math.sqrt(sum(chance * (value - mean) ** 2 for chance, value in values))
-    of, place = found["sizes"][1]["deviation"], found["pass_rate"].index(rate)
-    assert (of["expected"][place], of["spread"][place]) == pytest.approx((mean, spread))
+    one, place = found["sizes"][at], found["pass_rate"].index(rate)
+    assert [one["size"] for one in found["sizes"]] == [2, 4, 8, 16, 64]
+    for name, of in (("mean", statistics.mean), ("deviation", statistics.pstdev)):
+        values = [(chance, of(group)) for chance, group in groups(size, rate)]
+        mean = sum(chance * value for chance, value in values)
+        spread = math.sqrt(sum(chance * (value - mean) ** 2 for chance, value in values))
+        assert (one[name]["expected"][place], one[name]["spread"][place]) == pytest.approx((mean, spread))
+    assert one["signal"][place] == pytest.approx(1 - rate**size - (1 - rate) ** size)
+    assert found["deviation"][place] == pytest.approx(math.sqrt(rate * (1 - rate)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from explained_group import TOKENS
+from explained_group import TOKENS, UPDATED
 from explaining import ask, lab
 from grouprl import Algorithm, Trainer
 from grouprl.algorithms.named import NAMED
@@ -34,24 +35,22 @@ LETTERS = (WeightedReward("letters", letters), WeightedReward("rarely", rarely, 
 
 @pytest.fixture(scope="module")
 def train(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[TestClient, Path]]:
-    made: dict[Algorithm, tuple[TestClient, Path]] = {}  # of those that only differ in their algorithm
-
-    def run(algorithm: Algorithm, rewards: Any = LETTERS, **changes: Any) -> tuple[TestClient, Path]:
-        if rewards is LETTERS and not changes:
-            if algorithm not in made:
-                made[algorithm] = trained(algorithm, rewards)
-            return made[algorithm]
-        return trained(algorithm, rewards, **changes)
-
-    def trained(algorithm: Algorithm, rewards: Any, **changes: Any) -> tuple[TestClient, Path]:
+    @cache
+    def trained(
+        algorithm: Algorithm, rewards: tuple[WeightedReward, ...] = LETTERS, problems: int = 1
+    ) -> tuple[TestClient, Path]:
         root = tmp_path_factory.mktemp("runs")
-        config = small_config(root, steps=2, **{"rollout": {"problems_per_step": 1, "group_size": 4}, **changes})
+        rollout = {"problems_per_step": problems, "group_size": 4, "max_tokens": 8}
+        evaluation = {"problems": 1, "samples": 0}
+        config = small_config(root, steps=1, rollout=rollout, evaluation=evaluation)
         return lab(root), Trainer(tiny, ROWS, list(rewards), algorithm, config).train().directory
 
-    return run
+    return trained
 
 
-NAMES = ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_batch", "gspo", "cispo", "trl", "reinforce_pp"]
+def two_passes(name: str) -> Algorithm:
+    """So that policy and behavior policy differ."""
+    return variant(name, minibatches=1, passes=2)
 
 
 def blobs(folder: Path, column: str) -> list[list[float]]:
@@ -59,10 +58,9 @@ def blobs(folder: Path, column: str) -> list[list[float]]:
     return [np.frombuffer(blob, "<f4").astype(float).tolist() for (blob,) in rows]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gspo", "reinforce_pp"])
 def test_a_group_that_is_the_batch_has_the_numbers_of_the_step(name: str, train: Any) -> None:
-    """Two passes, so that policy and behavior policy differ."""
-    algorithm = variant(name, minibatches=1, passes=2)
+    algorithm = two_passes(name)
     page, folder = train(algorithm)
     row = metrics(folder)[0]
     assert ask(page, "steps?run=run") == {"steps": [1]}
@@ -93,7 +91,7 @@ def test_a_group_that_is_the_batch_has_the_numbers_of_the_step(name: str, train:
 
 def test_shares_of_several_groups_add_up(train: Any) -> None:
     """The watched group is one of the kept ones: its share is what the others leave of the step's loss."""
-    page, folder = train(variant("dapo", refills=1), rollout={"problems_per_step": 4, "group_size": 4})
+    page, folder = train(variant("dapo", refills=1), problems=4)
     row = metrics(folder)[0]
     found = ask(page, "group?run=run&step=1")
     place = f"step = 1 AND group_index = {found['source']['group']}"
@@ -106,11 +104,8 @@ def test_shares_of_several_groups_add_up(train: Any) -> None:
 
 
 def test_a_step_without_signal_has_no_walk(train: Any) -> None:
-    page, _ = train(NAMED["dr_grpo"], [WeightedReward("same", lambda completions, **_: [1.0] * len(completions))])
+    page, _ = train(NAMED["dr_grpo"], (WeightedReward("same", lambda completions, **_: [1.0] * len(completions)),))
     assert ask(page, "steps?run=run") == {"steps": []}
-    answer = page.get("/api/explain/group?run=run&step=1")
-    assert answer.status_code == 400
-    assert "(there is none)" in answer.json()["error"]
 
 
 def fields(value: Any) -> Any:
@@ -122,7 +117,7 @@ def fields(value: Any) -> Any:
 
 
 def test_the_group_that_is_kept_for_the_exported_page_is_as_the_lab_answers_today(train: Any) -> None:
-    page, _ = train(NAMED["grpo"])
+    page, _ = train(two_passes("grpo"))
     kept = json.loads(Path(export.__file__).with_name("example.json").read_text(encoding="utf-8"))
     walk, today = kept["explain/group?run=demo&step=1"], ask(page, "group?run=run&step=1")
     for one in (walk, today):  # of a comparison with the record, the page of groups shows more
@@ -155,9 +150,6 @@ def test_steps_are_compared_with_all_steps_of_the_group(train: Any) -> None:
         assert advantages == pytest.approx(expected, abs=1e-5)
 
 
-# Groups that were made for it
-
-
 def made(folder: Path, algorithm: Algorithm, others: Mapping[str, float] = MappingProxyType({})) -> None:
     """Step 11 has two completions of 1 and 2 tokens, with the stages of tests/algorithms/test_stages.py."""
     completions = tuple(
@@ -173,7 +165,7 @@ def made(folder: Path, algorithm: Algorithm, others: Mapping[str, float] = Mappi
     with RunRecord.create(folder, config) as run:
         run.rewards({"exact": 2.0}, {"steps": 1.0})
         group = Group(Problem("p", "2 + 2", {"answer": "4"}), (1, 2, 3), completions)
-        stages = group_stages(algorithm, TOKENS, kl_coef=algorithm.kl_coef)
+        stages = group_stages(algorithm, TOKENS, UPDATED, kl_coef=algorithm.kl_coef)
         stages["loss"]["batch"] = {"groups": 1, "completions": 2}
         row = {"loss": 0.5, "learning_rate": 0.1}
         advantages = [[[1.0], [-1.0, -1.0]]]
@@ -231,7 +223,11 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
     assert stages["ratio"]["bounds"] == []
 
 
-# What is refused
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    root = tmp_path_factory.mktemp("plain")
+    made(root / "run", Algorithm())
+    return lab(root)
 
 
 @pytest.mark.parametrize(
@@ -240,44 +236,39 @@ def test_a_kl_in_the_reward_is_taken_off_before_rewards_are_compared(tmp_path: P
         ("group?run=run&step=4", "step 4: expected a step whose walk-through the run recorded (11), got another"),
         ("group?run=elsewhere&step=11", "expected a run below"),
         ("group?run=..&step=11", "expected a run below"),
-        ("steps?run=..", "expected a run below"),
         ("group?run=run&step=11&group=0", "expected the parameters run, step, rewards"),
         ("group?run=run", "step: expected a value"),
-        ("group?run=run&step=-1", "step: expected a whole number from 1"),
         ("group?run=run&step=11&rewards=1,0", "expected either a run with a step, or rewards"),
         ("group", "rewards: expected a value"),
         ("advantages?rewards=1", "rewards: expected 2 to 16"),
         (f"advantages?rewards={','.join(['1'] * 17)}", "rewards: expected 2 to 16"),
         ("advantages?rewards=1,inf", "rewards: expected a number"),
         ("advantages?rewards=1,1e7", "rewards: expected a number"),
-        ("advantages?rewards=1,1_0", "rewards: expected a number"),
         ("advantages?rewards=1,٣", "rewards: expected a number"),
-        ("advantages?rewards=1,NaN", "rewards: expected a number"),
         ("advantages?rewards=1,0&rewards=1,1", "expected each parameter once"),
         ("advantages?rewards=1,0&colour=red", "expected the parameters rewards, algorithms, got 'colour'"),
         ("advantages?rewards=1,0&algorithms=ppo", "algorithms: expected some of grpo"),
-        ("advantages?rewards=1,0&algorithms=grpo,grpo", "algorithms: expected some of"),
         ("objective?clip_low=1.5", "clip_low: expected a number from 0 to 1"),
         ("objective?surrogate=soft", "surrogate: expected one of clip, cispo, plain, sapo, gmpo"),
         ("objective?surrogate=plain&dual_clip=2", "dual_clip: expected none with surrogate=plain"),
         ("kl?kind=k4", "got 'kind'"),
         ("pass_rate?group_size=65", "group_size: expected a whole number from 2 to 64"),
-        ("pass_rate?group_size=8.0", "group_size: expected a whole number"),
         ("memory?model=large", "model: expected Llama-3.1-70B, Llama-3.1-8B"),
-        ("memory?problems=0", "problems: expected a whole number from 1"),
+        ("memory?model=Qwen2.5-7B&weights=nf4", "LoRA rank"),
+        ("memory?config=[1]", "expected"),
+        ("memory?config={", "expected"),
+        ("memory?config={}", "expected"),
+        ("memory?model=/etc", "expected"),
         ("memory?lora_rank=0", "lora_rank: expected a whole number from 1"),
     ],
 )
-def test_a_mistake_is_told_with_what_was_expected(tmp_path: Path, path: str, said: str) -> None:
-    made(tmp_path / "run", Algorithm())
-    answer = lab(tmp_path).get(f"/api/explain/{path}")
-    assert answer.status_code == 400
-    assert said in json.loads(answer.text)["error"]
+def test_a_mistake_is_told_with_what_was_expected(plain: TestClient, path: str, said: str) -> None:
+    answer = plain.get(f"/api/explain/{path}")
+    assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
 
 
 def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
     made(tmp_path / "run", Algorithm())
     (tmp_path / "run" / "config.yaml").write_text("algorithm: {name: grpo, temperature: 3}\nrollout: {max_tokens: 4}\n")
     answer = lab(tmp_path).get("/api/explain/group?run=run&step=11")
-    assert answer.status_code == 400
-    assert "restore the file" in answer.json()["error"]
+    assert (answer.status_code, "restore the file" in answer.json()["error"]) == (400, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from grouprl import Trainer
 from grouprl.algorithms.named import NAMED
 from grouprl.rewards.functions import WeightedReward
-from lab_browser import Lab, Opened, needs_chromium, opened
+from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import CONFIG, Made, make_run
 from letter_rewards import letters, words
 from page_numbers import near, read, table
@@ -23,39 +23,20 @@ from variants import variant
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(240)]
 
 AWKWARD = (-3.34, -2.84, -3.0, -3.0)
-TIED = (0.123456, 0.123459, -0.246915)  # the first two look alike with four digits
 WEIGHED = (WeightedReward("letters", letters), WeightedReward("words", words, per_step=True))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def root(tiny: Path, shared_lab: Lab) -> Path:
     root = shared_lab.root
-    dual = variant(dual_clip=3.0, minibatches=2)
-    made = {"grpo": NAMED["grpo"], "rloo": NAMED["rloo"], "gspo": NAMED["gspo"], "dual": dual, "ppo": NAMED["ppo"]}
-    made |= {"sapo": variant("sapo", kl_coef=0.04, kl_unbiased=True), "gmpo": NAMED["gmpo"]}
+    made = {"grpo": NAMED["grpo"], "rloo": NAMED["rloo"], "dual": variant(dual_clip=3.0, minibatches=2)}
     for name, algorithm in made.items():
         Trainer(tiny, ROWS, [letters], algorithm, small_config(root, name, steps=1)).train()
     Trainer(tiny, ROWS, list(WEIGHED), NAMED["grpo_process"], small_config(root, "process", steps=1)).train()
-    config = CONFIG + "rollout: {max_tokens: 8}\n"
-    make_run(root / "awkward", [Made(AWKWARD, advantages=(-1.617, 1.124, 0.247, 0.247))], config=config)
-    make_run(root / "tied", [Made((1.0, 1.0, 0.0), advantages=TIED)], config=config)
+    Trainer(tiny, ROWS, [letters], variant(clip_low=0.1, clip_high=0.3), small_config(root, "walk", steps=2)).train()
+    awkward = Made(AWKWARD, advantages=(-1.617, 1.124, 0.247, 0.247))
+    make_run(root / "awkward", [awkward], config=CONFIG + "rollout: {max_tokens: 8}\n")
     return root
-
-
-@pytest.fixture(scope="module")
-def browser(shared_lab: Lab, root: Path) -> Iterator[Opened]:
-    with opened(shared_lab) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Opened) -> Iterator[Any]:
-    browser.watched.forget()
-    yield browser.page
-    browser.watched.assert_quiet()
-
-
-# Arithmetic
 
 
 def value(side: str) -> float:
@@ -105,9 +86,6 @@ def test_the_arithmetic_of_a_stage_is_true(browser: Opened, page: Any, run: str)
     page.locator("#stage-advantages p", has_text="Completion 0:").wait_for()
     lines = page.locator("#stage-statistics .worked li", has_text=re.compile("^[μσ]")).all_inner_texts()
     assert sum(check(line.partition(" ")[2].partition(" ")[2]) for line in lines) >= 2
-
-
-# Formulas
 
 
 def formulas(page: Any, stage: str) -> list[str]:
@@ -203,13 +181,10 @@ def recorded_steps(text: str) -> list[float]:
     return [float(reward) for _, reward in re.findall(r"\[(\d+), ([-\d.e]+)\]", text or "")]
 
 
-# Choices
-
-
 def test_the_page_opens_on_grpo_and_says_what_is_missing(browser: Opened, page: Any) -> None:
     browser.go("/step")
     page.locator("#stage-prompt").wait_for()
-    assert page.locator("select[name=run]").input_value() in {"grpo", "awkward", "tied", "dual"}  # the newest of them
+    assert page.locator("select[name=run]").input_value() in {"grpo", "awkward", "walk", "dual"}  # the newest of them
     assert "(grpo)" in page.locator("select[name=run] option:checked").inner_text()
     browser.go("/step?run=not-yet")
     assert page.locator("select[name=run] option:checked").inner_text() == "not-yet (no steps)"
@@ -232,3 +207,86 @@ def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -
     assert page.locator(".editor li").count() == 16
     assert more.get_attribute("aria-disabled") == "true"
     assert page.evaluate("document.activeElement.textContent") == "Add one"
+
+
+def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[float, float]:
+    """PPO's objective of one token and its gradient by the token's log-prob (arXiv:1707.06347, equation 7)."""
+    bound = min(max(ratio, 1 - low), 1 + high)
+    free = ratio * advantage <= bound * advantage
+    return (ratio * advantage, ratio * advantage) if free else (bound * advantage, 0.0)
+
+
+@pytest.mark.parametrize(("place", "low", "high"), [(0, 0.2, 0.2), (1, 0.2, 0.28), (0, 0.4, 0.05)])
+def test_the_ratio_is_dragged_over_the_clip(browser: Opened, page: Any, place: int, low: float, high: float):
+    browser.go("/step?rewards=1,0,0,1&stage=ratio")
+    handle = page.get_by_role("slider", name="Ratio")
+    handle.wait_for()
+    for name, chosen in {
+        "Advantage A": {"index": place},
+        "low": {"value": f"{low}"},
+        "high": {"value": f"{high}"},
+    }.items():
+        page.locator("label.field", has_text=name).locator("select").select_option(**chosen)
+    page.wait_for_timeout(500)
+    advantage, sides = (1.0, -1.0)[place], set()
+    handle.focus()
+    for key, times in (("Home", 1), ("PageUp", 2), ("PageUp", 2), ("ArrowRight", 7), ("PageUp", 3), ("End", 1)):
+        for _ in range(times):
+            page.keyboard.press(key)
+        ratio = float(handle.get_attribute("aria-valuenow"))
+        objective, gradient = clipped(ratio, advantage, low, high)
+        told = page.locator(".read").first.inner_text()
+        assert read(told)[:3] == [near(ratio), near(objective), near(gradient)]
+        assert ("There is no gradient" in told) == (gradient == 0.0)
+        sides.add(gradient == 0.0)
+    assert sides == {True, False}
+
+
+def test_the_kl_is_dragged_over_three_estimates(browser: Opened, page: Any):
+    browser.go("/step?rewards=1,0,0,1&stage=kl")
+    handle = page.get_by_role("slider", name="Log of pi ref over pi theta, values")
+    handle.wait_for()
+    seen = set()
+    for key in ("Home", "PageUp", "PageUp", "PageUp", "ArrowLeft", "PageUp", "PageUp", "End"):
+        handle.press(key)
+        x = float(handle.get_attribute("aria-valuenow"))
+        seen.add(math.copysign(1, x))
+        # joschu.net/blog/kl-approx.html with log p = -x: estimates, and their derivatives by the log-prob.
+        by_hand = {"k1": (-x, 1.0), "k2": (x * x / 2, -x), "k3": (math.exp(x) - 1 - x, 1 - math.exp(x))}
+        shown = {f"k{int(row[0])}": row[1:] for row in table(page, "Estimates and gradients at this point")}
+        assert shown == {name: [near(value), near(slope)] for name, (value, slope) in by_hand.items()}
+    assert seen == {1.0, -1.0}
+
+
+def test_the_update_of_typed_rewards_moves_as_it_should(browser: Opened, page: Any):
+    """Four completions of 1/4: their mean is 1/2 and their deviation 1/2, so the softmax moves by +-1/4 of the rate."""
+    browser.go("/step?rewards=1,0,0,1&stage=update")
+    rows = table(page, "Probabilities before and after")
+    rate = read(page.get_by_text("The learning rate was").inner_text())[0]
+    assert rate > 0
+    up, down = math.exp(rate / 4), math.exp(-rate / 4)
+    for place, (index, advantage, before, after, factor) in enumerate(rows):
+        chance = (up if place in (0, 3) else down) / (2 * up + 2 * down)
+        assert index == place
+        assert advantage == near(1.0 if place in (0, 3) else -1.0)
+        assert (before, after, factor) == (0.25, pytest.approx(chance, abs=6e-4), pytest.approx(4 * chance, abs=6e-3))
+
+
+def test_the_update_of_a_run_is_what_it_recorded(browser: Opened, page: Any, root: Path):
+    watched = rollouts(
+        root / "walk",
+        "SELECT group_index, learner_logprobs, updated_logprobs, advantage FROM completions WHERE step = 1 "
+        "AND updated_logprobs IS NOT NULL ORDER BY completion_index",
+    )
+    browser.go("/step?run=walk&step=1&stage=update")
+    shown = table(page, "Probabilities before and after")
+    assert len(shown) == len(watched) > 1
+    changed = []
+    for (_, advantage, before, after, factor), (_, learner, updated, credit) in zip(shown, watched, strict=True):
+        start, end = (math.exp(math.fsum(array("f", one))) for one in (learner, updated))
+        assert advantage == near(credit)
+        # Three digits, or one decimal of a power of ten.
+        assert (before, after) == (pytest.approx(start, rel=6e-2), pytest.approx(end, rel=6e-2))
+        assert factor == pytest.approx(end / start, rel=6e-3)
+        changed.append(abs(end / start - 1))
+    assert max(changed) > 1e-3

@@ -12,19 +12,17 @@ import torch
 from starlette.testclient import TestClient
 
 from grouprl.algorithms.named import NAMED
-from grouprl.config.algorithm import options
 from grouprl.lab.app import create_app
 from grouprl.lab.report.groups import groups_of_step, history, one_group
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.report.worked import CompletionParts, against_record, of_step
 from grouprl.lab.search import SearchTerms, search
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
-from grouprl.learner.credit import token_rows
+from grouprl.learner.batch import token_rows
 from grouprl.record import rollouts as rollouts_module
 from grouprl.record.write import RunRecord
 from grouprl.types import RewardOutcome, Sampling, UserError
 from lab_runs import CONFIG, Made, add_step, algorithm_config, make_run
-from variants import variant
 
 SIX_OF_TEN = Made((1.0,) * 6 + (0.0,) * 4, advantages=(0.8164949,) * 6 + (-1.2247424,) * 4)
 
@@ -41,21 +39,14 @@ def empty_answers(folder: Path) -> None:
         one_completion(folder, 1, 0, 0, root=folder.parent)
 
 
-# Pages of groups
-
-
 def test_a_group_in_a_page(tmp_path: Path) -> None:
     made = Made((2.0, None, 0.0), advantages=(1.0, 0.0, -1.0), correct=(True, None, False))
     run = make_run(tmp_path / "run", [made])
     (group,) = groups_of_step(run, 1, offset=0, limit=50)["groups"]
     assert {name: group[name] for name in group if name != "completions"} == {
-        "group_index": 0,
-        "problem_id": "train-1",
-        "prompt": "prompt of train-1",
-        "mean": 1.0,
-        "deviation": 1.0,
+        "group_index": 0, "problem_id": "train-1", "prompt": "prompt of train-1", "mean": 1.0, "deviation": 1.0,
         "signal": True,
-    }
+    }  # fmt: skip
     common = {"length": 2, "stop_reason": "end"}
     assert group["completions"] == [
         {"index": 0, "reward": 2.0, "advantage": 1.0, "correct": True, "invalid": False, **common},
@@ -64,49 +55,24 @@ def test_a_group_in_a_page(tmp_path: Path) -> None:
     ]
 
 
-def test_the_deviation_is_the_algorithms(tmp_path: Path) -> None:
-    made = Made((1.0, 0.0, 1.0, 0.0))
-    for std, deviation in (("population", 0.5), ("sample", math.sqrt(1 / 3))):
-        run = make_run(tmp_path / std, [made], config=algorithm_config(std=std))
-        assert groups_of_step(run, 1, offset=0, limit=1)["groups"][0]["deviation"] == pytest.approx(deviation)
-
-
 def test_equal_and_invalid_groups_have_no_signal(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [Made((0.7, 0.7, 0.7)), Made((None, None)), Made((1.0, None))])
+    made = [Made((0.7, 0.7, 0.7)), Made((None, None)), Made((1.0, None)), Made((1.0, 0.0, 1.0, 0.0))]
+    run = make_run(tmp_path / "run", made, config=algorithm_config(std="sample"))
     found = groups_of_step(run, 1, offset=0, limit=50)["groups"]
-    assert [(group["mean"], group["deviation"], group["signal"]) for group in found] == [
-        (0.7, 0.0, False),
-        (None, None, False),
-        (1.0, 0.0, False),
-    ]
+    assert [group["mean"] for group in found] == [0.7, None, 1.0, 0.5]
+    assert [group["deviation"] for group in found] == [0.0, None, 0.0, pytest.approx(math.sqrt(1 / 3))]
+    assert [group["signal"] for group in found] == [False, False, False, True]
 
 
 def test_pages_hold_every_group_once(tmp_path: Path) -> None:
     five = [Made((float(index), 0.0), problem=f"train-{index}") for index in range(5)]
     run = make_run(tmp_path / "run", [five[0]], five, [five[0]])
     pages = [groups_of_step(run, 2, offset=offset, limit=2) for offset in (0, 2, 4, 6)]
-    assert [[group["problem_id"] for group in page["groups"]] for page in pages] == [
-        ["train-0", "train-1"],
-        ["train-2", "train-3"],
-        ["train-4"],
-        [],
-    ]
+    shown = [[int(group["problem_id"][-1]) for group in page["groups"]] for page in pages]
+    assert shown == [[0, 1], [2, 3], [4], []]
     assert {(page["total"], tuple(page["steps"])) for page in pages} == {(5, (1, 3))}
     assert groups_of_step(run, None, offset=0, limit=2)["step"] == 3
     assert groups_of_step(run, 9, offset=0, limit=2) == {"step": 9, "steps": [1, 3], "total": 0, "groups": []}
-
-
-# One group, worked out
-
-
-def test_the_sample_deviation_divides_by_one_less(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [SIX_OF_TEN], config=algorithm_config(std="sample", eps="1.0e-4"))
-    found = one_group(run, 1, 0)["statistics"]
-    assert (found["divided_by"], found["deviation"]) == (9, pytest.approx(0.5163978))
-    assert found["advantages"] == pytest.approx([0.4 / 0.5164978] * 6 + [-0.6 / 0.5164978] * 4, abs=1e-6)
-    # They were recorded with the population's.
-    assert found["agree"] is False
-    assert "such as before a fork" in found["why"]
 
 
 def test_an_invalid_reward_takes_no_part(tmp_path: Path) -> None:
@@ -124,11 +90,7 @@ def test_a_group_may_be_compared_with_its_step(tmp_path: Path) -> None:
     step = [Made((1.0, 1.0), advantages=(1.0, 1.0)), Made((0.0, 0.0, None), advantages=(-1.0, -1.0, 0.0))]
     run = make_run(tmp_path / "run", step, [Made((9.0,))], config=config)
     found = one_group(run, 1, 1)["statistics"]
-    assert {name: found["batch"][name] for name in ("count", "mean", "deviation")} == {
-        "count": 4,
-        "mean": 0.5,
-        "deviation": 0.5,
-    }
+    assert [found["batch"][name] for name in ("count", "mean", "deviation")] == [4, 0.5, 0.5]
     assert (found["mean"], found["signal"]) == (0.0, False)
     assert (found["baselines"], found["divisors"]) == ([0.5, 0.5, None], [0.5, 0.5, None])
     assert (found["advantages"], found["agree"]) == ([-1.0, -1.0, None], True)
@@ -145,12 +107,8 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
     mixed = Made((0.7, 0.0), penalties=(-0.3, 0.0), advantages=(1.0, -1.0))
     run = make_run(tmp_path / "run", [long, mixed], config=config)
     dropped, kept = (one_group(run, 1, group)["statistics"] for group in (0, 1))
-    assert (dropped["dropped"], dropped["signal"], dropped["advantages"], dropped["agree"]) == (
-        True,
-        True,
-        [0, 0],
-        True,
-    )
+    assert (dropped["dropped"], dropped["signal"], dropped["agree"]) == (True, True, True)
+    assert dropped["advantages"] == [0, 0]
     assert (kept["dropped"], kept["agree"]) == (False, True)
     config = algorithm_config(baseline="constant", scale="none", drop_above=0.9)
     easy = one_group(make_run(tmp_path / "easy", [Made((1.0, 1.0), kept=False)], config=config), 1, 0)["statistics"]
@@ -158,33 +116,28 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "agree", "said"),
     [
-        ({"baseline": "critic", "critic": "copy", "credit": "token", "scale": "none"}, "the critic's prediction"),
-        ({"credit": "step"}, "Each reasoning step has a reward"),
-        ({"reward_mix": "normalise_then_sum"}, "normalized separately"),
-        ({"credit": "token", "baseline": "batch_mean", "scale": "batch_std"}, "over all tokens of the step"),
+        # What rewards alone do not decide is not made up.
+        ({"baseline": "critic", "critic": "copy", "credit": "token", "scale": "none"}, None, "the critic's prediction"),
+        ({"credit": "step"}, None, "Each reasoning step has a reward"),
+        ({"reward_mix": "normalise_then_sum"}, None, "normalized separately"),
+        ({"credit": "token", "baseline": "batch_mean", "scale": "batch_std"}, None, "over all tokens of the step"),
+        # A difference has its reason.
+        ({"kl_in": "reward", "scale": "none"}, False, "KL to the reference is part of the reward"),
+        ({"credit": "token", "gamma": 0.9}, False, "discounted by 0.9"),
+        ({"credit": "token", "mask_overlong": "true"}, False, "Truncated completions are masked"),
+        ({"std": "sample"}, False, "such as before a fork"),
     ],
 )
-def test_what_rewards_alone_do_not_decide_is_not_made_up(tmp_path: Path, fields: dict[str, str], said: str) -> None:
-    run = make_run(tmp_path / "run", [SIX_OF_TEN], config=algorithm_config(**fields))
-    found = one_group(run, 1, 0)["statistics"]
-    assert {found[name] for name in ("advantages", "agree", "divisors", "baselines", "batch")} == {None}
-    assert said in found["why"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"kl_in": "reward", "scale": "none"}, "KL to the reference is part of the reward"),
-        ({"credit": "token", "gamma": 0.9}, "discounted by 0.9"),
-        ({"credit": "token", "mask_overlong": "true"}, "Truncated completions are masked"),
-    ],
-)
-def test_a_difference_has_its_reason(tmp_path: Path, fields: dict[str, str], said: str) -> None:
-    run = make_run(tmp_path / "run", [Made((1.0, 0.0), advantages=(0.3, -0.2))], config=algorithm_config(**fields))
-    found = one_group(run, 1, 0)["statistics"]
-    assert (found["agree"], said in found["why"]) == (False, True)
+def test_what_differs_from_the_rewards_has_its_reason(
+    tmp_path: Path, fields: dict[str, str], agree: bool | None, said: str
+) -> None:
+    made = Made((1.0, 0.0), advantages=(0.3, -0.2))
+    found = one_group(make_run(tmp_path / "run", [made], config=algorithm_config(**fields)), 1, 0)["statistics"]
+    assert (found["agree"], said in found["why"]) == (agree, True)
+    if agree is None:
+        assert {found[name] for name in ("advantages", "divisors", "baselines", "batch")} == {None}
 
 
 def rewarded(*rewards: float) -> tuple[RewardOutcome, ...]:
@@ -192,12 +145,9 @@ def rewarded(*rewards: float) -> tuple[RewardOutcome, ...]:
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("std", ["population", "sample"])
-def test_the_numbers_are_those_that_the_learner_makes(name: str, std: str) -> None:
+def test_the_numbers_are_those_that_the_learner_makes(name: str) -> None:
     """Of every algorithm of the family: the learner's own advantages, without a KL."""
     algorithm = NAMED[name]
-    if options(algorithm).get("scale") != "none":
-        algorithm = variant(algorithm, std=std)
     outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
     groups = [Made((0.0,) * len(row)).group() for row in outcomes]
     kept = algorithm.groups.kept([[one.earned for one in row] for row in outcomes])
@@ -227,25 +177,12 @@ def test_a_group_has_everything_but_its_tokens(tmp_path: Path) -> None:
     assert found["algorithm"]["name"] == "grpo"
     (completion,) = found["completions"]
     assert completion == {
-        "index": 0,
-        "text": "7",
-        "reward": 2.0,
-        "components": {"exact": 1.0, "soft_overlong": -0.5},
-        "weights": {"exact": 2.0, "soft_overlong": 1.0},
-        "invalid_reason": None,
-        "correct": True,
-        "advantage": 0.0,
-        "length": 2,
-        "stop_reason": "end",
-        "weights_version": 3,
-        "step_rewards": None,
-        "extra": None,
-    }
+        "index": 0, "text": "7", "reward": 2.0, "components": {"exact": 1.0, "soft_overlong": -0.5},
+        "weights": {"exact": 2.0, "soft_overlong": 1.0}, "invalid_reason": None, "correct": True, "advantage": 0.0,
+        "length": 2, "stop_reason": "end", "weights_version": 3, "step_rewards": None, "extra": None,
+    }  # fmt: skip
     own = one_group(make_run(tmp_path / "own", [Made((2.0,))]), 1, 0)
     assert own["completions"][0]["weights"] == {"exact": None}
-
-
-# A problem through training
 
 
 def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
@@ -258,11 +195,8 @@ def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
     assert [(visit["step"], visit["group_index"]) for visit in found["visits"]] == [(3, 2), (3, 1)]
     visit = found["visits"][1]
     assert (visit["mean"], visit["correct"]) == (0.5, 0.5)
-    assert [(one["text"], one["reward"], one["correct"]) for one in visit["completions"]] == [
-        ("d", 1.0, True),
-        ("e", 0.0, False),
-        ("f", None, None),
-    ]
+    shown = [(one["text"], one["reward"], one["correct"]) for one in visit["completions"]]
+    assert shown == [("d", 1.0, True), ("e", 0.0, False), ("f", None, None)]
     rest = history(run, "train-1", before=(3, 1), limit=2)
     assert ([visit["step"] for visit in rest["visits"]], rest["next"]) == ([1], None)
     client = TestClient(create_app(tmp_path))
@@ -270,30 +204,23 @@ def test_a_problem_is_followed_backwards(tmp_path: Path) -> None:
     assert (asked["total"], [visit["step"] for visit in asked["visits"]], asked["next"]) == (3, [3], "3-0")
 
 
-# Every state of a run
-
-
-def test_a_run_without_rollouts_has_empty_answers(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    empty_answers(tmp_path)
-    sqlite3.connect(tmp_path / "rollouts.sqlite").close()
-    (tmp_path / "rollouts.sqlite").touch()  # made, and no table in it yet
-    empty_answers(tmp_path)
-
-
-def test_a_run_that_goes_on_and_its_copies(tmp_path: Path) -> None:
-    with RunRecord.create(tmp_path / "run", CONFIG) as record:
-        empty_answers(tmp_path / "run")
+def test_a_run_that_goes_on_and_its_copies(root: Path) -> None:
+    (root / "none").mkdir()
+    (root / "none" / "config.yaml").write_text(CONFIG)
+    empty_answers(root / "none")
+    (root / "none" / "rollouts.sqlite").touch()  # made, and no table in it yet
+    empty_answers(root / "none")
+    with RunRecord.create(root / "run", CONFIG) as record:
+        empty_answers(root / "run")
         for step in (1, 2):
             add_step(record, step, [SIX_OF_TEN])
-            assert groups_of_step(tmp_path / "run", None, offset=0, limit=1)["steps"] == [1, step]
-        shutil.copytree(tmp_path / "run", tmp_path / "copy")
-        (tmp_path / "alone").mkdir()
+            assert groups_of_step(root / "run", None, offset=0, limit=1)["steps"] == [1, step]
+        shutil.copytree(root / "run", root / "copy")
         for name in ("config.yaml", "rollouts.sqlite"):
-            shutil.copy(tmp_path / "run" / name, tmp_path / "alone")
-    assert groups_of_step(tmp_path / "copy", None, offset=0, limit=1)["steps"] == [1, 2]
-    empty_answers(tmp_path / "alone")  # all that is recorded was in the -wal file
-    assert one_group(tmp_path / "run", 2, 0)["statistics"]["agree"] is True
+            shutil.copy(root / "run" / name, root / "none")
+    assert groups_of_step(root / "copy", None, offset=0, limit=1)["steps"] == [1, 2]
+    empty_answers(root / "none")  # all that is recorded was in the -wal file
+    assert one_group(root / "run", 2, 0)["statistics"]["agree"] is True
 
 
 def test_every_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,23 +243,11 @@ def test_every_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             database.execute("SELECT 1")
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [SIX_OF_TEN])
-    (run / "rollouts.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match=r"rollouts.sqlite: expected readable rollouts, got 'file is not a"):
-        groups_of_step(run, 1, offset=0, limit=1)
-    (run / "config.yaml").write_text("algorithm: {colour: red}\n")
-    with pytest.raises(UserError, match="expected the options of an algorithm"):
-        groups_of_step(run, 1, offset=0, limit=1)
-
-
 @pytest.mark.parametrize(
     ("path", "said"),
     [
         ("groups?limit=0", "limit: expected a whole number from 1 to 200, got '0'"),
-        ("groups?limit=201", "limit: expected a whole number from 1 to 200, got '201'"),
         ("groups?step=one", "step: expected a whole number from 0 to 999999999999999, got 'one'"),
-        (f"groups?offset={10**15}", "offset: expected a whole number"),
         ("groups/1/0x1", "group: expected a whole number from 0 to 999999999999999, got '0x1'"),
         ("groups?colour=red", "expected the parameters step, offset, limit, got 'colour'"),
         ("groups/1/9", "step 1, group 9: expected a group that run recorded"),
@@ -343,5 +258,4 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_what_is_asked_wrongly_is_said(tmp_path: Path, path: str, said: str) -> None:
     make_run(tmp_path / "run", [SIX_OF_TEN])
     found = TestClient(create_app(tmp_path)).get(f"/api/runs/run/{path}")
-    assert found.status_code == 400
-    assert said in found.json()["error"]
+    assert (found.status_code, said in found.json()["error"]) == (400, True), found.text

@@ -1,8 +1,6 @@
 """Who gets into the lab: its own host, its own origin, a link that works once, and a second secret for changes."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,20 +60,19 @@ def test_a_link_opens_the_lab_once(stranger: TestClient, sessions: Sessions):
 
 
 @pytest.mark.parametrize("link", ["guessed", "", "é", "a" * 5000])
-def test_a_guessed_link_opens_nothing(stranger: TestClient, sessions: Sessions, link: str):
-    sessions.new_link()
+def test_a_guessed_link_opens_nothing_and_a_head_uses_none_up(stranger: TestClient, sessions: Sessions, link: str):
+    real = sessions.new_link()
     assert stranger.get("/", params={"token": link}).status_code in (401, 403)
     assert not stranger.cookies
+    assert stranger.head("/", params={"token": real}).status_code == 401
+    assert stranger.get("/", params={"token": real}).status_code == 200
 
 
 @pytest.mark.parametrize("path", READS)
 def test_without_a_session_nothing_is_shown(stranger: TestClient, path: str):
     assert stranger.get(path).status_code == 401
-
-
-def test_a_cookie_of_another_lab_is_none_of_this(stranger: TestClient):
     stranger.cookies.set("grouprl_lab_8123", "guessed")
-    assert stranger.get("/api/runs").status_code == 401
+    assert stranger.get(path).status_code == 401
 
 
 # DNS rebinding: a name of the attacker's that leads here
@@ -83,21 +80,24 @@ def test_a_cookie_of_another_lab_is_none_of_this(stranger: TestClient):
 
 @pytest.mark.parametrize("path", READS)
 @pytest.mark.parametrize(
-    "host", ["evil.example:8123", "127.0.0.1:8124", "127.0.0.1", "127.0.0.1.evil.example:8123", ""]
+    "hosts",
+    [
+        *(["evil.example:8123"], ["127.0.0.1:8124"], ["127.0.0.1"], ["127.0.0.1.evil.example:8123"], [""]),
+        *(["127.0.0.1:8123", "evil.example"], ["127.0.0.1:8123"] * 2),
+    ],
 )
-def test_another_host_is_refused(page: TestClient, path: str, host: str):
-    assert page.get(path, headers={"host": host}).status_code == 421
+def test_another_host_is_refused(page: TestClient, path: str, hosts: list[str]):
+    assert page.get(path, headers=[("host", host) for host in hosts]).status_code == 421
 
 
-def test_the_port_of_http_is_left_out(tmp_path: Path, sessions: Sessions):
-    with TestClient(Guard(create_app(tmp_path), sessions, 80), base_url="http://127.0.0.1") as client:
-        assert client.get("/", params={"token": sessions.new_link()}).status_code == 200
-
-
-def test_localhost_is_the_same_machine(page: TestClient):
+def test_localhost_is_the_same_machine_and_the_port_of_http_is_left_out(
+    page: TestClient, tmp_path: Path, sessions: Sessions
+):
     cookie = "; ".join(f"{name}={value}" for name, value in page.cookies.items())
     answer = page.get("/api/runs", headers={"host": "localhost:8123", "cookie": cookie})
     assert answer.status_code == 200
+    with TestClient(Guard(create_app(tmp_path), sessions, 80), base_url="http://127.0.0.1") as client:
+        assert client.get("/", params={"token": sessions.new_link()}).status_code == 200
 
 
 # CSRF: another site that sends what the user's browser sends
@@ -128,105 +128,70 @@ def test_a_link_may_be_followed_from_elsewhere(stranger: TestClient, sessions: S
     assert (answer.status_code, "url=/" in answer.text) == (200, True)
 
 
-@pytest.mark.parametrize("token", [None, "", "guessed"])
-def test_a_change_needs_the_page_s_own_token(page: TestClient, token: str | None):
+@pytest.mark.parametrize("token", [None, "", "guessed", "of another session"])
+def test_a_change_needs_the_page_s_own_token(page: TestClient, sessions: Sessions, token: str | None):
+    if token == "of another session":
+        token = page.get("/api/session").json()["token"]
+        page.get(f"{HOST}/", params={"token": sessions.new_link()})
     headers = {"content-type": "application/json"} | ({} if token is None else {PAGE_TOKEN: token})
     for path in ("/api/runs", "/api/runs/demo/stop", "/api/runs/demo/resume", "/api/runs/demo/fork"):
         assert page.post(path, headers=headers, content="{}").status_code == 403
 
 
-def test_a_change_is_json_of_a_bounded_size(page: TestClient):
-    token = {PAGE_TOKEN: page.get("/api/session").json()["token"]}
-    json = {**token, "content-type": "application/json"}
-    assert page.post("/api/runs", headers={**token, "content-type": "text/plain"}, content="{}").status_code == 415
-    assert page.post("/api/runs", headers=json, content=b" " * (LARGEST_BODY + 1)).status_code == 413
-    assert page.post("/api/runs", headers=json, content=iter([b"{}"])).status_code == 413  # no length
-    answer = page.post("/api/runs", headers=json, content="[]")
-    assert (answer.status_code, "expected a JSON object" in answer.json()["error"]) == (400, True)
-
-
 TAGS = '{"tags": [], "note": "", "archived": false}'
+
+
+def posted(page: TestClient, content: Any, **headers: str) -> Any:
+    """The answer to a note on a run that is not there: 404 where the body was read."""
+    headers = {"content-type": "application/json", **{name.replace("_", "-"): one for name, one in headers.items()}}
+    token = {PAGE_TOKEN: page.get("/api/session").json()["token"]}
+    return page.post("/api/runs/none/notes", headers={**token, **headers}, content=content)
 
 
 @pytest.mark.parametrize(
     ("kind", "status"),
     [
-        ("application/json", 404),  # no such run: the body was read
+        ("application/json", 404),
         ("Application/JSON; charset=UTF-8", 404),
         ('application/json;charset="utf-8"', 404),
         ("application/json; charset=utf-16", 415),
-        ("application/json; charset=iso-8859-1", 415),
         ("application/json; charset=utf-8; charset=utf-16", 415),
         ("application/json; boundary=x", 415),
         ("application/json, text/plain", 415),
         ("application/jsonp", 415),
-        ("text/json", 415),
+        ("text/plain", 415),
         ("", 415),
     ],
 )
 def test_a_body_has_the_type_json_in_utf_8(page: TestClient, kind: str, status: int):
-    headers = {PAGE_TOKEN: page.get("/api/session").json()["token"], "content-type": kind}
-    answer = page.post("/api/runs/none/notes", headers=headers, content=TAGS)
-    assert answer.status_code == status, answer.text
-    if status == 404:
-        for more in ({"content-encoding": "gzip"}, {"transfer-encoding": "chunked"}):
-            refused = page.post("/api/runs/none/notes", headers={**headers, **more}, content=iter([TAGS.encode()]))
-            assert refused.status_code in (413, 415)
+    assert posted(page, TAGS, content_type=kind).status_code == status
+
+
+def test_a_body_has_a_bounded_size_that_is_known_before(page: TestClient):
+    assert posted(page, b" " * (LARGEST_BODY + 1)).status_code == 413
+    assert posted(page, iter([b"{}"])).status_code == 413  # no length
+    assert posted(page, iter([TAGS.encode()]), transfer_encoding="chunked").status_code == 413
+    assert posted(page, TAGS, content_encoding="gzip").status_code == 415
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        *(TAGS.encode(name) for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be", "utf-8-sig")),
-        b'{"note": "caf\xe9"}',
-        b'{"note": "\xed\xa0\x80"}',
-        rb'{"note": "\ud800"}',
-        rb'{"\udfff": 1}',
-        b'{"name": "a", "name": "b"}',
-        b'{"a": {"name": "a", "name": "b"}}',
-        b'{"step": NaN}',
-        b'{"step": -Infinity}',
-        b'{"step": ' + b"9" * 5000 + b"}",
-        b'{"a": ' * 1000 + b"1" + b"}" * 1000,
-        b'{"a": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
-        b'{"a": 1} {}',
-        b"{'a': 1}",
-        b'{"a": 1,}',
-        b'{"a": 01}',
-        b"\x00{}",
-        b"null",
-        b'"{}"',
-        b"",
+        *(TAGS.encode(name) for name in ("utf-16", "utf-32-be", "utf-8-sig")),
+        *(b'{"note": "caf\xe9"}', b'{"note": "\xed\xa0\x80"}', rb'{"note": "\ud800"}', rb'{"\udfff": 1}'),
+        *(b'{"name": "a", "name": "b"}', b'{"a": {"name": "a", "name": "b"}}', b"\x00{}", b"null", b'"{}"', b"", b"[]"),
+        *(b'{"step": NaN}', b'{"step": -Infinity}', b'{"step": ' + b"9" * 5000 + b"}", b'{"a": 01}', b'{"a": 1} {}'),
+        *(b'{"a": ' * 1000 + b"1" + b"}" * 1000, b'{"a": ' + b"[" * 30_000 + b"]" * 30_000 + b"}"),
     ],
 )
 def test_what_is_no_json_object_in_utf_8_is_refused(page: TestClient, body: bytes):
-    headers = {PAGE_TOKEN: page.get("/api/session").json()["token"], "content-type": "application/json"}
-    answer = page.post("/api/runs/none/notes", headers=headers, content=body)
+    answer = posted(page, body)
     assert (answer.status_code, "expected a JSON object in UTF-8" in answer.json()["error"]) == (400, True)
-
-
-@pytest.mark.parametrize("hosts", [("127.0.0.1:8123", "evil.example"), ("127.0.0.1:8123",) * 2, ("evil.example",) * 2])
-def test_several_hosts_are_refused(page: TestClient, hosts: tuple[str, ...]):
-    assert page.get("/api/runs", headers=[("host", host) for host in hosts]).status_code == 421
-
-
-def test_a_head_opens_nothing(stranger: TestClient, sessions: Sessions):
-    link = sessions.new_link()
-    assert stranger.head("/", params={"token": link}).status_code == 401
-    assert stranger.get("/", params={"token": link}).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_other_methods_are_refused(page: TestClient, method: str):
     assert page.request(method, "/api/runs").status_code == 405
-
-
-def test_the_token_of_one_session_is_not_that_of_another(page: TestClient, sessions: Sessions):
-    first = page.get("/api/session").json()["token"]
-    page.get(f"{HOST}/", params={"token": sessions.new_link()})
-    assert page.get("/api/session").json()["token"] != first
-    headers = {PAGE_TOKEN: first, "content-type": "application/json"}
-    assert page.post("/api/runs", headers=headers, content="{}").status_code == 403
 
 
 @pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/nothing"])
@@ -235,27 +200,11 @@ def test_every_answer_says_what_the_browser_may_do(page: TestClient, path: str):
     policy = headers["content-security-policy"].split("; ")
     assert policy[0] == "default-src 'none'"
     assert not [rule for rule in policy if "unsafe" in rule or "*" in rule or "http" in rule]
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "/static/../app.py",
-        "/static/%2e%2e/app.py",
-        "/static/..%2fapp.py",
-        "/static//etc/passwd",
-        "/static/%00",
-        "/app.py",
-    ],
+    "path", ["static/../app.py", "static/%2e%2e/app.py", "static/..%2fapp.py", "static//etc/passwd", "static/%00"]
 )
 def test_no_path_leaves_the_page_s_own_files(page: TestClient, path: str):
-    assert page.get(path).status_code == 404
-
-
-def test_the_lab_loads_no_models():
-    """It stands beside a run that needs the memory: transformers alone would take 100 MiB, and three seconds."""
-    words = "import grouprl.lab.app, sys; print([name for name in ('transformers', 'peft') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert page.get(f"/{path}").status_code == 404

@@ -16,7 +16,7 @@ import torch
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from grouprl.algorithms import policy_loss
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.app import create_app
 from grouprl.lab.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
@@ -47,18 +47,14 @@ def make_completion(
     ids = tuple(range(10, 10 + len(sampler)))
     one = Completion(0, ids, tuple(sampler), tuple(sampler), "text", StopReason.END, 5)
     outcome = RewardOutcome(1.0, {"exact": 1.0}, steps=(StepReward(1, 0.5),), correct=True)
+    group = Group(Problem("p", "p"), (1,), (one,))
     with RunRecord.create(folder, config) as record:
-        record.step(
-            StepRecord(1, {}, [Group(Problem("p", "p"), (1,), (one,))], [[outcome]], [[list(advantages)]], [[trace]])
-        )
+        record.step(StepRecord(1, {}, [group], [[outcome]], [[list(advantages)]], [[trace]]))
     return folder
 
 
 def asked(run: Path) -> dict[str, Any]:
     return one_completion(run, 1, 0, 0, root=run.parent)
-
-
-# Numbers
 
 
 def test_numbers_worked_by_hand(tmp_path: Path) -> None:
@@ -78,19 +74,19 @@ def test_numbers_worked_by_hand(tmp_path: Path) -> None:
     # r - 1 - ln r with r = 1/2, 1 and 2.
     assert found["kl"] == pytest.approx([-0.5 + LN2, 0.0, 1 - LN2], abs=1e-6)
     assert found["changes"] == pytest.approx([-0.25, -0.5, 0.25])
-    assert found["advantages"] == [1.0, 1.0, -1.0]
-    assert found["entropies"] == [0.5, 0.25, 0.125]
-    assert found["reference_logprobs"] == pytest.approx([-2 * LN2, 0.0, -LN2])
-    assert found["updated_logprobs"] == pytest.approx([-2 * LN2, -LN2, -LN2])
+    assert (found["advantages"], found["entropies"]) == ([1.0, 1.0, -1.0], [0.5, 0.25, 0.125])
+    assert found["reference_logprobs"] == pytest.approx(trace.reference)
+    assert found["updated_logprobs"] == pytest.approx(trace.updated)
     assert (found["step_rewards"], found["correct"], found["weights_version"]) == ([[1, 0.5]], True, 5)
     assert (found["objective"]["clip_high"], found["objective"]["kl"]) == (0.2, "k3")
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("k1", LN2), ("k2", LN2**2 / 2), ("k3", LN2 - 0.5)])
-def test_the_kl_is_the_runs_estimate(tmp_path: Path, kind: str, expected: float) -> None:
-    trace = TokenTrace(logprobs=(-LN2,), reference=(-2 * LN2,))
-    run = make_completion(tmp_path / "run", [-LN2], [1.0], trace, algorithm_config(kl=kind))
-    assert asked(run)["kl"] == pytest.approx([expected], abs=1e-6)
+def test_the_kl_is_the_runs_estimate_and_a_probability_of_zero_is_strict_json(tmp_path: Path) -> None:
+    trace = TokenTrace(logprobs=(-LN2, -math.inf), reference=(-2 * LN2, -LN2))
+    make_completion(tmp_path / "run", [-LN2] * 2, [1.0, 1.0], trace, algorithm_config(kl="k2"))
+    found = TestClient(create_app(tmp_path)).get("/api/runs/run/completions/1/0/0").json()
+    assert found["kl"] == [pytest.approx(LN2**2 / 2), None]
+    assert (found["learner_logprobs"][1], found["ratios"]) == (None, [1.0, 0.0])
 
 
 def test_what_was_not_recorded_is_null(tmp_path: Path) -> None:
@@ -129,16 +125,9 @@ def test_clipped_is_where_the_objective_has_no_gradient(algorithm: Algorithm) ->
     for advantage in (2.0, -2.0, 0.0):
         advantages_T = torch.full_like(ratios_T, advantage)
         logprobs_1T = ratios_T.log()[None].requires_grad_()
-        loss, _ = policy_loss(
-            logprobs_1T,
-            torch.zeros_like(logprobs_1T),
-            advantages_T[None],
-            torch.ones_like(logprobs_1T),
-            surrogate=algorithm.objective.surrogate,
-            clip_low=algorithm.objective.range[0],
-            clip_high=algorithm.objective.range[1],
-            dual_clip=algorithm.objective.largest_ratio,
-        )
+        old_1T, weights_1T = torch.zeros_like(logprobs_1T), torch.ones_like(logprobs_1T)
+        tokens = TokenGrid(logprobs_1T, old_1T, advantages_T[None], weights_1T, weights_1T > 0)
+        loss, _ = algorithm.objective.loss(tokens)
         (gradient_1T,) = torch.autograd.grad(loss, logprobs_1T)
         cut = (gradient_1T[0] == 0).tolist() if advantage else [False] * len(ratios_T)
         assert [side is not None for side in clipped_sides(ratios_T, advantages_T, algorithm)] == cut
@@ -148,22 +137,6 @@ def test_the_sides_have_names() -> None:
     ratios_T, advantages_T = torch.tensor([2.0, 0.5, 4.0, 2.0, 0.5]), torch.tensor([1.0, -1.0, -1.0, -1.0, 1.0])
     sides = clipped_sides(ratios_T, advantages_T, variant(dual_clip=3.0))
     assert sides == ["high", "low", "dual", None, None]
-
-
-def test_a_probability_of_zero_is_strict_json(tmp_path: Path) -> None:
-    run = make_completion(tmp_path / "run", [-LN2], [1.0], TokenTrace(logprobs=(-math.inf,), reference=(-LN2,)))
-    found = TestClient(create_app(tmp_path)).get(f"/api/runs/{run.name}/completions/1/0/0").json()
-    assert (found["learner_logprobs"], found["ratios"], found["kl"]) == ([None], [0.0], [None])
-
-
-def test_a_completion_that_is_not_recorded(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", [Made((1.0,))])
-    found = TestClient(create_app(tmp_path)).get("/api/runs/run/completions/1/0/1")
-    assert found.status_code == 400
-    assert "step 1, group 0, completion 1: expected one that run recorded" in found.json()["error"]
-
-
-# Texts
 
 
 def texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str | None, bool]]:
@@ -230,8 +203,7 @@ def test_the_newest_checkpoint_has_the_tokenizer(tmp_path: Path) -> None:
     for name, piece in (("step-999999", "old"), ("step-1000000", "new"), ("step-9000000.tmp", "half")):
         put_tokenizer(run / "checkpoints" / name, piece)
     (run / "checkpoints" / "step-2000000").mkdir()
-    config = {"model": {"path": "abacus"}}
-    assert found_in(run, config, tmp_path) == ("checkpoints/step-1000000", "new")
+    assert found_in(run, {"model": {"path": "abacus"}}, tmp_path) == ("checkpoints/step-1000000", "new")
 
 
 def test_without_a_checkpoint_only_models_of_the_lab_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,49 +235,34 @@ def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
     found = asked(run)
     assert found["tokenizer"] is None
     assert found["tokens"] == [{"id": 7, "text": None, "half": False}, {"id": 8, "text": None, "half": False}]
-    (run / "checkpoints" / "step-000001").mkdir(parents=True)
-    shutil.copy(ABACUS, run / "checkpoints" / "step-000001")
+    checkpoint = run / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    shutil.copy(ABACUS, checkpoint)
     pieces = json.loads(ABACUS.read_text())["model"]["vocab"]
     by_id = {number: piece for piece, number in pieces.items()}
     assert [token["text"] for token in asked(run)["tokens"]] == [by_id[7], by_id[8]]
     assert asked(run)["tokenizer"] == "checkpoints/step-000001"
-
-
-def test_a_damaged_tokenizer_is_said(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [Made((1.0,))])
-    (run / "checkpoints" / "step-000001").mkdir(parents=True)
-    (run / "checkpoints" / "step-000001" / "tokenizer.json").write_text("{")
+    with closing(sqlite3.connect(run / "rollouts.sqlite")) as database, database:
+        database.execute("UPDATE completions SET token_ids = ?", (b"\xff\xff\xff\xff\x07\x00\x00\x00",))
+    assert [(token["id"], token["text"]) for token in asked(run)["tokens"]] == [(-1, None), (7, by_id[7])]
+    (checkpoint / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer.json: expected a tokenizer"):
         asked(run)
 
 
-def test_an_id_that_no_vocabulary_has(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [Made((1.0,))])
-    with closing(sqlite3.connect(run / "rollouts.sqlite")) as database, database:
-        database.execute("UPDATE completions SET token_ids = ?", (b"\xff\xff\xff\xff\x07\x00\x00\x00",))
-    (run / "checkpoints" / "step-000001").mkdir(parents=True)
-    shutil.copy(ABACUS, run / "checkpoints" / "step-000001")
-    assert [token["id"] for token in asked(run)["tokens"]] == [-1, 7]
-    assert asked(run)["tokens"][0]["text"] is None
-
-
-# Jumps of the KL
-
-
-def make_jump(folder: Path, kls: Sequence[float], config: str = CONFIG, *, reference: bool = True) -> Path:
+def make_jump(folder: Path, kls: Sequence[float]) -> Path:
     """A run of these KLs. In its step 9 the reference is 2, 4 and 1 times as sure of three of the four tokens."""
-    log_ratios = ((0.0, LN2), (math.log(4), 0.0))
-    with RunRecord.create(folder, config) as record:
+    policy = (-2.0, -3.0)
+    with RunRecord.create(folder, CONFIG) as record:
         for step, kl in enumerate(kls, start=1):
-            completions, traces = [], []
-            for index, row in enumerate(log_ratios if step == 9 else ((0.0, 0.0), (0.0, 0.1))):
-                policy = (-2.0, -3.0)
-                anchor = tuple(one + more for one, more in zip(policy, row, strict=True))
-                completions.append(Completion(index, (7, 8), policy, policy, "text", StopReason.END, step))
-                traces.append(TokenTrace(logprobs=policy, reference=anchor if reference else None))
-            group = Group(Problem(f"p{step}", "p"), (1,), tuple(completions))
+            rows = ((0.0, LN2), (math.log(4), 0.0)) if step == 9 else ((0.0, 0.0), (0.0, 0.1))
+            completions = tuple(
+                Completion(index, (7, 8), policy, policy, "text", StopReason.END, step) for index in range(2)
+            )
+            traces = [TokenTrace(policy, reference=(policy[0] + first, policy[1] + second)) for first, second in rows]
             outcomes = [RewardOutcome(reward, {"exact": reward}) for reward in (1.0, 0.0)]
-            record.step(StepRecord(step, {"kl": kl}, [group], [outcomes], [[[1.0, 1.0], [0.0, 0.0]]], [traces]))
+            group, advantages = Group(Problem(f"p{step}", "p"), (1,), completions), [[1.0, 1.0], [0.0, 0.0]]
+            record.step(StepRecord(step, {"kl": kl}, [group], [outcomes], [advantages], [traces]))
     return folder
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,34 +14,10 @@ from grouprl.lab.report.write import write_report
 from grouprl.record.read import Example, read_run
 from grouprl.record.write import RunRecord
 from grouprl.run.verdict import verdict
-from grouprl.tools.compare.read import seconds_by_part
 from grouprl.types import StepRecord, UserError
+from held_page import Page
 from lab_runs import Made, make_run
 from recorded_runs import ATTACK, BEFORE, SUMMARY, record_run
-
-
-class Page(HTMLParser):
-    """Every tag of a page with its attributes, and what it holds."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self._held = "", False
-        self.feed(path.read_text(encoding="utf-8"))
-        held = json.loads(self.text, parse_constant=pytest.fail)
-        self.answers: dict[str, Any] = held["answers"]
-        self.home: str = held["home"]
-        self.run: dict[str, Any] = self.answers[self.home[1:]]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._held = ("id", "held") in attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        self._held = False
-
-    def handle_data(self, data: str) -> None:
-        self.text += data if self._held else ""
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +33,16 @@ def page(finished: Path) -> Page:
 
 
 def said(page: Page) -> str:
-    return str(page.run["verdict"]).replace("\N{NO-BREAK SPACE}", " ")
+    return str(page.shown["verdict"]).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_page_says_what_came_of_the_run(page: Page) -> None:
     assert said(page) == "Greedy accuracy 31.2% → 97.4% on 500 held-out problems in 98 s of training."
-    assert page.run["summary"] == SUMMARY
-    assert (page.run["status"], page.run["step"], page.run["steps"]) == ("finished", 60, None)
-    assert "kl_coef: 0.04" in page.run["config_yaml"]
-    assert "report.html" not in page.run["files"]
-    assert page.run["files"]["metrics.jsonl"] == "one line of numbers per step"
-
-
-def close(value: Any) -> Any:
-    """Numbers of tokens are written with seven digits."""
-    if isinstance(value, dict):
-        return {name: close(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [close(inner) for inner in value]
-    return pytest.approx(value, rel=1e-6, abs=1e-12) if isinstance(value, float) else value
+    assert page.shown["summary"] == SUMMARY
+    assert (page.shown["status"], page.shown["step"], page.shown["steps"]) == ("finished", 60, None)
+    assert "kl_coef: 0.04" in page.shown["config_yaml"]
+    assert "report.html" not in page.shown["files"]
+    assert page.shown["files"]["metrics.jsonl"] == "one line of numbers per step"
 
 
 def test_the_first_groups_of_the_first_the_middle_and_the_last_step_are_held(tmp_path: Path) -> None:
@@ -107,20 +70,14 @@ def test_a_file_stays_small_whatever_the_groups_are(tmp_path: Path) -> None:
 
 
 def test_model_text_stays_text_and_nothing_is_fetched(finished: Path, page: Page) -> None:
-    assert ATTACK in [one["completion"] for one in page.run["examples"]["after"]]
+    assert ATTACK in [one["completion"] for one in page.shown["examples"]["after"]]
     assert "</script><script>alert" not in (finished / "report.html").read_text(encoding="utf-8")
     assert {tag for tag, _ in page.tags}.isdisjoint({"iframe", "object", "embed", "form", "base", "img"})
-    scripts = [attrs for tag, attrs in page.tags if tag == "script"]
-    assert [attrs["type"] for attrs in scripts] == ["importmap", "module", "application/json"]
-    addresses = [value or "" for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href")]
-    assert [address for address in addresses if not address.startswith(("#", "data:image/svg+xml,"))] == []
+    page.assert_stands_alone()
     (policy,) = [attrs["content"] or "" for tag, attrs in page.tags if attrs.get("http-equiv")]
     assert "default-src 'none'" in policy
     assert "'unsafe-inline'" not in policy.partition("style-src")[0]
-
-
-def test_the_page_is_the_labs_own(finished: Path) -> None:
-    text = (finished / "report.html").read_text(encoding="utf-8")
+    text = (finished / "report.html").read_text(encoding="utf-8")  # the page is the lab's own
     assert (STATIC / "style.css").read_text(encoding="utf-8") in text
     assert "grouprl/parts/chart.js" in text
     assert "grouprl/pages/runs.js" not in text  # it needs a lab
@@ -128,29 +85,23 @@ def test_the_page_is_the_labs_own(finished: Path) -> None:
 
 def test_an_unfinished_run_has_a_report_of_what_there_is(tmp_path: Path) -> None:
     page = Page(write_report(record_run(tmp_path / "run", steps=3, finished=False)))
-    first, last = (metrics_accuracy(read_run(tmp_path / "run").metrics[place]) for place in (0, -1))
+    rows = read_run(tmp_path / "run").metrics
+    first, last = (f"{100 * row['accuracy']:.1f}%" for row in (rows[0], rows[-1]))
     assert f"Unfinished at step 3: {first} → {last} of the sampled" in said(page)
-    assert page.run["summary"] == {}
-    assert (len(page.run["examples"]["before"]), "after" in page.run["examples"]) == (5, False)
-
-
-def metrics_accuracy(row: Mapping[str, float]) -> str:
-    return f"{100 * row['accuracy']:.1f}%"
+    assert page.shown["summary"] == {}
+    assert (len(page.shown["examples"]["before"]), "after" in page.shown["examples"]) == (5, False)
 
 
 def test_without_a_verifier_the_report_tells_of_rewards_and_invents_no_zeros(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as record:
         for step in range(1, 21):
             record.step(StepRecord(step, {"reward": step / 10, "reward_std": 0.1, "loud_share": 0.5}, [], [], []))
-        unfinished = verdict(read_run(tmp_path / "run"))
+        unfinished = verdict(read_run(tmp_path / "run")).replace("\N{NO-BREAK SPACE}", " ")
         for when in ("before", "after"):
             record.examples(when, [Example("test-0", "Sing!", "", "la", None)])
         before = {"loud_share": 0.25, "mean_length": 9.0, "problems": 1}
         record.summary({**SUMMARY, "before": before, "after": {**before, "loud_share": 0.75}})
-    assert (
-        unfinished.replace("\N{NO-BREAK SPACE}", " ")
-        == "Unfinished at step 20: mean reward 0.15 → 1.95, from the first steps to the last."
-    )
+    assert unfinished == "Unfinished at step 20: mean reward 0.15 → 1.95, from the first steps to the last."
     page = Page(write_report(tmp_path / "run"))
     assert said(page) == "Mean reward 0.15 → 1.95 over 20 steps in 98 s of training."
     assert "accuracy" not in page.answers["runs/run/series"]["columns"]
@@ -168,7 +119,7 @@ def test_a_run_that_writes_its_own_report_is_not_called_running(tmp_path: Path) 
         record.step(StepRecord(1, {"reward": 0.5}, [], [], []))
         record.summary({"after": {}, "steps": 1})
         page = Page(write_report(tmp_path / "run"))
-    assert page.run["status"] == page.answers["runs"]["runs"][0]["status"] == "finished"
+    assert page.shown["status"] == page.answers["runs"]["runs"][0]["status"] == "finished"
 
 
 def test_results_that_could_not_be_computed_are_missing(tmp_path: Path) -> None:
@@ -177,7 +128,7 @@ def test_results_that_could_not_be_computed_are_missing(tmp_path: Path) -> None:
         record.summary({"before": {**BEFORE, "mean_length": math.nan}, "after": None, "steps": 1})
     page = Page(write_report(tmp_path / "run"))
     assert said(page).startswith("Unfinished at step 1")
-    assert page.run["summary"]["before"]["mean_length"] is None
+    assert page.shown["summary"]["before"]["mean_length"] is None
     assert page.answers["runs/run/series"]["columns"]["kl"] == [None]
 
 
@@ -187,24 +138,16 @@ def test_no_report_without_a_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_time_parts_add_up_to_the_step_longest_first(tmp_path: Path) -> None:
-    with RunRecord.create(tmp_path / "run", "") as record:
-        record.step(StepRecord(1, {"time/reward": 0.5, "time/rollout": 3.0, "time/total": 4.0}, [], [], []))
-        record.step(StepRecord(2, {"time/reward": 1.5, "time/rollout": 1.0, "time/total": 2.5}, [], [], []))
-        record.step(StepRecord(3, {"reward": 1.0}, [], [], []))
-    parts = seconds_by_part(read_run(tmp_path / "run"))
-    assert list(parts.items()) == [("rollout", 2.0), ("reward", 1.0), ("other", 0.25)]
-
-
 @pytest.mark.parametrize(
     ("module", "others"),
     [
         ("grouprl.record.read", {"torch", "transformers"}),
-        ("grouprl.lab.report.write", {"matplotlib", "jinja2", "transformers"}),
+        # The lab stands beside a run that needs the memory.
+        ("grouprl.lab.app, grouprl.lab.report.write", {"matplotlib", "jinja2", "transformers", "peft"}),
     ],
 )
 def test_a_module_brings_in_little(module: str, others: set[str]) -> None:
     code = f"import sys, grouprl.types; before = set(sys.modules); import {module}; print(*(set(sys.modules) - before))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert module in found
+    assert set(module.split(", ")) <= set(found)
     assert not others & set(found)

@@ -1,21 +1,25 @@
 """Who gets which advantage, by every way of giving credit, on batches small enough to work out by hand."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from grouprl import Algorithm
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import PolicyEvaluation, assign_credit
-from grouprl.learner.batch import Valuation
-from grouprl.learner.credit import token_rows
+from grouprl.learner.batch import token_rows
+from grouprl.learner.critic import Valuation
 from grouprl.learner.trace import token_record
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
 
 NAN = math.nan
+NOTHING = PolicyEvaluation()
 LENGTHS = (3, 2, 1, 2)
 MASK = torch.arange(3) < torch.tensor(LENGTHS)[:, None]
 
@@ -37,15 +41,22 @@ def outcomes(*totals: float) -> list[RewardOutcome]:
     return [RewardOutcome(total, {"right": total}) for total in totals]
 
 
-def advantages(
-    algorithm: Algorithm, rewards: list[RewardOutcome], before: PolicyEvaluation | None = None
-) -> list[list[float]]:
-    weights = dict.fromkeys(rewards[0].components, 1.0)
-    credit = assign_credit(
-        rewards, weights, batch(), before or PolicyEvaluation(), algorithm, kl_coef=algorithm.kl_coef
-    )
+def credited(
+    algorithm: Algorithm,
+    rewards: list[RewardOutcome],
+    before: PolicyEvaluation = NOTHING,
+    weights: dict[str, float] | None = None,
+    **changes: Tensor,
+) -> Credit:
+    weights = weights or dict.fromkeys(rewards[0].components, 1.0)
+    credit = assign_credit(rewards, weights, batch(**changes), before, algorithm, kl_coef=algorithm.kl_coef)
     assert not credit.advantages_NT[~MASK].any()
-    return [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
+    return credit
+
+
+def advantages(*arguments: Any, **changes: Any) -> list[list[float]]:
+    rows = token_rows(credited(*arguments, **changes).advantages_NT, batch())
+    return [[round(value, 4) for value in row] for row in rows]
 
 
 def each(*values: float) -> list[list[float]]:
@@ -69,6 +80,7 @@ PLAIN = {"scale": "none", "kl_coef": 0.0}
         (variant(baseline="none", **PLAIN), (1, 0, 1, 1)),
         # 1, 0, 1, 1: deviation sqrt(3) / 4
         (variant(baseline="batch_mean", scale="batch_std", eps=0.0, kl_coef=0.0), (0.5774, -1.7321, 0.5774, 0.5774)),
+        (variant(baseline="none", scale="batch_std", eps=0.0, kl_coef=0.0), (2.3094, 0.0, 2.3094, 2.3094)),
     ],
     ids=lambda value: value.name + value.advantage.formula if isinstance(value, Algorithm) else "",
 )
@@ -92,18 +104,20 @@ def two(*pairs: tuple[float, float | None]) -> list[RewardOutcome]:
     return [RewardOutcome(a + (b or 0.0), {"right": a, "short": b}) for a, b in pairs]
 
 
-def test_rewards_may_be_normalized_before_they_are_summed() -> None:
+@pytest.mark.parametrize(
+    ("changes", "weights", "expected"),
+    [
+        ({}, None, (-1, 1, 1, -1)),  # the large reward drowns the other
+        ({"reward_mix": "normalise_then_sum"}, None, (0, 0, 1, -1)),
+        ({"reward_mix": "normalise_then_sum"}, {"right": 2.0, "short": 0.5}, (1.5, -1.5, 2, -2)),
+    ],
+    ids=str,
+)
+def test_rewards_may_be_normalized_before_they_are_weighted_and_summed(
+    changes: dict[str, str], weights: dict[str, float] | None, expected: tuple[float, ...]
+) -> None:
     rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
-    assert advantages(variant(eps=0.0), rewards) == each(-1, 1, 1, -1)  # the large reward drowns the other
-    mixed = variant(eps=0.0, reward_mix="normalise_then_sum")
-    assert advantages(mixed, rewards) == each(0, 0, 1, -1)
-
-
-def test_weights_multiply_the_advantages_of_each_reward() -> None:
-    rewards = two((1.0, 0.0), (0.0, 10.0), (1.0, 3.0), (0.0, 3.0))
-    algorithm = variant(eps=0.0, reward_mix="normalise_then_sum")
-    credit = assign_credit(rewards, {"right": 2.0, "short": 0.5}, batch(), PolicyEvaluation(), algorithm, kl_coef=0.0)
-    assert token_rows(credit.advantages_NT, batch()) == each(1.5, -1.5, 2, -2)
+    assert advantages(variant(eps=0.0, **changes), rewards, weights=weights) == each(*expected)
 
 
 def test_a_reward_that_does_not_apply_has_no_part_in_the_sum() -> None:
@@ -119,42 +133,30 @@ OLD = torch.tensor([[-1.0, -2.0, -1.0], [-0.5, -0.5, 9.0], [-1.0, 9.0, 9.0], [-3
 REFERENCE = OLD - torch.tensor([[0.2, 0.0, 0.4], [-0.2, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
 
 
-def test_the_kl_of_the_whole_completion_is_taken_from_its_reward() -> None:
-    # k1 sums to 0.6, -0.2, 0 and 2: rewards 1 - 0.3, 0 + 0.1, 1, 1 - 1
-    algorithm = variant(baseline="leave_one_out", scale="none", kl="k1", kl_in="reward", kl_coef=0.5)
-    credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), PolicyEvaluation(REFERENCE), algorithm, kl_coef=0.5
-    )
-    got = [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
-    assert got == each(0.6, -0.6, 1, -1)
-
-
-def test_the_kl_of_each_token_is_taken_from_what_comes_after_it() -> None:
-    algorithm = variant("reinforce_pp", scale="none", baseline="none")
-    credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), PolicyEvaluation(REFERENCE), algorithm, kl_coef=0.5
-    )
-    got = [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
-    assert got == [[0.7, 0.8, 0.8], [0.1, 0.0], [1.0], [0.0, 0.5]]
-
-
-def test_a_group_may_judge_the_completion_and_the_kl_each_token() -> None:
-    # OpenRLHF's order: +1 and -1 at the last tokens, 0 for the group without signal, then the KL of what follows
-    algorithm = variant(credit="token", kl="k1", kl_in="reward", eps=0.0)
-    credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0), {"right": 1.0}, batch(OLD), PolicyEvaluation(REFERENCE), algorithm, kl_coef=0.5
-    )
-    got = [[round(value, 4) for value in row] for row in token_rows(credit.advantages_NT, batch())]
-    assert got == [[0.7, 0.8, 0.8], [-0.9, -1.0], [0.0], [-1.0, -0.5]]
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        # k1 sums to 0.6, -0.2, 0 and 2: rewards 1 - 0.3, 0 + 0.1, 1, 1 - 1
+        (variant(baseline="leave_one_out", scale="none", kl="k1", kl_in="reward"), each(0.6, -0.6, 1, -1)),
+        # the KL of each token is taken from what comes after it
+        (variant("reinforce_pp", scale="none", baseline="none"), [[0.7, 0.8, 0.8], [0.1, 0.0], [1.0], [0.0, 0.5]]),
+        # OpenRLHF's order: +1 and -1 at the last tokens, 0 for the group without signal, then the KL of what follows
+        (
+            variant(credit="token", kl="k1", kl_in="reward", eps=0.0),
+            [[0.7, 0.8, 0.8], [-0.9, -1.0], [0.0], [-1.0, -0.5]],
+        ),
+        # where the sampler is not trusted it is the learner's, here at the reference: no KL
+        (variant("reinforce_pp", scale="none", baseline="none", correction="truncate"), each(1, 0, 1, 1)),
+    ],
+    ids=["completions", "tokens", "tokens after the group", "of the learner"],
+)
+def test_the_kl_is_taken_from_the_reward(algorithm: Algorithm, expected: list[list[float]]) -> None:
+    policy = None if algorithm.correction is None else REFERENCE
+    seen = PolicyEvaluation(REFERENCE, policy_NT=policy)
+    assert advantages(variant(algorithm, kl_coef=0.5), outcomes(1.0, 0.0, 1.0, 1.0), seen, old=OLD) == expected
 
 
 # Tokens and steps
-
-
-def test_reinforce_pp_normalizes_over_the_tokens_of_the_batch() -> None:
-    got = advantages(variant("reinforce_pp", kl_coef=0.0, eps=0.0), outcomes(1.0, 0.0, 1.0, 1.0))
-    # six tokens of 1 and two of 0: mean 0.75, deviation sqrt(3) / 4
-    assert got == each(0.5774, -1.7321, 0.5774, 0.5774)
 
 
 VALUES = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0, 2.0, 9.0]])
@@ -162,34 +164,37 @@ VALUES = torch.tensor([[0.5, 0.25, 0.0], [0.5, 0.5, 9.0], [0.0, 9.0, 9.0], [1.0,
 
 def test_the_advantages_of_a_critic_are_centered_and_normalized_over_the_tokens() -> None:
     algorithm = variant("ppo", lam=1.0, kl_coef=0.0, eps=0.0)
-    rewards = outcomes(1.0, 0.0, NAN, 1.0)
-    credit = assign_credit(rewards, {"right": 1.0}, batch(), PolicyEvaluation(values_NT=VALUES), algorithm, kl_coef=0.0)
+    credit = credited(algorithm, outcomes(1.0, 0.0, NAN, 1.0), PolicyEvaluation(values_NT=VALUES))
     # 0.5, 0.75, 1, -0.5, -0.5, 0, -1 without: mean 1/28
     plain = torch.tensor([0.5, 0.75, 1.0, -0.5, -0.5, 0.0, -1.0])
     expected = (plain - 1 / 28) / math.sqrt(sum((value - 1 / 28) ** 2 for value in plain.tolist()) / 7)
     torch.testing.assert_close(credit.advantages_NT[credit.counted_NT], expected, atol=1e-6, rtol=0)
 
 
-def test_group_advantages_of_tokens_may_be_normalized_over_the_batch() -> None:
-    # REINFORCE++ with the group's mean: 0.5 for three tokens, -0.5 for two, 0 for three; mean 1/16
-    algorithm = variant(credit="token", scale="batch_std", kl_coef=0.0, eps=0.0)
-    deviation = math.sqrt((3 * (7 / 16) ** 2 + 2 * (9 / 16) ** 2 + 3 * (1 / 16) ** 2) / 8)
-    expected = [round(value / 16 / deviation, 4) for value in (7, -9, -1, -1)]
-    assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(*expected)
+# REINFORCE++ with the group's mean: 0.5 for three tokens, -0.5 for two, 0 for three; mean 1/16
+DEVIATION = math.sqrt((3 * (7 / 16) ** 2 + 2 * (9 / 16) ** 2 + 3 * (1 / 16) ** 2) / 8)
 
 
-def test_without_a_baseline_nothing_is_subtracted() -> None:
-    algorithm = variant(credit="token", baseline="none", scale="batch_std", kl_coef=0.0, eps=0.0)
-    # six tokens of 1 and two of 0: deviation sqrt(3) / 4
-    assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == each(2.3094, 0.0, 2.3094, 2.3094)
-
-
-def test_the_kl_in_the_reward_is_the_learners_where_the_sampler_is_not_trusted() -> None:
-    algorithm = variant("reinforce_pp", scale="none", baseline="none", correction="truncate")
-    seen = PolicyEvaluation(REFERENCE, policy_NT=REFERENCE)
-    rewards = outcomes(1.0, 0.0, 1.0, 1.0)
-    credit = assign_credit(rewards, {"right": 1.0}, batch(OLD), seen, algorithm, kl_coef=0.5)
-    assert token_rows(credit.advantages_NT, batch()) == each(1, 0, 1, 1)  # the learner is at the reference: no KL
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        # six tokens of 1 and two of 0: mean 0.75, deviation sqrt(3) / 4
+        (variant("reinforce_pp", eps=0.0, kl_coef=0.0), each(0.5774, -1.7321, 0.5774, 0.5774)),
+        (
+            variant(credit="token", baseline="none", scale="batch_std", eps=0.0, kl_coef=0.0),
+            each(2.3094, 0, *[2.3094] * 2),
+        ),
+        (
+            variant(credit="token", scale="batch_std", eps=0.0, kl_coef=0.0),
+            each(*(round(value / 16 / DEVIATION, 4) for value in (7, -9, -1, -1))),
+        ),
+    ],
+    ids=["their mean", "no baseline", "the group's mean"],
+)
+def test_advantages_may_be_normalized_over_the_tokens_of_the_batch(
+    algorithm: Algorithm, expected: list[list[float]]
+) -> None:
+    assert advantages(algorithm, outcomes(1.0, 0.0, 1.0, 1.0)) == expected
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, counted: torch.Tensor) -> float:
@@ -208,30 +213,15 @@ def test_what_a_critic_explains() -> None:
 
 def test_ppo_without_normalization_is_reward_to_come_less_value() -> None:
     algorithm = variant("ppo", scale="none", lam=1.0, kl_coef=0.0)
-    credit = assign_credit(
-        outcomes(1.0, 0.0, NAN, 1.0),
-        {"right": 1.0},
-        batch(),
-        PolicyEvaluation(values_NT=VALUES),
-        algorithm,
-        kl_coef=0.0,
-    )
+    credit = credited(algorithm, outcomes(1.0, 0.0, NAN, 1.0), PolicyEvaluation(values_NT=VALUES))
     assert token_rows(credit.advantages_NT, batch()) == [[0.5, 0.75, 1.0], [-0.5, -0.5], [0.0], [0.0, -1.0]]
     assert credit.returns_NT.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
     assert credit.counted_NT.tolist() == [[True] * 3, [True, True, False], [False] * 3, [True, True, False]]
 
 
 def test_completions_that_are_not_trained_are_not_learned_by_the_critic() -> None:
-    trained = MASK & torch.tensor([[True], [False], [True], [True]])
-    algorithm = variant("ppo", kl_coef=0.0)
-    credit = assign_credit(
-        outcomes(1.0, 0.0, 1.0, 1.0),
-        {"right": 1.0},
-        batch(trained=trained),
-        PolicyEvaluation(values_NT=torch.zeros(4, 3)),
-        algorithm,
-        kl_coef=0.0,
-    )
+    trained, seen = MASK & torch.tensor([[True], [False], [True], [True]]), PolicyEvaluation(values_NT=VALUES)
+    credit = credited(variant("ppo", kl_coef=0.0), outcomes(1.0, 0.0, 1.0, 1.0), seen, trained=trained)
     assert torch.equal(credit.counted_NT, trained)
 
 
@@ -239,12 +229,24 @@ def test_a_step_is_credited_with_itself_and_what_follows_and_the_answer_is_the_l
     rewards = [
         RewardOutcome(1.0, {"right": 1.0}, steps=(StepReward(0, 1.0), StepReward(1, 0.0))),
         RewardOutcome(0.0, {"right": 0.0}),
-        RewardOutcome(1.0, {"right": 1.0}),
-        RewardOutcome(1.0, {"right": 1.0}),
+        RewardOutcome(NAN, {"right": None}, "timed out", steps=(StepReward(0, 1.0),)),
+        RewardOutcome(1.0, {"right": 1.0}, steps=(StepReward(0, 1.0),)),
     ]
-    # the first group's steps are 1, 0, then 1 for the answer, and 0 for the other answer: mean 0.5, deviation 0.5
+    # The first group's steps are 1, 0, then 1 for the answer, and 0 for the other answer: mean 0.5, deviation 0.5. Of
+    # the second group the steps of one completion are valid, and equal.
     got = advantages(variant("grpo_process", eps=0.0), rewards)
     assert got == [[1.0, 0.0, 1.0], [-1.0, -1.0], [0.0], [0.0, 0.0]]
+
+
+def test_the_steps_of_an_invalid_completion_teach_nothing() -> None:
+    """Group 1, 0 and an invalid completion whose step was right: its step is in no mean, and it has no advantage."""
+    rewards = [*outcomes(1.0, 0.0), RewardOutcome(NAN, {"right": None}, "broken", steps=(StepReward(0, 1.0),))]
+    one_group = replace(batch(), group_of_N=(0, 0, 0, 1))
+    algorithm = variant("grpo_process", eps=0.0)
+    credit = assign_credit(
+        [*rewards, *outcomes(1.0)], {"right": 1.0}, one_group, PolicyEvaluation(), algorithm, kl_coef=0.0
+    )
+    assert token_rows(credit.advantages_NT, one_group) == each(1, -1, 0, 0)
 
 
 # Groups

@@ -12,7 +12,6 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from grouprl import Algorithm
 from grouprl.algorithms import balance_loss
 from grouprl.learner import make_batch
-from grouprl.models.recompute import recompute_activations
 from grouprl.types import Batch, Sampling, UserError
 from learner_setting import gap, learn, learner_of, loaded, sampled
 from source_tree import ROOT
@@ -21,7 +20,6 @@ from variants import variant
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import families
-import routing
 
 PLAIN = Sampling(max_tokens=12)
 NOTHING = torch.zeros(11)  # no advantage: the balance alone moves the policy
@@ -81,24 +79,6 @@ def test_the_loss_is_that_of_transformers_for_each_layer(
     assert gap({weight: learner.optimizer.gradient[weight] for weight in moved}, moved) < 2e-5
 
 
-def test_the_gradient_is_that_of_differences(folders: dict[str, Path], batches: dict[str, Batch]) -> None:
-    def loss_after(shift: float) -> float:
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                weight.add_(gradient[name], alpha=shift)
-        return learn(learner_of(model, BALANCED), batches["mixtral"], NOTHING)["loss"]
-
-    model = loaded(folders["mixtral"]).double()
-    model.set_experts_implementation("eager")  # grouped products know no float64
-    learner = learner_of(model, BALANCED)
-    learn(learner, batches["mixtral"], NOTHING)
-    gradient = learner.optimizer.gradient
-    slope = sum(float(part.square().sum()) for part in gradient.values())
-    step = 1e-3  # no choice changes
-    measured = (loss_after(step) - loss_after(-2 * step)) / (2 * step)
-    assert measured == pytest.approx(slope, rel=1e-4)
-
-
 def test_several_packs_give_the_gradient_of_one(folders: dict[str, Path], batches: dict[str, Batch]) -> None:
     found = {}
     for tokens in (10**6, 45):
@@ -106,21 +86,6 @@ def test_several_packs_give_the_gradient_of_one(folders: dict[str, Path], batche
         found[tokens] = learn(learner, batches["mixtral"]), learner.optimizer.gradient
     assert found[45][0]["router_aux_loss"] == pytest.approx(found[10**6][0]["router_aux_loss"], rel=1e-5)
     assert gap(found[45][1], found[10**6][1]) < 2e-5
-
-
-@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
-def test_recomputed_layers_give_the_same_gradient(
-    folders: dict[str, Path], batches: dict[str, Batch], name: str
-) -> None:
-    found = []
-    for recompute in (False, True):
-        model = loaded(folders[name])
-        if recompute:
-            recompute_activations(model)
-        learner = learner_of(model, variant(router_aux_coef=0.5))
-        found.append((learn(learner, batches[name]), learner.optimizer.gradient))
-    assert found[1][0]["router_aux_loss"] == pytest.approx(found[0][0]["router_aux_loss"], rel=1e-6)
-    assert gap(found[1][1], found[0][1]) < 1e-6
 
 
 def test_a_model_without_experts_is_refused(tiny: Path) -> None:
@@ -135,12 +100,3 @@ def test_other_families(name: str, tmp_path: Path) -> None:
     batch = make_batch(sampled(folder, PLAIN), PLAIN)
     metrics = learn(learner_of(loaded(folder), BALANCED), batch, NOTHING)
     assert metrics["router_aux_loss"] == pytest.approx(float(own_loss(folder, batch)[0].detach()), rel=1e-5)
-
-
-def test_replayed_choices_bring_a_perturbed_learner_nearer_to_its_sampler(tmp_path: Path) -> None:
-    folder = families.family_folder(tmp_path, "mixtral", **routing.EXPERTS)
-    equal, other = (routing.routing_gap(folder, "float32", noise, 3) for noise in (0.0, routing.NOISE))
-    assert equal.other_experts == 0
-    assert equal.logprobs < 1e-5
-    assert other.other_experts > 0.2
-    assert other.replayed < 0.6 * other.logprobs

@@ -1,8 +1,6 @@
 """The learner: its gradient is that of plain padded rows, whatever the packs, and its log-probs are the sampler's."""
 
-import copy
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from grouprl.types import Batch, Group, Sampling
 from learner_setting import (
     ADVANTAGES,
     SAMPLING,
-    SIGNAL,
     batch_of,
     credit_of,
     gap,
@@ -31,15 +28,8 @@ from learner_setting import (
     other_reference,
     sampled,
 )
-from oracles import own_logits, own_model
-from plain_learning import ALGORITHMS, moved, named, own_policy, plain_gradient
+from plain_learning import ALGORITHMS, moved, named, padded_logprobs, plain_gradient
 from variants import variant
-
-
-@pytest.fixture(scope="module")
-def groups(tiny: Path) -> list[Group]:
-    return sampled(tiny, SAMPLING)
-
 
 # The gradient
 
@@ -49,23 +39,9 @@ def test_the_gradient_is_that_of_padded_rows(tiny: Path, groups: list[Group], al
     model = loaded(tiny)
     batch = moved(batch_of(groups))
     expected = plain_gradient(tiny, model, batch, algorithm)
-    for budget in (1, 45, 10**6):
-        learner = learner_of(model, algorithm, micro_batch_tokens=budget)
-        learn(learner, batch)
-        assert gap(learner.optimizer.gradient, expected) < 2e-5
-
-
-@torch.no_grad()
-def padded_logprobs(model: PreTrainedModel, folder: Path, batch: Batch) -> Tensor:
-    """[N, T] log-probs of the model's weights on the library's own forward, one completion at a time."""
-    own = own_model(folder)
-    own.load_state_dict(model.state_dict())
-    grid = torch.zeros(batch.mask_NT.shape)
-    for row, length in enumerate(batch.mask_NT.sum(1).tolist()):
-        ids = batch.token_ids_NT[row, :length].tolist()
-        logits = own_logits(own, batch.prompts[batch.group_of_N[row]], ids)
-        grid[row, :length] = own_policy(logits, ids, batch.sampling)
-    return grid
+    learner = learner_of(model, algorithm, micro_batch_tokens=45)
+    learn(learner, batch)
+    assert gap(learner.optimizer.gradient, expected) < 2e-5
 
 
 def loss_by_hand_and_learned(
@@ -74,12 +50,7 @@ def loss_by_hand_and_learned(
     """Of an algorithm with these options, from padded log-probs and from the learner."""
     chosen = {"kl_coef": 0.1, **options}
     expected, _ = policy_loss(
-        logprobs,
-        batch.old_logprobs_NT,
-        ADVANTAGES,
-        token_weights(batch.mask_NT),
-        ref_logprobs_NT=reference,
-        **chosen,
+        logprobs, batch.old_logprobs_NT, ADVANTAGES, token_weights(batch.mask_NT), ref_logprobs_NT=reference, **chosen
     )
     figures = learn(learner_of(loaded(tiny), variant(**chosen, passes=2), micro_batch_tokens=45), batch)
     return float(expected), figures["loss"]
@@ -132,36 +103,13 @@ def test_no_division_into_packs_changes_gradient_or_figures(
     batch = moved(batch_of(groups))
     whole = learner_of(model, algorithm)
     expected = learn(whole, batch)
-    for budget in (1, 20, 33, 45, 60):
+    for budget in (1, 33, 60):
         learner = learner_of(model, algorithm, micro_batch_tokens=budget)
         figures = learn(learner, batch)
         assert gap(learner.optimizer.gradient, whole.optimizer.gradient) < tolerance
         for name in expected:
             if not name.startswith("time/"):
                 assert figures[name] == pytest.approx(expected[name], abs=1e-5), name
-
-
-@pytest.mark.parametrize(("kl_coef", "rows"), [(0.0, SIGNAL), (0.1, range(11))])
-def test_rows_without_signal_are_read_only_for_the_kl(
-    tiny: Path, groups: list[Group], kl_coef: float, rows: Sequence[int]
-):
-    model, seen = loaded(tiny), []
-    model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].numel()))
-    batch = batch_of(groups)
-    reference = None if kl_coef == 0 else other_reference(loaded(tiny))
-    learn(learner_of(model, variant(kl_coef=kl_coef), reference=reference), batch)
-    lengths = batch.mask_NT.sum(1).tolist()
-    read = {batch.group_of_N[row] for row in rows}
-    assert sum(seen) == sum(lengths[row] - 1 for row in rows) + sum(len(batch.prompts[group]) for group in read)
-
-
-def test_the_weights_stay_when_no_row_has_signal(tiny: Path, groups: list[Group]):
-    model = loaded(tiny)
-    optimizer = Optimizer(model, LearnerConfig(learning_rate=0.1, weight_decay=0.1))
-    before = fingerprint(model)
-    figures = learn(learner_of(model, variant(kl_coef=0.0), optimizer=optimizer), batch_of(groups), torch.zeros(11))
-    assert fingerprint(model) == before
-    assert (optimizer.updates, figures["grad_norm"]) == (0, 0.0)
 
 
 def test_a_gradient_that_is_not_finite_makes_no_update(tiny: Path, groups: list[Group]):
@@ -195,14 +143,6 @@ def test_the_learner_finds_the_log_probs_of_the_sampler(tiny: Path, sampling: Sa
         figures = learn(learner_of(loaded(tiny), micro_batch_tokens=budget), batch)
         assert figures["sampler_learner_gap"] < 1e-5
         assert figures["ratio_max"] == pytest.approx(1, abs=2e-5)
-
-
-def test_a_sampler_that_differs_shows_in_the_gap(tiny: Path, groups: list[Group]):
-    batch = batch_of(groups)
-    old = batch.old_logprobs_NT.clone()
-    old[6, 0] += 0.25
-    figures = learn(learner_of(loaded(tiny), micro_batch_tokens=30), replace(batch, old_logprobs_NT=old))
-    assert figures["sampler_learner_gap"] == pytest.approx(0.25, abs=1e-5)
 
 
 # Passes and the reference
@@ -277,20 +217,6 @@ def test_the_mean_gap_has_a_sign(tiny: Path, groups: list[Group], budget: int):
     assert figures["sampler_learner_gap"] == pytest.approx(0.3, abs=1e-4)
 
 
-@pytest.mark.parametrize("budget", [30, 10**6])
-def test_metrics_describe_the_completions_with_an_advantage_whatever_is_read(
-    tiny: Path, groups: list[Group], budget: int
-):
-    """With a KL term or an entropy bonus every completion is read; the numbers of a batch stay the same."""
-    batch, found = moved(batch_of(groups)), []
-    for changes in ({"kl_coef": 0.0}, {"kl_coef": 0.3}, {"kl_coef": 0.0, "entropy_coef": 0.1}):
-        learner = learner_of(loaded(tiny), variant(passes=2, **changes), micro_batch_tokens=budget)
-        found.append(learn(learner, batch))
-    for name in ("entropy", "ratio_mean", "ratio_max", "clip_low_fraction", "clip_high_fraction"):
-        assert found[1][name] == pytest.approx(found[0][name], rel=1e-4), name
-        assert found[2][name] == pytest.approx(found[0][name], rel=1e-4), name
-
-
 def test_the_kl_is_zero_until_the_policy_moves(tiny: Path, groups: list[Group]):
     model = loaded(tiny).double()  # the two read other rows; only the rounding of logits is left
     batch, algorithm = batch_of(groups), variant(kl_coef=0.5)
@@ -302,11 +228,3 @@ def test_the_kl_is_zero_until_the_policy_moves(tiny: Path, groups: list[Group]):
     learner = learner_of(model, algorithm, reference=frozen_copy(model), optimizer=adamw(model))
     learn(learner, batch)
     assert learn(learner, batch)["kl"] > 1e-5
-
-
-def test_learning_repeats_bit_for_bit(tiny: Path, groups: list[Group]):
-    results = []
-    for model in (loaded(tiny), copy.deepcopy(loaded(tiny))):
-        learn(learner_of(model, optimizer=adamw(model), micro_batch_tokens=45), batch_of(groups))
-        results.append(fingerprint(model))
-    assert results[0] == results[1] != fingerprint(loaded(tiny))

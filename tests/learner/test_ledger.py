@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.evaluation.ledger import CATEGORIES, lengths_by_filter, token_ledger
@@ -24,25 +23,16 @@ from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
 from grouprl.step import update_policy
 from grouprl.types import Completion, Group, RewardOutcome, StopReason
-from learner_setting import SAMPLING, learner_of, loaded, sampled
+from learner_setting import SAMPLING, learner_of, loaded
 from variants import variant
 
 NAN = math.nan
 
 
-@pytest.fixture(scope="module")
-def groups(tiny: Path) -> list[Group]:
-    return sampled(tiny, SAMPLING)
-
-
 OPTIONS: dict[str, Algorithm] = {
-    "grpo": NAMED["grpo"],
     "drops and masks": variant("dapo", mask_overlong=True, refills=0),
-    "bounds": variant("grpo", drop_below=0.3, drop_above=0.9, passes=2),
     "clips": variant("grpo", kl_coef=0.0, passes=3, clip_low=0.01, clip_high=0.01),
-    "clips completions": variant("gspo", passes=2, minibatches=1),
     "dual clip": variant("grpo", kl_coef=0.0, passes=2, clip_low=0.9, clip_high=9.0, dual_clip=1.01),
-    "weighs": variant("cispo", passes=2),
     "clips a mean": variant("gmpo", passes=3, minibatches=1, clip_low=0.01, clip_high=0.01),
     "far": variant("cispo", passes=2, off_policy_delta=0.02),
     "diverges": variant("dppo", passes=3, minibatches=1, divergence_tv=0.002, divergence_kl=0.5),
@@ -149,7 +139,7 @@ def of_token(
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups: list[Group]) -> None:
     algorithm, met, exact = OPTIONS[name], Counter[str](), 0
-    for seed in range(4):
+    for seed in range(3):
         chance = random.Random(f"{name} {seed}")
         model = loaded(tiny)
         critic = Critic(model, shared=False) if algorithm.critic else None
@@ -186,9 +176,7 @@ def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups:
         met += Counter(counts)
     special = {
         "drops and masks": {"dropped", "truncated", "invalid"},
-        "bounds": {"dropped", "invalid"},
         "clips": {"clipped", "no_signal"},
-        "clips completions": {"clipped"},
         "clips a mean": {"clipped"},
         "far": {"clipped", "used"},
         "dual clip": {"clipped"},

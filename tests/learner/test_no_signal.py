@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from grouprl import Algorithm
-from grouprl.algorithms import token_advantages
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import LearnerConfig
@@ -19,15 +18,10 @@ from grouprl.learner import Learner, Optimizer, PolicyEvaluation, assign_credit,
 from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
 from grouprl.types import Group, RewardOutcome
-from learner_setting import SAMPLING, learner_of, loaded, sampled
+from learner_setting import SAMPLING, learner_of, loaded
 from variants import variant
 
 CONFIG = LearnerConfig(learning_rate=1e-3, weight_decay=0.1)
-
-
-@pytest.fixture(scope="module")
-def groups(tiny: Path) -> list[Group]:
-    return sampled(tiny, SAMPLING)
 
 
 def real_learner(tiny: Path, algorithm: Algorithm) -> Learner:
@@ -84,7 +78,7 @@ def test_equal_rewards_at_the_reference_move_nothing(name: str, tiny: Path, grou
     assert metrics["grad_norm"] == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in COMPARING if NAMED[name].kl is None])
+@pytest.mark.parametrize("name", ["dapo", "dr_grpo", "gmpo"])
 def test_momentum_and_decay_wait_for_a_signal(name: str, tiny: Path, groups: list[Group]) -> None:
     learner = real_learner(tiny, NAMED[name])
     learn(learner, groups, [1.0, 0.0, 0.0] * 3 + [1.0, 0.0], step=1)
@@ -110,7 +104,7 @@ def test_a_gap_to_the_reference_above_the_rounding_counts(tiny: Path, groups: li
     learner, batch = real_learner(tiny, NAMED["rloo"]), make_batch(groups, SAMPLING)
     bound = 1e-4
     assert learner.evaluate(batch).at_reference
-    for gap, expected in ((0.5 * bound, True), (4 * bound, False)):
+    for gap, expected in ((0.5 * bound, True), (4 * bound, False), (-4 * bound, False)):
         old_NT = batch.old_logprobs_NT.clone()
         old_NT[3, 0] += gap
         assert learner.evaluate(replace(batch, old_logprobs_NT=old_NT)).at_reference is expected
@@ -119,23 +113,3 @@ def test_a_gap_to_the_reference_above_the_rounding_counts(tiny: Path, groups: li
 def test_without_a_reference_a_policy_is_not_at_it(tiny: Path, groups: list[Group]) -> None:
     assert not real_learner(tiny, NAMED["dapo"]).evaluate(make_batch(groups, SAMPLING)).at_reference
     assert not PolicyEvaluation().at_reference
-
-
-def test_a_deviation_that_rounding_explains_is_not_whitened() -> None:
-    """Values near 1 in float32 are 6e-8 apart: a critic that is right up to that gives no advantage."""
-    rewards_NT, mask_NT = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64), torch.ones(2, 2)
-    right = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
-    nearly = right + torch.tensor([[0.0, 6e-8], [-6e-8, 1.2e-7]])
-    wrong = right + torch.tensor([[0.0, 6e-4], [-6e-4, 1.2e-3]])
-    found = [token_advantages(rewards_NT, mask_NT, values_NT=values)[0] for values in (right, nearly, wrong)]
-    assert not found[0].any()
-    assert not found[1].any()
-    assert found[2].std(correction=0) == pytest.approx(1, abs=1e-2)
-
-
-@pytest.mark.parametrize("reward", [1e-6, 1.0, 1e6])
-def test_a_small_signal_is_whitened_whatever_the_size_of_the_rewards(reward: float) -> None:
-    """Rewards of float64 that differ in the ninth digit are a signal: nothing rounds them before."""
-    rewards_NT = torch.tensor([[reward], [reward * (1 + 1e-9)]], dtype=torch.float64)
-    advantages_NT, _ = token_advantages(rewards_NT, torch.ones(2, 1), eps=0.0)
-    assert advantages_NT[:, 0].tolist() == pytest.approx([-1, 1], rel=1e-3)

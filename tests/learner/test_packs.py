@@ -34,12 +34,16 @@ def test_a_batch_by_hand():
     assert batch.trained_NT is batch.mask_NT
 
 
-def test_completions_that_were_cut_are_masked_on_request():
-    whole = replace(HAND_MADE[0].completions[0], stop_reason=StopReason.END)
-    groups = [replace(HAND_MADE[0], completions=(whole, HAND_MADE[0].completions[1])), HAND_MADE[1]]
+def test_truncated_completions_alone_are_masked_on_request():
+    ends = (StopReason.END, StopReason.LENGTH), (StopReason.STOP_STRING,)
+    groups = [
+        replace(group, completions=tuple(map(lambda one, end: replace(one, stop_reason=end), group.completions, own)))
+        for group, own in zip(HAND_MADE, ends, strict=True)
+    ]
     batch = make_batch(groups, Sampling(), mask_overlong=True)
-    assert batch.trained_NT.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert batch.trained_NT.tolist() == [[True, True, False], [False] * 3, [True] * 3]
     assert batch.mask_NT.sum(1).tolist() == [2, 1, 3]  # they are still read
+    assert make_batch(groups, Sampling()).trained_NT.sum(1).tolist() == [2, 1, 3]
 
 
 def test_a_pack_by_hand():
@@ -69,22 +73,6 @@ MANY = [
     )
     for number, (prompt, own) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, strict=True))
 ]
-
-
-@pytest.mark.parametrize(("budget", "count"), [(1, 11), (10, None), (20, None), (30, None), (10**6, 1)])
-@pytest.mark.parametrize("left_out", [(), (0, 3, 10)])
-def test_packs_hold_every_row_once_within_the_budget(budget: int, count: int | None, left_out: tuple[int, ...]):
-    rows = [row for row in range(11) if row not in left_out]
-    batch = make_batch(MANY, Sampling())
-    packs = make_packs(batch, rows, budget, CPU)
-    assert sorted(row for pack in packs for row in pack.rows) == rows
-    assert count is None or len(packs) == min(count, len(rows))
-    for pack in packs:
-        assert pack.layout.size == len(pack.input_ids_S)
-        assert pack.layout.size <= budget or len(pack.rows) == 1
-        found = pack.token_ids_C.tolist()
-        wanted = [batch.token_ids_NT[row, : int(batch.mask_NT[row].sum())].tolist() for row in pack.rows]
-        assert found == [token for row in wanted for token in row]
 
 
 @pytest.mark.parametrize("budget", [1, 20, 10**6])

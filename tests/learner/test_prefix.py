@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig
 from grouprl.kernels import calibration
 from grouprl.learner import learner as learner_module
@@ -17,11 +17,11 @@ from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prefix import shared_tokens
 from grouprl.models.recompute import recompute_activations
-from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.native import common_tokens
-from grouprl.types import Batch, Group, Problem, Sampling
+from grouprl.types import Group, Problem, Sampling
 from learner_setting import EXAMPLES, SAMPLING, batch_of, gap, learn, learner_of, loaded, sampled
-from plain_learning import ALGORITHMS, moved, named, plain_gradient
+from plain_learning import ALGORITHMS, moved, plain_gradient
 from variants import variant
 
 
@@ -42,6 +42,12 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def asked_of(folder: Path, *texts: str) -> list[Request]:
+    """Two completions for each text after the same examples."""
+    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
+    return requests(visits, load_tokenizer(str(folder)), completions=2, longest_prompt=500)
+
+
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every group reads its whole prompt."""
     monkeypatch.setattr(learner_module, "shared_tokens", lambda prompts: 0)
@@ -59,57 +65,56 @@ def test_what_all_prompts_begin_with_is_found_in_whole_tiles() -> None:
     assert shared_tokens([]) == 0
 
 
+@pytest.fixture(scope="module")
+def expected(tiny: Path, groups: list[Group]) -> dict[str, torch.Tensor]:
+    return plain_gradient(tiny, loaded(tiny), moved(batch_of(groups)), ALGORITHMS[-1])
+
+
 @pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
-def test_the_gradient_is_that_of_padded_rows(tiny: Path, groups: list[Group], algorithm: Algorithm) -> None:
-    model, batch = loaded(tiny), moved(batch_of(groups))
+@pytest.mark.parametrize("budget", [1, 45, 10**6])
+def test_the_gradient_is_that_of_padded_rows(
+    tiny: Path, groups: list[Group], expected: dict[str, torch.Tensor], budget: int
+) -> None:
+    batch = moved(batch_of(groups))
     assert shared_tokens(batch.prompts) >= 32
-    expected = plain_gradient(tiny, model, batch, algorithm)
-    for budget in (1, 45, 10**6):
-        learner = learner_of(model, algorithm, micro_batch_tokens=budget)
-        learn(learner, batch)
-        assert gap(learner.optimizer.gradient, expected) < 2e-5
+    learner = learner_of(loaded(tiny), ALGORITHMS[-1], micro_batch_tokens=budget)
+    learn(learner, batch)
+    assert gap(learner.optimizer.gradient, expected) < 2e-5
 
 
-def both_ways(
-    monkeypatch: pytest.MonkeyPatch, batch: Batch, make: object
-) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, float]]]:
-    gradients, metrics = [], []
-    for whole in (False, True):
-        if whole:
-            apart(monkeypatch)
-        learner = make()  # type: ignore[operator]
-        metrics.append(learn(learner, batch))
-        gradients.append(learner.optimizer.gradient)
-    return gradients, metrics
+def changed(model: PreTrainedModel, case: str) -> PreTrainedModel:
+    if case == "adapter":
+        torch.manual_seed(0)
+        model = add_adapter(model, LoraConfig(rank=4, alpha=6), seed=0)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.data.normal_(std=0.1)
+    if case == "recompute":
+        recompute_activations(model)
+    if case == "window":
+        for layer in model.get_decoder().layers:
+            layer.self_attn.sliding_window = 20
+    return model.double() if case == "float64" else model
 
 
 @pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("case", ["adapter", "recompute", "window", "penalty", "float64"])
+@pytest.mark.parametrize(
+    ("form", "case"),
+    [("kernel", "adapter"), ("kernel", "recompute"), ("torch", "window"), ("kernel", "penalty"), ("torch", "float64")],
+    indirect=["form"],
+)
 def test_nothing_else_notices(tiny: Path, groups: list[Group], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     batch, algorithm = moved(batch_of(groups)), variant(kl_coef=0.1, passes=2)
     if case == "penalty":
         batch = replace(batch, sampling=Sampling(max_tokens=12, repetition_penalty=1.3))
-
-    def make() -> object:
-        model = loaded(tiny)
-        if case == "adapter":
-            torch.manual_seed(0)
-            model = add_adapter(model, LoraConfig(rank=4, alpha=6), seed=0)
-            for name, weight in model.named_parameters():
-                if "lora_B" in name:
-                    weight.data.normal_(std=0.1)
-        if case == "recompute":
-            recompute_activations(model)
-        if case == "window":
-            for layer in model.get_decoder().layers:
-                layer.self_attn.sliding_window = 20
-        if case == "float64":
-            model = model.double()
-        return learner_of(model, algorithm, micro_batch_tokens=60)
-
-    (shared, alone), metrics = both_ways(monkeypatch, batch, make)
-    assert gap(shared, alone) < 1e-5
+    gradients, metrics = [], []
+    for whole in (False, True):
+        if whole:
+            apart(monkeypatch)
+        learner = learner_of(changed(loaded(tiny), case), algorithm, micro_batch_tokens=60)
+        metrics.append(learn(learner, batch))
+        gradients.append(learner.optimizer.gradient)
+    assert gap(*gradients) < 1e-5
     for name, value in metrics[1].items():
         if not name.startswith("time/"):
             assert metrics[0][name] == pytest.approx(value, rel=1e-4, abs=2e-5), name
@@ -148,9 +153,7 @@ def test_sampling_reads_it_once_and_draws_the_same(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, within: float
 ) -> None:
     model, tokenizer, sampling = loaded(tiny), load_tokenizer(str(tiny)), Sampling(max_tokens=9, temperature=0.7)
-    texts = ("4", "John has 15 apples.", "There are 4 boxes with 6 pens each.", "x")
-    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
-    together = requests(visits, tokenizer, completions=3, longest_prompt=500)
+    together = asked_of(tiny, "4", "John has 15 apples.", "There are 4 boxes with 6 pens each.", "x")
     assert {one.before for one in together} == {shared_tokens(one.prompt_ids for one in together)} != {0}
     found = []
     for asked in (together, [replace(one, before=0) for one in together]):
@@ -167,22 +170,16 @@ def test_sampling_reads_it_once_and_draws_the_same(
 
 
 def test_a_prompt_s_tokens_are_prefilled_once(tiny: Path) -> None:
-    model, tokenizer = loaded(tiny), load_tokenizer(str(tiny))
-    texts = ("4", "John has 15 apples.", "There are 4 boxes.")
-    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
-    asked = requests(visits, tokenizer, completions=2, longest_prompt=500)
-    count = []
+    model, asked, count = loaded(tiny), asked_of(tiny, "4", "John has 15 apples.", "There are 4 boxes."), []
     model.get_input_embeddings().register_forward_hook(lambda *given: count.append(given[1][0].numel()))
-    NativeEngine(model, tokenizer, seed=3, max_rows=6).generate(asked, Sampling(max_tokens=1))
+    NativeEngine(model, load_tokenizer(str(tiny)), seed=3, max_rows=6).generate(asked, Sampling(max_tokens=1))
     assert sum(count) == asked[0].before + sum(len(one.prompt_ids) - one.before for one in asked)
 
 
 def test_whoever_samples_which_groups_reads_the_same_tokens_once(tiny: Path) -> None:
     """Ranks and remote samplers get a part of a step's requests, which share more than all of them do."""
-    tokenizer = load_tokenizer(str(tiny))
-    texts = ("John has 15 apples and 3 pens and 2 books.", "John has 15 apples and 3 pens and 7 books.", "4", "x")
-    visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
-    asked = requests(visits, tokenizer, completions=2, longest_prompt=500)
+    apples = ("John has 15 apples and 3 pens and 2 books.", "John has 15 apples and 3 pens and 7 books.")
+    asked = asked_of(tiny, *apples, "4", "x")
     assert shared_tokens(one.prompt_ids for one in asked[:2]) > asked[0].before >= 32
     assert common_tokens(asked[:2]) == common_tokens(asked) == asked[0].before
     assert common_tokens([*asked[:2], replace(asked[2], prompt_ids=(7, *asked[2].prompt_ids))]) == 0

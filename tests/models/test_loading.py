@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grouprl.models import hub, names
-from grouprl.models.attention import hidden_states, is_packed
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.load import fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.attention import is_packed
+from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.save import save_tensors
 from grouprl.models.verify import in_right_form
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import UserError
@@ -82,17 +82,6 @@ def test_a_fingerprint_changes_with_any_weight(tiny: Path):
     assert fingerprint(model) != before
 
 
-def test_the_reference_stays_where_it_was(tiny: Path):
-    model = load_model(str(tiny), device=CPU)
-    reference = frozen_copy(model)
-    before = fingerprint(reference)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(1.0)
-    assert fingerprint(reference) == before != fingerprint(model)
-    assert not any(weight.requires_grad for weight in reference.parameters())
-
-
 # Damaged and hostile files
 
 
@@ -125,39 +114,30 @@ def test_a_tied_head_need_not_be_in_the_file(tiny: Path):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+NO_MODEL, NO_TOKENIZER = "could not load it", "expected a tokenizer, could not load it"
+
+
 @pytest.mark.parametrize(
-    ("file", "content"),
+    ("file", "content", "words"),
     [
-        ("model.safetensors", b""),
-        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON"),
-        ("model.safetensors", b"\xff" * 8 + b"{}"),  # a header of 2^64 - 1 bytes
-        ("model.safetensors", (20).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}'),
-        ("config.json", b'{"model_type": 3}'),
-        ("config.json", b"[]"),
-        ("config.json", b'{"model_type": "qwen2", "hidden_size": "x"}'),
+        ("model.safetensors", b"", NO_MODEL),
+        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON", NO_MODEL),
+        ("model.safetensors", b"\xff" * 8 + b"{}", NO_MODEL),  # a header of 2^64 - 1 bytes
+        ("model.safetensors", (20).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}', NO_MODEL),
+        ("model.safetensors", None, NO_MODEL),  # without its end
+        ("config.json", b'{"model_type": 3}', NO_MODEL),
+        ("config.json", b"[]", NO_MODEL),
+        ("config.json", b'{"model_type": "qwen2", "hidden_size": "x"}', NO_MODEL),
+        ("tokenizer.json", b"", NO_TOKENIZER),
+        ("tokenizer.json", b"[]", NO_TOKENIZER),
+        ("tokenizer.json", b'{"version": "1.0", "model": 7}', NO_TOKENIZER),
     ],
 )
-def test_a_damaged_model_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, content: bytes):
-    shutil.copytree(tiny, tmp_path / "damaged")
-    (tmp_path / "damaged" / file).write_bytes(content)
-    with pytest.raises(UserError, match=r"damaged.*could not load it"):
-        load_model(str(tmp_path / "damaged"), device=CPU)
-
-
-def test_a_truncated_model_file_is_one_sentence(tiny: Path, tmp_path: Path):
-    shutil.copytree(tiny, tmp_path / "short")
-    file = tmp_path / "short" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(UserError, match=r"short.*could not load it"):
-        load_model(str(tmp_path / "short"), device=CPU)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": "1.0", "model": 7}'])
-def test_a_damaged_tokenizer_is_one_sentence(tiny: Path, tmp_path: Path, content: bytes):
-    shutil.copytree(tiny, tmp_path / "damaged")
-    (tmp_path / "damaged" / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"damaged.*expected a tokenizer, could not load it"):
-        load_tokenizer(str(tmp_path / "damaged"))
+def test_a_damaged_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, content: bytes | None, words: str):
+    folder = shutil.copytree(tiny, tmp_path / "damaged")
+    (folder / file).write_bytes((folder / file).read_bytes()[:-1000] if content is None else content)
+    with pytest.raises(UserError, match=f"damaged.*{words}"):
+        load_tokenizer(str(folder)) if words == NO_TOKENIZER else load_model(str(folder), device=CPU)
 
 
 def test_code_of_a_checkpoint_is_refused_without_a_question(
@@ -233,16 +213,7 @@ class ShortMemory(nn.Module):
 
 
 def test_a_model_that_mixes_tokens_is_not_packed_however_little_it_does(tiny: Path):
-    def load(attention: str) -> PreTrainedModel:
-        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation=attention)
-        model.model.layers[1].mlp = ShortMemory(model.model.layers[1].mlp)
-        return model.eval()
-
-    assert is_packed(load_model(str(tiny), device=CPU))
-    assert not is_packed(in_right_form("tiny", load))
-
-
-def test_two_attempts_are_never_in_memory_together(tiny: Path):
+    """It is loaded a second time when the first is no longer in memory."""
     tried: list[weakref.ref[PreTrainedModel]] = []
 
     def load(attention: str) -> PreTrainedModel:
@@ -253,24 +224,9 @@ def test_two_attempts_are_never_in_memory_together(tiny: Path):
         tried.append(weakref.ref(model))
         return model.eval()
 
-    in_right_form("tiny", load)
+    assert is_packed(load_model(str(tiny), device=CPU))
+    assert not is_packed(in_right_form("tiny", load))
     assert len(tried) == 2
-
-
-def windowed(tiny: Path, to: Path, window: int) -> str:
-    layers = {"layer_types": ["sliding_attention"] * 2, "max_window_layers": 0}
-    return with_config(tiny, to, use_sliding_window=True, sliding_window=window, **layers)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("window", [3, 12, 16])
-def test_a_window_is_the_model_s_own(tiny: Path, tmp_path: Path, window: int):
-    path = windowed(tiny, tmp_path / "wide", window)
-    own = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    layout = TreeLayout((10,), ((6,),), CPU)
-    ids = torch.arange(5, 21)
-    packed = hidden_states(load_model(path, device=CPU), ids, layout.position_ids_S, layout)
-    torch.testing.assert_close(packed, own.model(ids[None], use_cache=False).last_hidden_state[0], atol=1e-5, rtol=0)
 
 
 def test_an_unknown_hub_is_not_asked_and_a_known_one_is_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,3 +246,24 @@ def test_an_unknown_hub_is_not_asked_and_a_known_one_is_again(monkeypatch: pytes
     assert constants.HF_HUB_OFFLINE
     names.check_name("someone/nothing")
     assert not constants.HF_HUB_OFFLINE
+
+
+# Saving
+
+
+def test_tensors_written_one_after_the_other_make_the_file_of_safetensors(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        "b/exp_avg": torch.randn(3, 5, generator=generator),
+        "a": torch.randn(7, generator=generator).bfloat16(),
+        "b/step": torch.tensor(3.0),
+        "codes": torch.arange(5, dtype=torch.uint8),
+        "long": torch.arange(4),
+        "none": torch.empty(0, 2),
+        "ümlaut": torch.ones(1),
+    }
+    save_tensors(tmp_path / "own", tensors)
+    save_file(tensors, tmp_path / "expected")
+    assert (tmp_path / "own").read_bytes() == (tmp_path / "expected").read_bytes()
+    save_tensors(None, tensors)  # a rank that writes nothing
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "own"]

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("no_page")
 @pytest.fixture(scope="module")
 def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The last checkpoint of a run that trained an adapter."""
-    return newest(run(tiny, tmp_path_factory.mktemp("trained")).directory)
+    return newest(run(tiny, tmp_path_factory.mktemp("trained"), steps=3).directory)
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +152,13 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base(adapter: Path, tiny
 
 def test_an_adapter_is_trained_on_and_held_to_where_it_started(trained: Path, tmp_path: Path) -> None:
     start = trained
-    ours = run(str(start), tmp_path, model={}, steps=4)
+    ours = run(str(start), tmp_path, model={}, steps=2)
     rows = metrics(ours.directory)
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the reference is base and adapter
     assert rows[-1]["kl"] > 1e-4
     assert {path.name for path in newest(ours.directory).iterdir()} == {path.name for path in start.iterdir()}
-    run(str(start), tmp_path, "parts", model={}, steps=2)
-    assert_same_run(ours.directory, run(str(start), tmp_path, "parts", model={}, steps=4, resume=True).directory)
+    run(str(start), tmp_path, "parts", model={}, steps=1)
+    assert_same_run(ours.directory, run(str(start), tmp_path, "parts", model={}, steps=2, resume=True).directory)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
@@ -183,12 +183,6 @@ def test_a_merged_adapter_is_the_policy(tiny: Path, tmp_path: Path, family: str)
     assert load_tokenizer(str(out))("2 + 2")["input_ids"] == load_tokenizer(str(base))("2 + 2")["input_ids"]
     again = grouprl("merge", folder, out)
     assert (again.code, "expected a new or empty folder" in again.text) == (2, True)
-
-
-def test_only_an_adapter_is_merged(tiny: Path, tmp_path: Path) -> None:
-    ended = grouprl("merge", tiny, tmp_path / "out")
-    assert (ended.code, (tmp_path / "out").exists()) == (2, False)
-    assert "expected the folder of a LoRA adapter" in ended.text
 
 
 # Refusals

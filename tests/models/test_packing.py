@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.models.packing import GroupSize, PackedUnit, pack_groups, pack_tokens
+from grouprl.models.packing import GroupSize, PackedUnit, pack_groups
 
 GROUPS = st.lists(
     st.builds(GroupSize, st.integers(1, 40), st.lists(st.integers(0, 30), min_size=1, max_size=9).map(tuple)),
@@ -47,14 +47,6 @@ def test_every_completion_is_packed_once_and_packs_keep_to_the_budget(groups: li
     for group in range(len(groups)):  # whole where it fits
         units = [unit for pack in packs for unit in pack if unit.group == group]
         assert len(units) == 1 or groups[group].tokens > budget
-
-
-def test_a_group_sets_the_budget_up_to_a_limit() -> None:
-    assert pack_tokens(0, "cpu", largest=5000) == 5000
-    whole = GroupSize(2000, (500,) * 8)
-    assert len(pack_groups([whole, whole], 0, "cpu")) == 2
-    assert len(pack_groups([whole, whole], 0, "cuda")) == 1
-    assert len(pack_groups([GroupSize(10_000, (5000,) * 8)], 0, "cpu")) == 8
 
 
 @given(st.lists(st.integers(20, 900), min_size=2, max_size=60))

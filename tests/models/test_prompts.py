@@ -1,9 +1,11 @@
 """Prompts as token ids: what a template is asked to render, and what the policy continues."""
 
+import json
 from pathlib import Path
 
 import pytest
 from transformers import AddedToken
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
@@ -18,9 +20,13 @@ QUESTION = {"role": "user", "content": "Make 81 of 40 and 41."}
 BEGUN = {"role": "assistant", "content": "Let me solve this step by step.\n<think>"}
 
 
-def test_a_last_message_of_the_assistant_is_continued(tiny: Path):
+@pytest.fixture
+def tokenizer(tiny: Path) -> Tokenizer:
+    return load_tokenizer(str(tiny))
+
+
+def test_a_last_message_of_the_assistant_is_continued(tokenizer: Tokenizer):
     """As in TRL's data (trl/data_utils.py): nothing stands between it and the completion."""
-    tokenizer = load_tokenizer(str(tiny))
     asked, begun = (
         tokenizer.decode(prompt_token_ids(Problem("a", messages), tokenizer, longest=500))
         for messages in ((QUESTION,), (QUESTION, BEGUN))
@@ -28,16 +34,14 @@ def test_a_last_message_of_the_assistant_is_continued(tiny: Path):
     assert begun == asked + BEGUN["content"]
 
 
-def test_an_earlier_message_of_the_assistant_is_closed(tiny: Path):
-    tokenizer = load_tokenizer(str(tiny))
+def test_an_earlier_message_of_the_assistant_is_closed(tokenizer: Tokenizer):
     ids = prompt_token_ids(Problem("a", (QUESTION, BEGUN, QUESTION)), tokenizer, longest=500)
     text = tokenizer.decode(ids)
     assert f"{BEGUN['content']}<|end|>" in text
     assert text.endswith("<|assistant|>")
 
 
-def test_a_template_that_drops_the_message_is_refused(tiny: Path):
-    tokenizer = load_tokenizer(str(tiny))
+def test_a_template_that_drops_the_message_is_refused(tokenizer: Tokenizer):
     tokenizer.chat_template = (
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ message['content'] }}{% endif %}{% endfor %}"
     )
@@ -45,16 +49,14 @@ def test_a_template_that_drops_the_message_is_refused(tiny: Path):
         prompt_token_ids(Problem("a", (QUESTION, BEGUN)), tokenizer, longest=500)
 
 
-def test_tags_that_are_special_tokens_are_found(tiny: Path):
-    tokenizer = load_tokenizer(str(tiny))
+def test_tags_that_are_special_tokens_are_found(tokenizer: Tokenizer):
     assert hidden_tags(tokenizer) == []
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     assert hidden_tags(tokenizer) == ["<think>", "</think>"]
 
 
 @pytest.mark.parametrize("last", ["<think>", "a </think> b", "ends in a space ", "1 + 1 = <|user|>"])
-def test_what_the_prompt_begins_is_never_closed(tiny: Path, last: str):
-    tokenizer = load_tokenizer(str(tiny))
+def test_what_the_prompt_begins_is_never_closed(tokenizer: Tokenizer, last: str):
     ids = prompt_token_ids(Problem("a", (QUESTION, {**BEGUN, "content": last})), tokenizer, longest=500)
     assert tokenizer.decode(ids).endswith("<|assistant|>" + last)
 
@@ -92,9 +94,8 @@ def test_a_text_with_the_template_in_it_is_known(text: str, has: bool):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: Path, named: bool):
+def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tokenizer: Tokenizer, named: bool):
     """Special tokens are named in the tokenizer's configuration, or only marked as such among the added tokens."""
-    tokenizer = load_tokenizer(str(tiny))
     if named:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<other>"]})
     else:
@@ -106,9 +107,8 @@ def test_tags_that_are_special_tokens_stay_in_the_text_and_others_do_not(tiny: P
     assert completion_texts([ids], tokenizer) == ["<think>7</think>"]
 
 
-def test_tags_that_are_ordinary_tokens_are_not_hidden(tiny: Path):
+def test_tags_that_are_ordinary_tokens_are_not_hidden(tokenizer: Tokenizer):
     """Qwen3's are added tokens that a text keeps."""
-    tokenizer = load_tokenizer(str(tiny))
     tokenizer.add_tokens([AddedToken(one, special=False) for one in ("<think>", "</think>")])
     ids = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     assert hidden_tags(tokenizer) == []
@@ -133,8 +133,7 @@ RENDERED = "<|im_start|>user\nWhat is 7 + 8?<|im_end|>\n<|im_start|>assistant\n"
         ("Continue: " + RENDERED, False),
     ],
 )
-def test_a_users_message_that_is_rendered_already_is_not_rendered_again(tiny: Path, content: str, once: bool):
-    tokenizer = load_tokenizer(str(tiny))
+def test_a_users_message_that_is_rendered_already_is_not_rendered_again(tokenizer: Tokenizer, content: str, once: bool):
     tokenizer.chat_template = CHATML
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     message = {"role": "user", "content": content}
@@ -155,10 +154,23 @@ def test_the_plain_template_is_known_too():
 
 def test_a_run_says_that_rendered_prompts_stay_as_they_are(tmp_path: Path):
     rows = [{"prompt": f"<|user|>What is {n} + 1?<|assistant|>", "answer": str(n + 1)} for n in range(20)]
-    settings = small_settings(tmp_path / "runs", steps=1)
+    settings = small_settings(tmp_path / "runs", steps=1, evaluation={"problems": 1, "samples": 0})
     ended = grouprl(
         *("train", "--model", "abacus", "--task", write_rows(tmp_path / "rows.jsonl", rows)),
         *("task.arguments.messages=true", *settings),
     )
     assert ended.code == 0, ended.text
     assert "have the chat template in them already: they are used as they are" in ended.text
+
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+
+
+def test_the_chat_template_shows_the_problems_tools(tiny: Path):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.chat_template = "{{ tools | tojson if tools is not none else 'none' }}{{ messages[0].content }}"
+    for tools, shown in (((TOOL,), json.dumps([TOOL])), ((), "none")):
+        ids = prompt_token_ids(Problem("a", (QUESTION,), tools=tools), tokenizer, longest=1000)
+        assert tokenizer.decode(ids) == shown + QUESTION["content"]
+    with pytest.raises(UserError, match="problem 'a': expected chat messages"):
+        prompt_token_ids(Problem("a", "What is 2 + 3?", tools=(TOOL,)), tokenizer, longest=1000)

@@ -1,5 +1,7 @@
 """Chat templates of a configuration: the built-in one, a file, arguments, no system role, one BOS."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,38 @@ def test_question_is_a_list_of_questions_with_their_answers(tiny: Path) -> None:
     assert rendered(tokenizer, SYSTEM, *TURNS) == (
         "Think first.\n\nQuestion: 4 + 5 = ?\nAnswer: 9\n\nQuestion: And 9 + 1?\nAnswer:"
     )
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("system", [(), (SYSTEM,)])
+def test_tools_is_chatml_with_calls_and_results(tiny: Path, system: tuple[Message, ...]) -> None:
+    """A turn ends with the tokenizer's own end token; results that follow each other are one turn of the user."""
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="tools"))
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "é"}}}
+    turns = [dict(message) for message in (*system, USER)]
+    turns += [{"role": "assistant", "content": "I add.", "tool_calls": [call, call]}]
+    turns += [{"role": "tool", "content": "9"}, {"role": "tool", "content": "9"}]
+    turns += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "9"}]
+    called = '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'
+    shown = "<tool_response>\n9\n</tool_response>"
+    told = f"<|im_start|>system\n{'Think first.' if system else ''}"
+    begin, rest = (
+        "<|im_start|>assistant\n",
+        (
+            f"<|im_start|>user\n4 + 5 = ?<|end|>\n<|im_start|>assistant\nI add.\n{called}\n{called}<|end|>\n"
+            f"<|im_start|>user\n{shown}\n{shown}<|end|>\n<|im_start|>assistant\n{called}<|end|>\n"
+            f"<|im_start|>user\n{shown}<|end|>\n"
+        ),
+    )
+    offered = f"You can call tools:\n<tools>\n{json.dumps(ADD)}\n</tools>\nTo call one, write:\n"
+    form = '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call><|end|>\n'
+    gap = "\n\n" if system else ""
+    assert tokenizer.apply_chat_template(turns, tools=[ADD], add_generation_prompt=True, tokenize=False) == (
+        told + gap + offered + form + rest + begin
+    )
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == (f"{told}<|end|>\n" if system else "") + rest
 
 
 def test_plain_begins_with_bos_where_the_tokenizer_begins_a_text_with_it() -> None:
@@ -109,7 +143,7 @@ def test_arguments_and_files_that_cannot_be_used_are_one_sentence(tiny: Path, tm
     with pytest.raises(UserError, match=r"expected variables of the chat template.*enable_thinkng, which it does not"):
         of_file(tmp_path, tiny, "{{ enable_thinking }}", chat_template_kwargs={"enable_thinkng": False})
     with pytest.raises(
-        UserError, match=r"model.chat_template: expected null, plain, question or a file.*nowhere.jinja"
+        UserError, match=r"model.chat_template: expected null, plain, question, tools or a file.*nowhere.jinja"
     ):
         load_tokenizer(ModelConfig(path=str(tiny), chat_template=str(tmp_path / "nowhere.jinja")))
 
@@ -118,3 +152,35 @@ def test_what_a_template_does_to_the_history_is_found() -> None:
     messages = (USER, {"role": "assistant", "content": "<think>4 and 5</think>9"}, TURNS[2])
     assert lost_contents(messages, styled_tokenizer("deepseek")) == ["<think>4 and 5</think>9"]
     assert lost_contents(messages, styled_tokenizer("mistral")) == []
+
+
+# A template is a program that came with a checkpoint: it gets little time and memory
+
+ASKED = Problem("one", ({"role": "user", "content": "2 + 2 = ?"},))
+HANGS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+POWER = "{{ 10 ** (10 ** 8) }}"  # one operation of C, which no handler in Python interrupts
+GROWS = "{% set n = namespace(x='x') %}{% for a in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "template", [pytest.param(HANGS, marks=pytest.mark.slow), POWER, GROWS], ids=["loop", "power", "memory"]
+)
+def test_a_template_that_hangs_or_grows_is_refused(tiny: Path, template: str):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.chat_template = template
+    began = time.monotonic()
+    with pytest.raises(UserError, match="the template is damaged or hostile"):
+        prompt_token_ids(ASKED, tokenizer, longest=100)
+    assert time.monotonic() - began < 60
+
+
+def test_a_template_that_raises_is_one_sentence(tiny: Path):
+    tokenizer = load_tokenizer(str(tiny))
+    for template, words in (
+        ("{{ raise_exception('no system here') }}", "no system here"),
+        ("{% for %}", "TemplateSyntax"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(UserError, match=rf"problem 'one': expected a chat template that renders.*{words}"):
+            prompt_token_ids(ASKED, tokenizer, longest=100)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ranked_runs import Place, torchrun_all
-from small_runs import (
-    ROWS,
-    Ended,
-    assert_almost_same_run,
-    assert_same_run,
-    grouprl,
-    small_settings,
-    write_rows,
-)
+import grouprl as package
+from forked import forked
+from ranked_runs import Place, refused, torchrun_all
+from small_runs import ROWS, assert_almost_same_run, assert_same_run, grouprl, small_settings, write_rows
+from source_tree import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import families
 
 EXACT = {"distributed": {"exact": True}}
 SHARD = {"distributed": {"shard": True}}
@@ -36,9 +39,7 @@ def different_folders(place: Place) -> Path:
         for name in ("same", "other"):
             shutil.copytree(place.model, folder / name / "model")
             write_rows(folder / name / "rows.jsonl", ROWS)
-            (folder / name / "reward.py").write_text(
-                "def one(completions, **columns): return [1.0] * len(completions)\n"
-            )
+            (folder / name / "reward.py").write_text(REWARD)
     other = place.folder / "ranks" / "1" / "other"
     weights = load_file(other / "model" / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] += 1.0
@@ -60,26 +61,36 @@ def place(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(place: Place) -> Ended:
-    """Runs of two ranks, and what they refuse, one after the other in the same processes."""
-    runs: list[list[str]] = [
-        place.arguments("exact-2", **EXACT),
-        place.arguments("plain-2"),
-        place.arguments("shard-2", **SHARD),
-    ]
-    refused = [
+def refusing(place: Place) -> str:
+    """What two ranks say when they refuse some commands: forks of this process, which a torchrun would start."""
+    commands = [
         command(place, "settings", "seed={rank}"),
         command(place, "model", model="other"),
         command(place, "code", code="other"),
     ]
     folders = str(different_folders(place))
-    end = torchrun_all(2, [*runs, *(["refused", folders, *one] for one in refused)])
-    assert end.code == 0, end.out
-    return end
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def rank(number: int) -> None:
+        package.__parent__ = os.getppid()
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for one in commands:
+            refused(folders, one)
+
+    with forked(partial(rank, 0)) as first, forked(partial(rank, 1)) as second:
+        said = first.out.read() + second.out.read() + first.err.read() + second.err.read()
+        assert [first.wait(), second.wait()] == [0, 0], said
+    return said
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
+def test_two_ranks_are_one_process(place: Place) -> None:
+    runs = (place.arguments("exact-2", **EXACT), place.arguments("plain-2"), place.arguments("shard-2", **SHARD))
+    two_ranks = torchrun_all(2, runs)
+    assert two_ranks.code == 0, two_ranks.out
     for alone in (place.arguments("exact-1", **EXACT), place.arguments("plain-1")):
         assert grouprl(*alone).code == 0
     assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
@@ -100,10 +111,10 @@ def test_two_ranks_are_one_process(place: Place, two_ranks: Ended) -> None:
         ("code", "code", r"'\"other/reward.py\": (\S+)' on rank 0 and '\"other/reward.py\": (?!\1)\S+'"),
     ],
 )
-def test_ranks_that_differ_are_refused(place: Place, two_ranks: Ended, name: str, what: str, values: str) -> None:
+def test_ranks_that_differ_are_refused(place: Place, refusing: str, name: str, what: str, values: str) -> None:
     for rank in (0, 1):  # each knows it; of the ranks of a real run one says it
         said = f"rank {rank} refuses {name}: expected the same {what} on every rank, got {values} on rank 1: start all"
-        assert re.search(said, two_ranks.text), two_ranks.text
+        assert re.search(said, refusing), refusing
     assert not (place.runs / name).exists()
 
 
@@ -135,3 +146,20 @@ def test_any_number_of_ranks_is_one_process(place: Place, alone: Path, ranks: in
     for name, run in names.items():
         assert_same_run(alone / f"{name}-one", alone / run, step=8)
         assert json.loads((alone / run / "summary.json").read_text())["steps"] == 8
+
+
+@pytest.mark.slow
+def test_experts_are_balanced_over_all_ranks(tmp_path: Path) -> None:
+    place = Place(families.family_folder(tmp_path, "mixtral"), tmp_path)
+    balanced = {"algorithm": {"router_aux_coef": 0.5}}
+    exact, shard = {"distributed": {"exact": True}}, {"distributed": {"shard": True}}
+    runs = {
+        "exact-2": place.arguments("exact-2", **balanced, **exact),
+        "shard-2": place.arguments("shard-2", **balanced, **shard),
+    }
+    ended = torchrun_all(2, list(runs.values()))
+    assert ended.code == 0, ended.out
+    for alone in (place.arguments("exact-1", **balanced, **exact), place.arguments("plain-1", **balanced)):
+        assert grouprl(*alone).code == 0
+    assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
+    assert_almost_same_run(place.runs / "plain-1", place.runs / "shard-2")

@@ -78,7 +78,7 @@ def test_steps_of_a_completion_come_back(tmp_path: Path) -> None:
 
 def test_what_was_earned_and_which_groups_were_kept_come_back(tmp_path: Path) -> None:
     # 0.3 - 0.7 + 0.7 is not 0.3: what was earned is recorded, not computed from the total.
-    penalized = RewardOutcome(0.3, {"right": 0.3, "soft_overlong": -0.7}, penalty=-0.7)
+    penalized = RewardOutcome(0.3, {"right": 0.3, "soft_overlong": -0.7})
     with RunRecord.create(tmp_path / "run", CONFIG) as record:
         outcomes = ((penalized, OUTCOMES[0][1]), OUTCOMES[1])
         record.step(StepRecord(1, {}, (PLAIN, CHAT), outcomes, ADVANTAGES, kept=[True, False]))
@@ -248,13 +248,6 @@ def test_reopen_drops_what_came_later(run: Path) -> None:
     assert [row["step"] for row in found.evaluations] == [2]
     assert query(run, "SELECT step, COUNT(*) FROM completions GROUP BY step") == [(1, 4), (2, 4), (3, 4)]
     assert query(run, "SELECT problem_id FROM problems ORDER BY 1") == [("train-1",), ("train-2",)]
-
-
-def test_reopen_at_zero_keeps_the_configuration_only(run: Path) -> None:
-    RunRecord.reopen(run, 0).close()
-    assert read_run(run).metrics == ()
-    assert query(run, "SELECT COUNT(*) FROM completions") == [(0,)]
-    assert read_run(run).config == CONFIG
 
 
 def test_a_torn_last_line_is_left_out_and_dropped_on_reopen(run: Path) -> None:

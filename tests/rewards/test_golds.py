@@ -1,12 +1,18 @@
-"""Answers that a reward cannot read stop a run before its first step, by file and line."""
+"""What a reward needs of the rows is found before the first step, by file and line: answers it reads, verl's truths."""
+
+from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from small_runs import grouprl, small_settings, write_rows
+from grouprl.rewards.calls import Invalid
+from grouprl.rewards.functions import ComputeScore, truth_of
+from small_runs import Ended, grouprl, small_settings, write_rows
 
 READABLE = [{"prompt": f"What is {n} + 3?", "answer": str(n + 3)} for n in range(40)]
 
@@ -18,7 +24,7 @@ def rows_with(*bad: tuple[int, str]) -> list[dict[str, str]]:
     return rows
 
 
-def started(tiny: Path, folder: Path, rows: list[dict[str, str]], *more: str):
+def started(tiny: Path, folder: Path, rows: Sequence[dict[str, Any]], *more: str) -> Ended:
     write_rows(folder / "rows.jsonl", rows)
     settings = small_settings(folder / "runs", steps=1)
     return grouprl("train", "--model", tiny, "--task", folder / "rows.jsonl", *settings, *more)
@@ -50,11 +56,6 @@ def test_the_rows_of_a_mixture_are_read_too(tiny: Path, tmp_path: Path):
     assert re.search(r"got [2-6] that it does not, in \S*rows\.jsonl:([789]|1[0-2]) \(", ended.err)
 
 
-def test_what_can_be_read_trains(tiny: Path, tmp_path: Path):
-    ended = started(tiny, tmp_path, READABLE, "--reward", "correct_answer")
-    assert ended.code == 0, ended.text
-
-
 def test_a_users_own_reward_is_not_called_before_the_run(tiny: Path, tmp_path: Path):
     calls = tmp_path / "calls"
     (tmp_path / "mine.py").write_text(
@@ -65,3 +66,69 @@ def test_a_users_own_reward_is_not_called_before_the_run(tiny: Path, tmp_path: P
     ended = started(tiny, tmp_path, READABLE, "--reward", f"{tmp_path / 'mine.py'}:mine")
     assert ended.code == 0, ended.text
     assert "['']" not in calls.read_text().splitlines()
+
+
+def exact(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
+
+
+def test_a_problem_without_a_ground_truth_is_invalid_and_not_wrong():
+    assert ComputeScore(exact)(["7", "7", "8"], ground_truth=["7", None, "7"]) == [
+        1.0,
+        Invalid("the problem has no ground_truth"),
+        0.0,
+    ]
+    nested = [{"ground_truth": "7"}, {}, None]
+    assert ComputeScore(exact)(["7", "7", "8"], reward_model=nested)[0] == 1.0
+
+
+SCORE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return float(len(solution_str) % 3)
+"""
+
+
+def scored(tiny: Path, folder: Path, rows: list[dict[str, object]]) -> Ended:
+    (folder / "score.py").write_text(SCORE)
+    return started(tiny, folder, rows, "--reward", f"{folder / 'score.py'}:compute_score", "evaluation.split=train")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "code"),
+    [("answer", "7", 2), ("reward_model", {"style": "rule"}, 2), ("reward_model", {"ground_truth": "7"}, 0)],
+)
+def test_a_missing_column_is_refused_before_training(tiny: Path, tmp_path: Path, column: str, value: object, code: int):
+    ended = scored(tiny, tmp_path, [{"prompt": f"Say {n}.", column: value} for n in range(20)])
+    assert ended.code == code, ended.text
+    said = f"expected problems with the column 'ground_truth' or 'reward_model', got {column}"
+    assert (said in ended.err) == (code == 2)
+
+
+@pytest.mark.parametrize("gone", [(19,), (2, 5, 11, 17)])
+def test_rows_without_a_ground_truth_are_named_wherever_they_are(tiny: Path, tmp_path: Path, gone: tuple[int, ...]):
+    """The first step has two problems; the file's lines count from 1."""
+    rows = [{"prompt": f"Say {n}.", "ground_truth": None if n in gone else "7"} for n in range(20)]
+    ended = scored(tiny, tmp_path, rows)
+    assert ended.code == 2, ended.text
+    named = [int(line) - 1 for line in re.findall(r"rows\.jsonl:([0-9]+)", ended.err)]
+    assert len(named) == min(len(gone), 3)
+    assert set(named) <= set(gone)
+    assert f"and {len(gone)} of 20 without a value" in ended.err
+    assert not list((tmp_path / "runs").glob("*")), "nothing is begun"
+
+
+@pytest.mark.parametrize(
+    ("columns", "truth"),
+    [
+        ({"ground_truth": "7"}, "7"),
+        ({"ground_truth": "", "reward_model": {"ground_truth": "8"}}, ""),
+        ({"ground_truth": None, "reward_model": {"style": "rule", "ground_truth": ["8", "9"]}}, ["8", "9"]),
+        ({"reward_model": {"ground_truth": 0}}, 0),
+        ({"reward_model": {"style": "rule"}}, None),
+        ({"reward_model": None}, None),
+        ({"reward_model": "7"}, None),
+        ({"answer": "7"}, None),
+    ],
+)
+def test_where_a_ground_truth_is_read(columns: dict[str, object], truth: object):
+    assert truth_of(columns) == truth

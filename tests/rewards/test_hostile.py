@@ -19,19 +19,14 @@ from grouprl.models.load import load_tokenizer
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.scorer import Scoring
-from grouprl.types import Completion, Group, Problem, StopReason
+from grouprl.types import Problem
+from groups import group_of
 from hostile import CORPUS, USUAL, Hostile, forked, rewards
 
 SAFE = (
-    "boxed_format",
-    "correct_answer",
-    "cosine_length",
-    "equation_steps",
-    "json_schema",
-    "regex",
-    "repetition",
+    "boxed_format", "correct_answer", "cosine_length", "equation_steps", "json_schema", "regex", "repetition",
     "think_format",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +113,7 @@ def test_the_pool_survives_the_corpus() -> None:
         scoring = Scoring(scorer, load_tokenizer("abacus"))
         for place in range(0, len(CORPUS), 8):
             texts = [good, *(entry.text for entry in CORPUS[place : place + 8])]
-            completions = tuple(
-                Completion(n, (1, 2), (-1.0, -1.0), (-1.0, -1.0), text, StopReason.END, 0)
-                for n, text in enumerate(texts)
-            )
-            scoring.begin(place, Group(Problem("p", "3 + 4 = ?", {"answer": "7"}), (1,), completions))
+            scoring.begin(place, group_of(Problem("p", "3 + 4 = ?", {"answer": "7"}), *texts))
         outcomes = scoring.finish()
         deadline = time.monotonic() + 2.0
         while len(scorer.pool.pids) < 2:

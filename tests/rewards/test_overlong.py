@@ -38,14 +38,14 @@ def test_the_penalty_is_kept_apart_from_what_was_earned() -> None:
     # Of 20 tokens the last 10 are the buffer: 10 -> 0, 15 -> -0.5, 20 -> -1.
     (outcomes,) = judged([lengths_of(10, 15, 20)], [REWARD], overlong=Overlong(0.5, 20))
     assert [outcome.earned for outcome in outcomes] == [0.3] * 3  # exactly equal: no signal, whatever the lengths
-    assert [outcome.penalty for outcome in outcomes] == [0.0, -0.5, -1.0]
+    assert [outcome.components["soft_overlong"] for outcome in outcomes] == [0.0, -0.5, -1.0]
     assert [outcome.total for outcome in outcomes] == [0.3, 0.3 - 0.5, 0.3 - 1.0]
     assert outcomes[1].components == {"third": 0.3, "soft_overlong": -0.5}
 
 
 def test_without_it_nothing_is_added() -> None:
     (outcomes,) = judged([lengths_of(20)], [REWARD])
-    assert (outcomes[0].penalty, outcomes[0].total, outcomes[0].components) == (0.0, 0.3, {"third": 0.3})
+    assert (outcomes[0].total, outcomes[0].components) == (0.3, {"third": 0.3})
 
 
 def test_an_invalid_reward_stays_invalid() -> None:
@@ -55,9 +55,9 @@ def test_an_invalid_reward_stays_invalid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overlong", "weights"), [(None, {"third": 2.0}), (Overlong(0.5, 20), {"soft_overlong": 1.0, "third": 2.0})]
+    ("overlong", "weights"), [(Overlong(), {"third": 2.0}), (Overlong(0.5, 20), {"soft_overlong": 1.0, "third": 2.0})]
 )
-def test_the_penalty_has_a_weight_of_one(overlong: Overlong | None, weights: dict[str, float]) -> None:
+def test_the_penalty_has_a_weight_of_one(overlong: Overlong, weights: dict[str, float]) -> None:
     with open_scorer([WeightedReward("third", third, 2.0)], overlong=overlong) as scorer:
         assert scorer.weights == weights
         assert next(iter(scorer.weights)) == next(iter(weights))
@@ -66,7 +66,7 @@ def test_the_penalty_has_a_weight_of_one(overlong: Overlong | None, weights: dic
 def test_a_run_with_a_buffer_has_the_penalty() -> None:
     for changes, expected in (
         (["algorithm.overlong_buffer=0.25", "rollout.max_tokens=64"], Overlong(0.25, 64)),
-        ([], None),
+        ([], Overlong(0.0, 128)),
     ):
         config = load_config(RunConfig, [], changes)
         with configured_scorer(config, load_task("word_problems"), [REWARD]) as scorer:

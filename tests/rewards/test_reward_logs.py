@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.calls import TrainingState, decode
 from grouprl.rewards.configured import open_scorer
 from grouprl.tools.export import export
-from grouprl.types import Completion, Group, Problem, StopReason
+from grouprl.types import Group, Problem
+from groups import group_of
 from letter_rewards import letters
-from small_runs import ROWS, assert_same_run, metrics, rollouts, small_config
-
-
-def group(name: str, *texts: str) -> Group:
-    completions = [Completion(n, (1,), (0.0,), (0.0,), text, StopReason.END, 0) for n, text in enumerate(texts)]
-    return Group(Problem(name, "?"), (1,), tuple(completions))
+from small_runs import ROWS, as_killed, assert_same_run, metrics, rollouts, small_config
 
 
 def logging(completions: list[str], log_extra: Any, log_metric: Any, trainer_state: Any) -> list[float]:
@@ -36,7 +30,7 @@ def logging(completions: list[str], log_extra: Any, log_metric: Any, trainer_sta
 
 async def late(completions: list[str], **keywords: Any) -> list[float]:
     keywords["log_extra"]("first", [text[:1] or None for text in completions])
-    keywords["log_metric"]("longest", torch.tensor(10.0))
+    keywords["log_metric"]("longest", np.float32(10.0))
     return [0.0] * len(completions)
 
 
@@ -49,7 +43,7 @@ class Here:
         return [1.0] * len(completions)
 
 
-GROUPS = [group("a", "x", "yyy"), group("b", "zz", "")]
+GROUPS = [group_of(Problem("a", "?"), "x", "yyy"), group_of(Problem("b", "?"), "zz", "")]
 
 
 def test_columns_and_the_mean_over_calls_come_back() -> None:
@@ -80,7 +74,7 @@ def half(completions: list[str], log_extra: Any, log_metric: Any) -> list[float]
 
 def test_what_a_failed_call_logged_does_not_count() -> None:
     with open_scorer([WeightedReward("half", half)]) as scorer:
-        (found,) = scorer.finish([scorer.begin(group("a", "x", "bad", "y"))])
+        (found,) = scorer.finish([scorer.begin(group_of(Problem("a", "?"), "x", "bad", "y"))])
         assert scorer.logged() == {"reward_logs/calls": 1.0}  # of "x" and of "y", each called alone
     assert [one.extra for one in found] == [{"half/text": "x"}, {"half/text": None}, {"half/text": "y"}]
     assert [one.valid for one in found] == [True, False, True]
@@ -104,7 +98,7 @@ def test_what_cannot_be_recorded_is_the_reason(logged: str, reason: str) -> None
         return [1.0]
 
     with open_scorer([WeightedReward("wrong", wrong)]) as scorer, pytest.raises(UserError, match=reason):
-        scorer.finish([scorer.begin(group("a", "x"))])
+        scorer.finish([scorer.begin(group_of(Problem("a", "?"), "x"))])
 
 
 def test_values_of_other_types_are_text_of_bounded_length() -> None:
@@ -113,7 +107,7 @@ def test_values_of_other_types_are_text_of_bounded_length() -> None:
         return [1.0] * 5
 
     with open_scorer([WeightedReward("odd", odd)]) as scorer:
-        (found,) = scorer.finish([scorer.begin(group("a", *"abcde"))])
+        (found,) = scorer.finish([scorer.begin(group_of(Problem("a", "?"), *"abcde"))])
     assert [one.extra["odd/odd"] for one in found] == ["nan", "1" + "0" * 30, "[1, 2]", "x" * 999 + "…", True]
 
 
@@ -161,14 +155,9 @@ def test_a_run_records_them_and_a_resume_repeats_them(tiny: Path, tmp_path: Path
     for text, extra in rollouts(whole, "SELECT text, extra FROM completions"):
         assert json.loads(extra) == {"stated/text": text}
     read = [one.extra for step in range(1, 7) for recorded in read_rollouts(whole, step) for one in recorded.outcomes]
-    assert len(read) == 48
-    assert all(set(extra) == {"stated/text"} for extra in read)
+    assert [set(extra) for extra in read] == [{"stated/text"}] * 48
 
-    stopped = tmp_path / "stopped" / "run"
-    shutil.copytree(whole, stopped)
-    (stopped / "summary.json").unlink()
-    for later in ("step-000004", "step-000006"):
-        shutil.rmtree(stopped / "checkpoints" / later)
+    as_killed(whole, tmp_path / "stopped" / "run", after=2)
     assert_same_run(whole, run(tmp_path / "stopped", resume=True))
 
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -19,22 +19,15 @@ from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.rules import boxed_format, correct_answer
 from grouprl.tasks import WordProblems
-from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StopReason, UserError
+from grouprl.types import Group, Message, Problem, RewardOutcome, UserError
+from groups import group_of
 from judging import judged
-
-
-def group(problem: Problem, *texts: str) -> Group:
-    completions = tuple(
-        Completion(n, (n, 7), (-1.0, -1.0), (-1.0, -1.0), text, StopReason.END, 0) for n, text in enumerate(texts)
-    )
-    return Group(problem, (1, 2, 3), completions)
-
 
 PLAIN = Problem("a", "3 + 4 = ?", {"answer": "7"})
 CHAT = Problem(
     "b", ({"role": "user", "content": "1 + 1 = ?"},), {"answer": "1 + 1 = <<1+1=2>>2\n#### 2", "source": "book"}
 )
-GROUPS = [group(PLAIN, r"3 + 4 = 7 \boxed{7}", r"\boxed{8}", "7"), group(CHAT, r"\boxed{2.0}", r"\boxed{")]
+GROUPS = [group_of(PLAIN, r"3 + 4 = 7 \boxed{7}", r"\boxed{8}", "7"), group_of(CHAT, r"\boxed{2.0}", r"\boxed{")]
 
 
 def one(function: Any, groups: Sequence[Group] = GROUPS, **options: Any) -> list[tuple[RewardOutcome, ...]]:
@@ -50,35 +43,13 @@ def test_the_default_rewards_of_a_task_add_up_and_are_recorded_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        (r"\boxed{7}", 1.0),
-        (r"\boxed{\frac{1}{2}}", 1.0),
-        (r"\boxed{}", 0.0),
-        (r"\boxed{ }", 0.0),
-        (r"\boxed{7", 0.0),
-        ("boxed{7}", 0.0),
-        ("", 0.0),
+        (r"\boxed{7}", 1.0), (r"\boxed{\frac{1}{2}}", 1.0), (r"\boxed{}", 0.0), (r"\boxed{ }", 0.0),
+        (r"\boxed{7", 0.0), ("boxed{7}", 0.0), ("", 0.0),
     ],
-)
+)  # fmt: skip
 def test_boxed_format(text: str, value: float) -> None:
     assert boxed_format(["?"], [text], [[1]]) == [value]
     assert boxed_format([[]], [[{"role": "assistant", "content": text}]], [[1]], answer=["x"]) == [value]
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "value"),
-    [
-        (r"\boxed{1,000}", "1000", 1.0),
-        (r"\boxed{7.0}", "#### 7", 1.0),
-        (r"\boxed{14/2}", "7", 1.0),
-        (r"\boxed{14/2}", 7, 1.0),
-        (r"\boxed{7} no, \boxed{8}", "7", 0.0),
-        ("7", "7", 0.0),
-        (r"\boxed{blue}", "blue", 1.0),
-        (r"\boxed{7}", None, None),
-    ],
-)
-def test_correct_answer(text: str, answer: object, value: float | None) -> None:
-    assert correct_answer(["?"], [text], [[1]], answer=[answer]) == [value]
 
 
 def noted(path: Path) -> Any:
@@ -170,27 +141,25 @@ def values(*given: object) -> Any:
 
 def test_a_reward_that_does_not_apply_leaves_the_others() -> None:
     rewards = [WeightedReward("a", values(1, None, None), 2.0), WeightedReward("b", values(True, 0.5, None), -1.0)]
-    first, second, third = judged([group(PLAIN, "x", "y", "z")], rewards)[0]
+    first, second, third = judged([group_of(PLAIN, "x", "y", "z")], rewards)[0]
     assert first == RewardOutcome(1.0, {"a": 1.0, "b": 1.0})
     assert second == RewardOutcome(-0.5, {"a": None, "b": 0.5})
     assert (third.valid, math.isnan(third.total), third.reason) == (False, True, "no reward applies")
     assert third.components == {"a": None, "b": None}
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_a_broken_value_makes_its_completion_invalid_and_no_other(broken: float) -> None:
-    rewards = [WeightedReward("fine", values(1, 1), 1.0), WeightedReward("odd", values(broken, 1), 0.0)]
-    bad, good = judged([group(PLAIN, "x", "y")], rewards)[0]
+def test_a_broken_value_makes_its_completion_invalid_and_no_other() -> None:
+    rewards = [WeightedReward("fine", values(1, 1), 1.0), WeightedReward("odd", values(math.nan, 1), 0.0)]
+    bad, good = judged([group_of(PLAIN, "x", "y")], rewards)[0]
     assert not bad.valid
     assert bad.components == {"fine": 1.0, "odd": None}
-    assert bad.reason == f"odd gave {broken}"
+    assert bad.reason == "odd gave nan"
     assert good.total == 1.0
 
 
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (values(1, 2), "it gave a wrong result: expected a list of 1 values, one per completion, got 2"),
         (lambda **_: None, "it gave a wrong result: expected a list of 1 values, one per completion, got NoneType"),
         (lambda **_: (x for x in range(1)), "it gave a wrong result: .* got generator"),
         (values("high"), r"it gave 'high' \(str\), expected a number or None"),
@@ -199,9 +168,16 @@ def test_a_broken_value_makes_its_completion_invalid_and_no_other(broken: float)
     ],
 )
 def test_a_wrong_result_is_never_a_zero(function: Any, reason: str) -> None:
-    (outcome,) = one(function, [group(PLAIN, "x")])[0]
+    (outcome,) = one(function, [group_of(PLAIN, "x")])[0]
     assert math.isnan(outcome.total)
     assert re.fullmatch(reason + ".*", outcome.reason)
+
+
+def test_a_wrong_count_is_not_asked_for_again_completion_by_completion() -> None:
+    """There, a function that gives one value for a group would seem to be right."""
+    (found,) = one(values(1.0), [group_of(PLAIN, "x", "y", "z")])
+    reason = "it gave a wrong result: expected a list of 3 values, one per completion, got 1"
+    assert [outcome.reason for outcome in found] == [reason] * 3
 
 
 def half_fail(completions: list[str], **_: Any) -> list[float]:
@@ -212,7 +188,7 @@ def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
     """10 % of at least 50: five invalid ones are let pass in a small step, the sixth is not."""
     sixteen = ["1"] * 16
     with open_scorer([WeightedReward("it", half_fail)]) as scorer:
-        finish = lambda *texts: scorer.finish([scorer.begin(group(PLAIN, *texts))])  # noqa: E731
+        finish = lambda *texts: scorer.finish([scorer.begin(group_of(PLAIN, *texts))])  # noqa: E731
         assert sum(outcome.valid for outcome in finish(*["0"] * 5, *sixteen)[0]) == 16
         with pytest.raises(
             UserError, match=r"all but 10% .* got 6 invalid of the last 22: it raised ZeroDivisionError"
@@ -223,13 +199,13 @@ def test_a_run_stops_when_too_many_completions_are_invalid() -> None:
 def test_what_failed_long_ago_no_longer_counts() -> None:
     with open_scorer([WeightedReward("it", half_fail)]) as scorer:
         for _ in range(8):
-            scorer.finish([scorer.begin(group(PLAIN, *["0"] * 4, *["1"] * 96))])
+            scorer.finish([scorer.begin(group_of(PLAIN, *["0"] * 4, *["1"] * 96))])
 
 
 def test_not_a_single_invalid_completion_may_be_allowed() -> None:
     with pytest.raises(UserError, match="got 1 invalid of the last 3: it raised ZeroDivisionError"):
-        one(half_fail, [group(PLAIN, "1", "1", "0")], max_invalid=0.0)
-    one(half_fail, [group(PLAIN, "0", "0", "0")], max_invalid=1.0)
+        one(half_fail, [group_of(PLAIN, "1", "1", "0")], max_invalid=0.0)
+    one(half_fail, [group_of(PLAIN, "0", "0", "0")], max_invalid=1.0)
 
 
 def test_a_column_that_no_problem_has_is_told_before_the_first_step() -> None:
@@ -247,10 +223,10 @@ def test_a_column_that_no_problem_has_is_told_before_the_first_step() -> None:
 def test_the_verifier_says_what_is_correct_and_is_not_called_twice(tmp_path: Path) -> None:
     verifier = WeightedReward("it", noted(tmp_path / "calls"))
     with open_scorer([verifier], verifier=verifier) as scorer:
-        (outcomes,) = scorer.finish([scorer.begin(group(PLAIN, "x", "y", "z"))])
+        (outcomes,) = scorer.finish([scorer.begin(group_of(PLAIN, "x", "y", "z"))])
         assert [outcome.correct for outcome in outcomes] == [False, True, True]
         assert len((tmp_path / "calls").read_text().splitlines()) == 1
-        assert scorer.verify([group(PLAIN, "x", "y")]) == [(False, True)]
+        assert scorer.verify([group_of(PLAIN, "x", "y")]) == [(False, True)]
 
 
 def test_a_verifier_beside_the_rewards_enters_neither_total_nor_record() -> None:
@@ -258,23 +234,15 @@ def test_a_verifier_beside_the_rewards_enters_neither_total_nor_record() -> None
     for name in ("right", "other"):
         verifier = WeightedReward(name, values(None, 1))
         with open_scorer(rewards, verifier=verifier) as scorer:
-            (outcomes,) = scorer.finish([scorer.begin(group(PLAIN, "x", "y"))])
+            (outcomes,) = scorer.finish([scorer.begin(group_of(PLAIN, "x", "y"))])
         assert outcomes == (RewardOutcome(0.25, {"right": 0.25}), RewardOutcome(0.5, {"right": 0.5}, correct=True))
 
 
 def test_a_verifier_that_fails_is_told_not_counted_as_wrong() -> None:
     with open_scorer([], verifier=WeightedReward("it", half_fail)) as scorer:
-        assert scorer.verify([group(PLAIN, "1", "0", "2")]) == [(True, None, False)]
+        assert scorer.verify([group_of(PLAIN, "1", "0", "2")]) == [(True, None, False)]
         with pytest.raises(UserError, match="got 6 invalid of the last 6: it raised ZeroDivisionError"):
-            scorer.verify([group(PLAIN, *"000000")])
-
-
-def test_a_verifier_beside_the_rewards_is_counted_when_it_fails() -> None:
-    with open_scorer([WeightedReward("right", half_ones)], verifier=WeightedReward("it", half_fail)) as scorer:
-        (outcomes,) = scorer.finish([scorer.begin(group(PLAIN, "1", "0", "2"))])
-        assert [(outcome.valid, outcome.correct) for outcome in outcomes] == [(True, True), (True, None), (True, False)]
-        with pytest.raises(UserError, match="got 7 invalid of the last 9: it raised ZeroDivisionError"):
-            scorer.finish([scorer.begin(group(PLAIN, *"000000"))])
+            scorer.verify([group_of(PLAIN, *"000000")])
 
 
 def half_ones(completions: list[str], **_: Any) -> list[float]:
@@ -291,7 +259,7 @@ def test_a_verifier_is_found_by_the_name_of_a_reward_a_task_or_a_file(tmp_path: 
     path.write_text("def right(completions):\n    return [float(text == 'x') for text in completions]\n")
     found = verifier_of(f"{path}:right", [own], {})
     with open_scorer([], verifier=found) as scorer:
-        assert scorer.verify([group(PLAIN, "x", "y")]) == [(True, False)]
+        assert scorer.verify([group_of(PLAIN, "x", "y")]) == [(True, False)]
     with pytest.raises(UserError, match="expected one of"):
         verifier_of("nowhere", [own], {})
 
@@ -313,7 +281,7 @@ def test_functions_that_cannot_travel_are_told() -> None:
 
 def test_a_column_cannot_take_the_name_of_a_keyword() -> None:
     with pytest.raises(UserError, match="got a column 'completions': rename it"):
-        one(values(1), [group(Problem("a", "?", {"completions": []}), "x")])
+        one(values(1), [group_of(Problem("a", "?", {"completions": []}), "x")])
 
 
 def test_no_groups_give_no_outcomes() -> None:
@@ -371,13 +339,6 @@ def test_rewards_are_resolved_from_names_weights_functions_and_pairs() -> None:
 def test_unusable_specifications_are_told(spec: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_rewards(spec)
-
-
-def test_a_task_brings_rewards_of_its_own() -> None:
-    assert resolve_rewards({"boxed_format": 1.0, "mine": 2.0}, {"mine": my_reward, "boxed_format": my_reward}) == (
-        WeightedReward("boxed_format", my_reward, 1.0),
-        WeightedReward("mine", my_reward, 2.0),
-    )
 
 
 def test_arguments_of_a_function_without_settings_are_told() -> None:

@@ -81,15 +81,11 @@ def test_think_format_where_the_prompt_opens_the_thought(text: str, expected: fl
 @pytest.mark.parametrize(
     ("pattern", "full", "text", "expected"),
     [
-        (r"\d+", False, "it is 7.", 1.0),
-        (r"\d+", True, "it is 7.", 0.0),
-        (r"\d+", True, "77", 1.0),
-        (r"\d+", True, "77\n", 0.0),
-        (r"a.b", False, "a\nb", 0.0),
-        (r"(?s)a.b", False, "a\nb", 1.0),
+        (r"\d+", False, "it is 7.", 1.0), (r"\d+", True, "it is 7.", 0.0), (r"\d+", True, "77", 1.0),
+        (r"\d+", True, "77\n", 0.0), (r"a.b", False, "a\nb", 0.0), (r"(?s)a.b", False, "a\nb", 1.0),
         (r"^$", False, "", 1.0),
     ],
-)
+)  # fmt: skip
 def test_regex(pattern: str, full: bool, text: str, expected: float) -> None:
     assert value(Regex(pattern, full), text) == expected
 

@@ -122,7 +122,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyEvaluation]:
 
 
 def test_no_text_is_evaluated(evaluated: PolicyEvaluation) -> None:
-    for answer, gold, _, _ in PAIRS:
+    for answer, gold, _, _ in PAIRS[::2]:
         verdict(answer, gold)
     for answer in ("31415.926", "0.1234567x", "9871 + 0.5", "00089", "3.25, 4.75", "[0.125, 99/7]", r"123456\%x"):
         for gold in ("x+1", r"\sqrt{3}", "1, 2", "(0, 5)"):

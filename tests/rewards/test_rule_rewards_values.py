@@ -1,4 +1,4 @@
-"""Answers by value, against exact arithmetic on fractions."""
+"""Answers by value, against exact arithmetic on fractions, and both verifiers against the table of `answer_pairs`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from answer_pairs import BOTH, NONE, PAIRS
 from grouprl.rewards.rules import correct_answer
 from grouprl.tasks.answers import parse_value, same_value
 
@@ -21,16 +22,11 @@ def value(text: str, answer: object) -> float | None:
 @pytest.mark.parametrize(
     ("text", "answer", "expected"),
     [
-        (r"<think>\boxed{8}</think><answer>7</answer>", "7", 1.0),
-        (r"<answer>\boxed{7}</answer>", "7", 1.0),
-        (r"\boxed{7} <answer>8</answer>", "7", 0.0),
-        (r"\boxed{8} \boxed{7}", "7", 1.0),
-        (r"\boxed{7} \boxed{8}", "7", 0.0),
-        (r"\boxed{}", "7", 0.0),
-        ("7", "7", 0.0),
-        (r"\boxed{7}", None, None),
+        (r"<think>\boxed{8}</think><answer>7</answer>", "7", 1.0), (r"<answer>\boxed{7}</answer>", "7", 1.0),
+        (r"\boxed{7} <answer>8</answer>", "7", 0.0), (r"\boxed{8} \boxed{7}", "7", 1.0),
+        (r"\boxed{7} \boxed{8}", "7", 0.0), (r"\boxed{}", "7", 0.0), ("7", "7", 0.0), (r"\boxed{7}", None, None),
     ],
-)
+)  # fmt: skip
 def test_one_place_holds_the_answer(text: str, answer: object, expected: float | None) -> None:
     assert value(text, answer) == expected
 
@@ -95,3 +91,35 @@ def test_decimals_are_exact(number: Fraction, before: str, after: str) -> None:
 def test_equality_of_any_two_texts_is_symmetric_and_never_fails(a: str, b: str) -> None:
     assert same_value(a, b) == same_value(b, a)
     assert same_value(a, a)
+
+
+def accepted(verifier, answer: str, gold: object) -> float:
+    (value,) = verifier(
+        prompts=["?"], completions=[rf"so it is \boxed{{{answer}}}."], completion_ids=[[1]], answer=[gold]
+    )
+    return value
+
+
+@pytest.mark.parametrize(("answer", "gold", "who", "why"), PAIRS)
+def test_correct_answer(answer: str, gold: object, who: str, why: str):
+    assert accepted(correct_answer, answer, gold) == float(who == BOTH), why
+
+
+@pytest.mark.parametrize(("answer", "gold", "who", "why"), PAIRS)
+def test_math_verify(answer: str, gold: object, who: str, why: str):
+    pytest.importorskip("math_verify")
+    from grouprl.checks.symbolic import MathVerify
+
+    assert accepted(MathVerify(), answer, gold) == float(who != NONE), why
+
+
+@pytest.mark.parametrize("gold", [pair[1] for pair in PAIRS if isinstance(pair[1], str)])
+def test_the_gold_answer_itself_is_right(gold: str):
+    """A policy that writes what the data set has is paid; of a solution that is the answer at its end."""
+    pytest.importorskip("math_verify")
+    from grouprl.checks.symbolic import MathVerify
+
+    written = gold.rpartition("####")[2].strip() if "####" in gold else gold
+    if r"\boxed" not in written:
+        assert accepted(correct_answer, written, gold) == 1.0
+        assert accepted(MathVerify(), written, gold) == 1.0

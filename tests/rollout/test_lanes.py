@@ -37,13 +37,12 @@ def generated(tiny: Path, threads: int, rows: int, completions: int, sampling: S
     return made
 
 
-@pytest.mark.parametrize("rows", [32, 128])
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=20), Sampling(max_tokens=20, temperature=0.7, top_p=0.9)])
-def test_completions_are_the_same_bits_for_any_number_of_threads(tiny: Path, rows: int, sampling: Sampling):
-    one = generated(tiny, 1, rows, 6, sampling)
+def test_completions_are_the_same_bits_for_any_number_of_threads(tiny: Path, sampling: Sampling):
+    one = generated(tiny, 1, 32, 6, sampling)
     assert len({completion.token_ids for group in one for completion in group.completions}) > 60
-    for threads in (2, 3, 4):
-        assert generated(tiny, threads, rows, 6, sampling) == one
+    for threads in (2, 3):
+        assert generated(tiny, threads, 32, 6, sampling) == one
 
 
 def test_a_group_wider_than_a_lane_is_divided(tiny: Path):

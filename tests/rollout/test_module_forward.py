@@ -17,7 +17,6 @@ from grouprl.rollout.forward import Forward, ModuleForward, _padded_rows
 from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
 from grouprl.types import Group, Sampling, StopReason
-from oracles import own_logits
 from tape import TapeRecorder
 from tiny import tiny_model_folder
 
@@ -70,7 +69,7 @@ def with_a_hook(folder: Path) -> Setting:
     return setting
 
 
-@pytest.fixture(scope="module", params=[("qwen2", 2), ("llama", 4), ("qwen3", 1)], ids=lambda one: f"{one[0]}-{one[1]}")
+@pytest.fixture(scope="module", params=[("llama", 4), ("qwen3", 1)], ids=lambda one: f"{one[0]}-{one[1]}")
 def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     kind, kv_heads = request.param
     return with_a_hook(tiny_model_folder(tmp_path_factory.mktemp("model"), kind=kind, kv_heads=kv_heads))
@@ -95,47 +94,29 @@ def drawn(setting: Setting) -> list[Group]:
 # The same completions
 
 
-@pytest.mark.parametrize(
-    ("recorder", "max_rows"),
-    [
-        pytest.param(GuardedRecorder, 1, marks=pytest.mark.slow),  # one row at a time: three times as many steps
-        (TapeRecorder, 3),
-        (TapeRecorder, 9),
-        (TapeRecorder, 64),
-        (GuardedRecorder, 9),
-        (GuardedRecorder, 64),
-    ],
-)
+@pytest.mark.parametrize(("recorder", "max_rows"), [(TapeRecorder, 3), (TapeRecorder, 64), (GuardedRecorder, 9)])
 def test_completions_are_those_of_the_modules(
     setting: Setting, drawn: list[Group], recorder: type[Recorder], max_rows: int
 ):
     assert_same(StaticEngine(setting, max_rows, recorder()).generate(setting.requests(), DRAWN), drawn)
 
 
-def test_completions_of_one_row_at_a_time(one: Setting):
-    requests = [one.request(0, 2), one.request(1, 1)]
-    assert_same(
-        StaticEngine(one, 1, GuardedRecorder()).generate(requests, DRAWN), one.engine().generate(requests, DRAWN)
-    )
-
-
-def test_most_steps_are_played_from_few_recordings(setting: Setting, drawn: list[Group]):
+def test_most_steps_are_played_from_few_recordings(one: Setting):
     """There are more requests than rows, so that groups enter and leave all the time."""
-    requests = [*setting.requests(), *(setting.request(number, 4, "more") for number in range(5))] * 2
+    requests = [*one.requests(), *(one.request(number, 4, "more") for number in range(5))] * 2
     recorder = TapeRecorder()
-    got = StaticEngine(setting, 16, recorder).generate(requests, DRAWN)
-    assert_same(got, setting.engine(16).generate(requests, DRAWN))
+    got = StaticEngine(one, 16, recorder).generate(requests, DRAWN)
+    assert_same(got, one.engine(16).generate(requests, DRAWN))
     assert recorder.tapes <= 6  # 8 or 16 rows, 8, 16 or 24 own tokens
     assert recorder.replays > 5 * recorder.tapes
 
 
-@pytest.mark.parametrize("recorder", [TapeRecorder, GuardedRecorder])
-def test_stop_strings(setting: Setting, drawn: list[Group], recorder: type[Recorder]):
+def test_stop_strings(setting: Setting, drawn: list[Group]):
     words = [completion.text[3:5] for completion in all_of(drawn) if len(completion.text) > 8]
     sampling = Sampling(max_tokens=24, stop=tuple(word for word in words if word.isascii())[:3])
     expected = setting.engine(6).generate(setting.requests(), sampling)
     assert StopReason.STOP_STRING in {completion.stop_reason for completion in all_of(expected)}
-    assert_same(StaticEngine(setting, 6, recorder()).generate(setting.requests(), sampling), expected)
+    assert_same(StaticEngine(setting, 6, TapeRecorder()).generate(setting.requests(), sampling), expected)
 
 
 def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.MonkeyPatch):
@@ -147,15 +128,6 @@ def test_completions_wider_than_one_size(one: Setting, monkeypatch: pytest.Monke
     assert_same(got, engine.generate(requests, sampling))
     assert max(len(completion) for completion in all_of(got)) == 140
     assert recorder.tapes == 2
-
-
-@torch.no_grad()
-def test_log_probs_are_those_of_a_full_forward(setting: Setting):
-    for group in StaticEngine(setting, 5, TapeRecorder()).generate(setting.requests(), DRAWN):
-        for completion in group.completions:
-            logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
-            expected = logits.log_softmax(-1)[range(len(completion)), completion.token_ids]
-            assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 # Sizes
@@ -172,31 +144,17 @@ def test_rows_are_rounded_up_by_at_most_a_quarter_above_64(rows: int, most: int)
 # What cannot be recorded
 
 
-def by_number(x: Tensor) -> None:
-    x.sum().item()
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "number": lambda x: x.sum().item(),
+    "truth": lambda x: bool((x > 0).any()),
+    "mask": lambda x: x[x > 0].sum(),
+    "places": lambda x: torch.nonzero(x > 0),
+    "kinds": lambda x: torch.unique(x),
+}
 
 
-def by_truth(x: Tensor) -> None:
-    bool((x > 0).any())
-
-
-def by_mask(x: Tensor) -> None:
-    x[x > 0].sum()
-
-
-def by_places(x: Tensor) -> None:
-    torch.nonzero(x > 0)
-
-
-def by_kinds(x: Tensor) -> None:
-    torch.unique(x)
-
-
-READS = (by_number, by_truth, by_mask, by_places, by_kinds)
-
-
-@pytest.mark.parametrize("read", READS)
-def test_reads_on_the_host_are_found(read: Callable[[Tensor], None]):
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_reads_on_the_host_are_found(read: Callable[[Tensor], Any]):
     x = torch.linspace(-1, 1, 7)
     with HostReads() as reads:
         x.cos() @ x + x[torch.tensor([1, 2])].sum()
@@ -206,11 +164,14 @@ def test_reads_on_the_host_are_found(read: Callable[[Tensor], None]):
     assert reads.found
 
 
-@pytest.mark.parametrize("read", READS)
-def test_a_model_that_reads_on_the_host_is_not_recorded(tmp_path: Path, read: Callable[[Tensor], None]):
+def test_a_model_that_reads_on_the_host_is_not_recorded(tmp_path: Path):
     setting = with_a_hook(tiny_model_folder(tmp_path))
     expected = setting.engine().generate(setting.requests(), DRAWN)
-    setting.model.get_decoder().layers[1].mlp.register_forward_hook(lambda _, __, output: read(output))
+
+    def read(_: Any, __: Any, output: Tensor) -> None:
+        READS["truth"](output)
+
+    setting.model.get_decoder().layers[1].mlp.register_forward_hook(read)
     recorder = TapeRecorder()
     assert_same(StaticEngine(setting, 9, recorder).generate(setting.requests(), DRAWN), expected)
     assert recorder.tapes == 0
@@ -301,12 +262,3 @@ def test_it_is_not_renewed_without_the_room_or_for_other_weights(tmp_path: Path)
     head = setting.model.get_decoder().norm
     head.weight = torch.nn.Parameter(head.weight.clone())
     assert not forward.renew(SHAPE)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("recorder", [None, TapeRecorder()], ids=["python", "recorded"])
-def test_it_serves_other_rows_after_the_last_ones(one: Setting, recorder: Recorder | None):
-    """A second decoding on one forward pass starts from rows of its own."""
-    forward = ModuleForward(one.model, SHAPE, torch.float32, recorder)
-    first = logits_of(one, forward)
-    assert torch.equal(logits_of(one, forward), first)

@@ -65,7 +65,7 @@ def test_greedy_equals_generate(tmp_path: Path, kind: str, kv_heads: int):
             assert completion.plain_logprobs == pytest.approx(plain.amax(-1).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("window", [3, 12, 30])
+@pytest.mark.parametrize("window", [3, 12])
 @torch.no_grad()
 def test_a_window_hides_the_older_tokens_of_prompt_and_completion(tiny: Path, tmp_path: Path, window: int):
     shutil.copytree(tiny, tmp_path / "windowed")
@@ -100,17 +100,9 @@ def test_the_groups_are_complete_and_in_order(setting: Setting, drawn: list[Grou
             assert len(completion.logprobs) == len(completion.plain_logprobs) == len(completion)
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 22])
+@pytest.mark.parametrize("max_rows", [1, 3, 22])
 def test_completions_do_not_depend_on_the_rows_decoded_at_once(setting: Setting, drawn: list[Group], max_rows: int):
     assert_same(setting.engine(max_rows).generate(setting.requests(), DRAWN), drawn)
-
-
-@pytest.mark.parametrize("order", [(4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
-def test_completions_do_not_depend_on_the_order_of_requests(
-    setting: Setting, drawn: list[Group], order: tuple[int, ...]
-):
-    requests = [setting.requests()[at] for at in order]
-    assert_same(setting.engine(9).generate(requests, DRAWN), [drawn[at] for at in order])
 
 
 def test_completions_do_not_depend_on_the_rest_of_the_batch(setting: Setting, drawn: list[Group]):
@@ -162,14 +154,6 @@ def test_the_global_generator_does_not_change(setting: Setting, drawn: list[Grou
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_progress_adds_up(setting: Setting):
-    reports: list[int] = []
-    setting.engine(6).generate(setting.requests(), DRAWN, on_finished=reports.append)
-    assert sum(reports) == 22
-    assert len([count for count in reports if count]) > 3
-    assert setting.engine().generate([], DRAWN) == []
-
-
 def test_on_group_gets_a_group_as_soon_as_it_is_complete(setting: Setting):
     made: dict[int, Group] = {}
     sampled_then: list[int] = []
@@ -191,13 +175,8 @@ def test_on_group_gets_a_group_as_soon_as_it_is_complete(setting: Setting):
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_tokens=16),
-        Sampling(max_tokens=16, temperature=0.7),
         Sampling(max_tokens=16, temperature=1.3, top_k=7),
-        Sampling(max_tokens=16, top_p=0.8),
-        Sampling(max_tokens=16, min_p=0.1),
         Sampling(max_tokens=16, temperature=0.7, top_k=50, top_p=0.9, min_p=0.02),
-        Sampling(max_tokens=16, repetition_penalty=1.5),
         Sampling(max_tokens=16, temperature=0.7, top_p=0.9, repetition_penalty=0.8),
     ],
     ids=str,
@@ -218,15 +197,15 @@ def test_log_probs_are_those_of_a_full_forward(setting: Setting, sampling: Sampl
 
 
 def test_tokens_are_drawn_with_their_probabilities(setting: Setting):
-    """The first tokens of 4,000 completions, and the second tokens after the most common first, fit the softmax."""
+    """The first tokens of 2,000 completions, and the second tokens after the most common first, fit the softmax."""
     sampling = Sampling(max_tokens=2, temperature=0.8, top_k=40)
-    request = setting.request(1, 4000)
-    completions = setting.engine(2000).generate([request], sampling)[0].completions
+    request = setting.request(1, 2000)
+    completions = setting.engine(1000).generate([request], sampling)[0].completions
     first = [completion.token_ids[0] for completion in completions]
     assert_drawn_from(setting, request.prompt_ids, first, sampling)
     common = max({*first} - {*ENDS}, key=first.count)
     second = [c.token_ids[1] for c in completions if c.token_ids[0] == common]
-    assert len(second) > 300
+    assert len(second) > 150
     assert_drawn_from(setting, (*request.prompt_ids, common), second, sampling)
 
 
@@ -258,20 +237,13 @@ def test_any_end_token_ends_a_completion_and_is_kept(drawn: list[Group]):
     assert not any(token in ENDS for completion in all_of(drawn) for token in completion.token_ids[:-1])
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+@pytest.mark.parametrize("max_tokens", [1, 7])
 def test_max_tokens_only_shortens(setting: Setting, drawn: list[Group], max_tokens: int):
     shorter = all_of(setting.engine(4).generate(setting.requests(), Sampling(max_tokens=max_tokens)))
     for short, long in zip(shorter, all_of(drawn), strict=True):
         assert short.token_ids == long.token_ids[:max_tokens]
         ends = short.token_ids[-1] in ENDS
         assert short.stop_reason is (StopReason.END if ends else StopReason.LENGTH)
-
-
-def test_an_end_in_the_last_place_is_an_end(setting: Setting, drawn: list[Group]):
-    chosen = next(c for c in drawn[4].completions if c.stop_reason is StopReason.END and len(c) > 1)
-    again = setting.engine().generate([setting.request(4, 8)], Sampling(max_tokens=len(chosen)))[0]
-    assert again.completions[chosen.index].stop_reason is StopReason.END
-    assert again.completions[chosen.index].token_ids == chosen.token_ids
 
 
 def until_stop(tokenizer: PreTrainedTokenizerBase, completion: Completion, stops: Sequence[str]) -> int:

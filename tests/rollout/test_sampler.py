@@ -47,28 +47,6 @@ def test_any_key_equals_python_integers(key: int, position: int):
     assert 0 <= float(got) < 1
 
 
-def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """A chi-square statistic in standard deviations from its mean: about normal for many cells."""
-    cells = len(counts) - 1
-    return float((((counts - expected) ** 2 / expected).sum() - cells) / math.sqrt(2 * cells))
-
-
-@pytest.mark.parametrize("along", ["positions", "completions", "problems"])
-def test_the_numbers_look_uniform_and_independent(along: str):
-    count = 20_000
-    if along == "positions":
-        values = torch.tensor(numbers(row_key(0, "", "train-1", 0), count))
-    else:
-        problem = along == "problems"
-        keys = [row_key(0, "", f"train-{at * problem}", at * (not problem)) for at in range(count)]
-        values = uniforms(torch.tensor(keys), torch.zeros(count, dtype=torch.long))
-    cells = torch.bincount((values * 50).long(), minlength=50).double()
-    assert abs(chi_square(cells, torch.full((50,), count / 50))) < 4
-    following = (values[:-1] * 20).long() * 20 + (values[1:] * 20).long()
-    pairs = torch.bincount(following, minlength=400).double()
-    assert abs(chi_square(pairs, torch.full((400,), (count - 1) / 400))) < 4
-
-
 def test_every_part_of_a_key_matters():
     parts = itertools.product((0, 1, 12), ("", "2", "epoch 1"), ("train-1", "1", "12"), (0, 1, 2))
     keys = [row_key(*part) for part in parts]

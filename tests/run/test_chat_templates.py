@@ -14,7 +14,6 @@ from small_runs import ROWS, grouprl, rollouts, small_settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
-SHORT = "def short(completions, **columns):\n    return [1.0 * len(str(text)) for text in completions]\n"
 DROPS = (
     "{% for m in messages if m.role == 'user' %}{{ mark + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -73,7 +72,7 @@ def test_a_resume_with_the_same_template_continues(settings: list[str], tmp_path
 
 def test_the_recipe_r1_zero_trains_a_base_model_on_think_tags(tmp_path: Path) -> None:
     small = [text for text in small_settings(tmp_path) if not text.startswith(("learner", "steps"))]
-    ended, run = grouprl("train", "r1_zero", "model.path=abacus", "steps=2", "name=run", *small), tmp_path / "run"
+    ended, run = grouprl("train", "r1_zero", "model.path=abacus", "steps=1", "name=run", *small), tmp_path / "run"
     assert ended.code == 0, ended.text
     asked = rollouts(run, "SELECT prompt_ids, prompt FROM problems")
     for prompt_ids, prompt in asked:

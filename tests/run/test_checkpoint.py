@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +16,8 @@ from grouprl.learner import Learner, Optimizer
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.manifest import write_manifest
 from grouprl.record.layout import RunDirectory
-from grouprl.run.checkpoint import (
-    TrainerState,
-    load_learner,
-    problems_fingerprint,
-    read_state,
-    save_checkpoint,
-)
-from grouprl.tasks import Gsm8k, WordProblems, task_from_list
+from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint, read_state, save_checkpoint
+from grouprl.tasks import Gsm8k, task_from_list
 from grouprl.types import UserError
 from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows
 from tiny import tiny_model_folder
@@ -124,28 +117,13 @@ def test_a_failure_while_saving_leaves_the_earlier_checkpoint_alone(policy: Poli
         with pytest.raises(OSError, match="No space left"):
             policy.save(tmp_path, step, keep=1)
         assert tree(tmp_path) == before
-    found = RunDirectory(tmp_path).checkpoints()[-1]
-    state = read_state(found)
-    assert (found.path, state) == (RunDirectory(tmp_path).checkpoint(1).path, STATE)
 
 
-@pytest.mark.parametrize("leftover", ["step-000002.tmp", "step-000002.old", "step-000002"])
-def test_half_a_checkpoint_is_never_taken_for_one(policy: Policy, tmp_path: Path, leftover: str) -> None:
-    whole = policy.save(tmp_path, 1)
-    shutil.copytree(whole, whole.with_name(leftover))
-    if leftover == "step-000002":
-        (whole.with_name(leftover) / "trainer" / "state.json").unlink()
-    assert [found.path for found in RunDirectory(tmp_path).checkpoints()] == [whole]
-
-
-@pytest.mark.parametrize(("keep", "left"), [(1, [10]), (2, [9, 10]), (9, [1, 2, 9, 10])])
-def test_the_newest_are_kept(policy: Policy, tmp_path: Path, keep: int, left: list[int]) -> None:
+def test_the_newest_are_kept(policy: Policy, tmp_path: Path) -> None:
     for step in (1, 2, 9, 10):
-        policy.save(tmp_path, step, keep)
-    assert checkpoint_names(tmp_path) == [f"step-{step:06d}" for step in left]
-    found = RunDirectory(tmp_path).checkpoints()[-1]
-    state = read_state(found)
-    assert (found.path, state) == (RunDirectory(tmp_path).checkpoint(10).path, replace(STATE, step=10))
+        policy.save(tmp_path, step, keep=2)
+    assert checkpoint_names(tmp_path) == ["step-000009", "step-000010"]
+    assert read_state(RunDirectory(tmp_path).checkpoints()[-1]) == replace(STATE, step=10)
 
 
 def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Path) -> None:
@@ -164,7 +142,7 @@ def test_the_optimizer_of_another_model_is_refused(policy: Policy, tmp_path: Pat
 
 
 def test_a_change_of_any_row_of_a_data_file_changes_the_fingerprint(tmp_path: Path) -> None:
-    rows = [gsm8k_row(number) for number in range(2000)]
+    rows = [gsm8k_row(number) for number in range(100)]
 
     def fingerprint() -> str:
         return problems_fingerprint(Gsm8k(str(write_rows(tmp_path / "data.jsonl", rows))).problems("train"))
@@ -173,12 +151,11 @@ def test_a_change_of_any_row_of_a_data_file_changes_the_fingerprint(tmp_path: Pa
     assert fingerprint() == first
     places = Gsm8k(str(tmp_path / "data.jsonl")).problems("train")
     train = {problem.columns["question"] for problem in places}
-    for number in [number for number, row in enumerate(rows) if row["question"] in train][1:6]:
+    for number in [number for number, row in enumerate(rows) if row["question"] in train][1:4]:
         right = rows[number]
         rows[number] = {**right, "answer": right["answer"] + "0"}
         assert fingerprint() != first
         rows[number] = right
-    assert fingerprint() == first
 
 
 def test_the_fingerprint_knows_prompts_columns_number_and_order() -> None:
@@ -190,8 +167,3 @@ def test_the_fingerprint_knows_prompts_columns_number_and_order() -> None:
     for changed in (rows[:-4], rows[::-1], other_column, other_name, as_chat):
         assert problems_fingerprint(task_from_list(changed).problems("train")) != base
     assert problems_fingerprint(task_from_list([dict(row) for row in rows]).problems("train")) == base
-
-
-def test_the_fingerprint_of_procedural_problems_knows_seed_and_difficulty() -> None:
-    tasks = [WordProblems(), WordProblems(seed=1), WordProblems(difficulty=2), WordProblems(train_problems=19_999)]
-    assert len({problems_fingerprint(task.problems("train")) for task in tasks}) == 4

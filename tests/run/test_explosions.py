@@ -13,14 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grouprl import Run, Trainer, UserError, WeightedReward
-from grouprl.algorithms.named import NAMED
+from grouprl import Run, UserError
 from grouprl.learner import TokenGrid
 from grouprl.learner.learner import Learner
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
-from letter_rewards import letters
-from small_runs import ROWS, assert_same_weights, metrics, small_config
+from small_runs import assert_same_weights, metrics, small_config, small_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -30,8 +28,7 @@ EVERY = {"every": 1, "keep": 99}
 
 def train(tiny: Path, runs: Path, *, resume: bool = False, name: str = "grpo", **changes: Any) -> Run:
     config = small_config(runs, **{"checkpoint": EVERY, "evaluation": {"problems": 1, "samples": 0}, **changes})
-    trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], algorithm=NAMED[name], config=config)
-    return trainer.train(resume=resume)
+    return small_run(tiny, config, name, resume=resume)
 
 
 def rows(runs: Path, name: str) -> list[dict[str, Any]]:
@@ -50,11 +47,8 @@ def broken_in(steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float) ->
     monkeypatch.setattr(Learner, "token_loss", loss)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_makes_no_update(
-    value: float, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken_in({3}, monkeypatch, value)
+def test_a_loss_that_is_not_finite_makes_no_update(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_in({3}, monkeypatch, math.inf)
     directory = train(tiny, tmp_path, steps=5, learner={"learning_rate": 0.01, "weight_decay": 0.1}).directory
     assert_same_weights(*(directory / "checkpoints" / f"step-00000{step}" for step in (2, 3)))
     states = [
@@ -90,10 +84,6 @@ def test_weights_that_are_not_finite_are_never_saved(tiny: Path, tmp_path: Path)
 
 def test_an_explosion_goes_back_once_and_then_ends_the_run(tiny: Path, tmp_path: Path) -> None:
     """A learning rate 1,000 times too high, after a warm-up that keeps the first steps sane."""
-    changes = {"steps": 12, "learner": {"learning_rate": 10.0, "warmup_steps": 10**5}}
-    sane = train(tiny, tmp_path / "sane", **changes)
-    assert not [row for row in rows(tmp_path / "sane", "warnings.jsonl") if row["kind"] in ("explosion", "went_back")]
-    assert sane.finished
     with pytest.raises(UserError, match=r"Step \d+: the KL .* already went back to a checkpoint once, so it stops"):
         train(tiny, tmp_path, steps=12, learner={"learning_rate": 10.0, "warmup_steps": 3})
     kinds = [row["kind"] for row in rows(tmp_path, "warnings.jsonl")]

@@ -80,38 +80,26 @@ def test_a_narrow_clip_range_is_no_learning_rate_too_high() -> None:
     assert given(changed(30, lambda n, row: {"clip_high_fraction": 0.35, "ratio_max": 1.01}), []) == []
 
 
-@pytest.mark.parametrize(("accuracy", "said"), [((0.3, 0.9, 0.5), 1), ((0.3, 0.9, 0.88), 0), ((0.3, 0.5, 0.9), 0)])
-def test_reward_up_and_held_out_accuracy_down(accuracy: tuple[float, ...], said: int) -> None:
-    intervals = [[share - 0.05, share + 0.05] for share in accuracy]
-    evaluations = [
-        {"step": step, "greedy_accuracy": share, "greedy_interval": interval}
-        for step, share, interval in zip((0, 10, 20), accuracy, intervals, strict=True)
-    ]
-    found = given(HEALTHY[:25], evaluations)
-    assert [(one.step, one.kind, one.metric) for one in found] == [(20, "reward_hacking", "reward")] * said
-
-
 @pytest.mark.parametrize(
-    ("rewards", "more", "said"),
+    ("names", "means", "more", "said"),
     [
-        ((0.3, 0.9, 0.5), {}, 1),
-        ((0.3, 0.9, 0.88), {}, 0),  # within the interval of the best
-        ((0.3, 0.5, 0.9), {}, 0),
-        ((-2.0, -0.5, -1.0), {}, 1),
-        ((0.3, 0.9, 0.5), {"greedy_accuracy": 0.5}, 0),  # a verifier measures the run
+        (("greedy_accuracy", "greedy_interval"), (0.3, 0.9, 0.5), {}, "accuracy fell from 90% to 50%"),
+        (("greedy_accuracy", "greedy_interval"), (0.3, 0.9, 0.88), {}, ""),  # within the interval of the best
+        (("reward", "reward_interval"), (0.3, 0.5, 0.9), {}, ""),
+        (("reward", "reward_interval"), (-2.0, -0.5, -1.0), {}, "held-out reward fell from -0.50 to -1.00"),
+        (("reward", "reward_interval"), (0.3, 0.9, 0.5), {"greedy_accuracy": 0.5}, ""),  # a verifier measures the run
     ],
 )
-def test_the_runs_own_reward_up_in_training_and_down_held_out(
-    rewards: tuple[float, ...], more: dict[str, float], said: int
+def test_up_in_training_and_down_held_out(
+    names: tuple[str, str], means: tuple[float, ...], more: dict[str, float], said: str
 ) -> None:
     evaluations = [
-        {"step": step, "reward": mean, "reward_interval": [mean - 0.05, mean + 0.05], **more}
-        for step, mean in zip((0, 10, 20), rewards, strict=True)
+        {"step": step, names[0]: mean, names[1]: [mean - 0.05, mean + 0.05], **more}
+        for step, mean in zip((0, 10, 20), means, strict=True)
     ]
     found = given(HEALTHY[:25], evaluations)
-    assert [(one.step, one.kind, one.metric) for one in found] == [(20, "reward_hacking", "reward")] * said
-    for one in found:
-        assert f"held-out reward fell from {rewards[1]:.2f} to {rewards[2]:.2f}" in one.sentence
+    assert [(one.step, one.kind, one.metric) for one in found] == [(20, "reward_hacking", "reward")] * bool(said)
+    assert all(said in one.sentence for one in found)
 
 
 # Explosions
@@ -153,13 +141,6 @@ def test_a_spike_of_the_kl_and_a_high_usual_value_are_no_explosion() -> None:
 def test_measured_rates_that_are_too_high(kls: tuple[float, ...], step: int | None) -> None:
     rows = [{"step": n, "kl": kl, "grad_norm": 1.0} for n, kl in enumerate(kls, 1)]
     assert next((n for n in range(1, len(rows) + 1) if explosion(rows[:n])), None) == step
-
-
-def test_a_rate_that_is_too_high_from_the_start_is_said() -> None:
-    """The demo at 0.02: its KL in the first five steps."""
-    kls = (0.0, 0.24, 2.63, 6.95, 5.94)
-    found = given([{**row, "kl": kl} for row, kl in zip(HEALTHY, kls, strict=False)], [])
-    assert [(one.step, one.kind, one.metric) for one in found] == [(5, "learning_rate", "kl")]
 
 
 # Steps without a finite update

@@ -1,4 +1,4 @@
-"""What a run says before its model is loaded, and a model that cannot fit is refused there."""
+"""What a run says before its first step, and models that are not as they should be: refused there, or learned right."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grouprl import Trainer, UserError
+from grouprl import UserError
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.rewards.functions import WeightedReward
+from grouprl.models.save import save_model
+from grouprl.record.layout import RunDirectory
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.needs import needs_of
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
-from letter_rewards import letters
-from small_runs import ROWS, small_config
+from small_runs import ROWS, assert_same_weights, metrics, rollouts, small_config, small_run, tree
+from tiny import tiny_model_folder
+
+pytestmark = pytest.mark.usefixtures("no_page")
 
 
 def test_the_memory_and_the_tokens_of_evaluations(tmp_path: Path) -> None:
@@ -47,7 +50,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tiny: Path, tmp_
     (model / "config.json").write_text(json.dumps(given | larger))
     config = small_config(tmp_path)
     with pytest.raises(UserError, match=r"set model\.weights=bfloat16 .*learner\.moments=bfloat16, model\.lora={}"):
-        Trainer(model, ROWS, [WeightedReward("letters", letters)], config=config).train()
+        small_run(model, config)
     assert not (tmp_path / "run").exists()
 
 
@@ -64,18 +67,16 @@ def test_a_sampler_that_computes_another_model_is_refused(
         right(self, other, *arguments, **options)
 
     monkeypatch.setattr(NativeEngine, "__init__", wrong)
-    trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=small_config(tmp_path))
     with pytest.raises(UserError, match=r"got a difference of [\d.e-]+ of the largest: the sampler does not support"):
-        trainer.train()
+        small_run(tiny, small_config(tmp_path))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("times", [1.0, 10.0])
-def test_a_model_that_is_sure_is_sampled(times: float) -> None:
-    """The bundled model is: its first tokens have log-probs of 0.004, with logits ten times as large of exactly 0."""
+def test_a_model_that_is_sure_is_sampled() -> None:
+    """The bundled model is: with logits ten times as large, the log-probs of its first tokens are exactly 0."""
     model, tokenizer = load_model("abacus", device=torch.device("cpu")), load_tokenizer("abacus")
     with torch.no_grad():
-        model.get_decoder().norm.weight.mul_(times)
+        model.get_decoder().norm.weight.mul_(10.0)
     for tokens in (1, 2):
         check_sampler(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, most_tokens=tokens)
 
@@ -95,3 +96,63 @@ def test_a_line_says_what_is_held_out(tmp_path: Path, rows: int, problems: int, 
         task_from_list([{"prompt": f"Say {n}."} for n in range(rows)]), "test" if problems else None
     )
     assert said in list(needs_of(config, task, 1))
+
+
+# Models that are not as they should be
+
+
+def train(model: Path, runs: Path, *, name: str = "run", steps: int = 2, resume: bool = False) -> Path:
+    config = small_config(runs, name, steps=steps, learner={"learning_rate": 1e-3})
+    return small_run(model, config, resume=resume).directory
+
+
+def test_a_padding_that_is_the_end_token_changes_no_gradient(tiny: Path, tmp_path: Path) -> None:
+    same = tmp_path / "same"
+    tokenizer = load_tokenizer(str(tiny))
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    tokenizer.pad_token = tokenizer.eos_token
+    save_model(AutoModelForCausalLM.from_pretrained(tiny), tokenizer, same)
+    assert load_tokenizer(str(same)).pad_token_id == tokenizer.eos_token_id
+    runs = [train(model, tmp_path, name=name) for model, name in ((tiny, "other"), (same, "end"))]
+    assert_same_weights(*(RunDirectory(run).checkpoint(2).path for run in runs))
+    ids = "SELECT token_ids FROM completions ORDER BY step, rowid"
+    assert rollouts(runs[0], ids) == rollouts(runs[1], ids)
+
+
+def test_rows_of_the_model_without_a_token_are_learned_like_others(tiny: Path, tmp_path: Path) -> None:
+    """Qwen2.5 has 151,936 rows for 151,665 tokens."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), load_tokenizer(str(tiny))
+    model.resize_token_embeddings(len(tokenizer) + 40, mean_resizing=False)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[len(tokenizer) :] = model.get_output_embeddings().weight[20:60]
+    save_model(model, tokenizer, tmp_path / "larger")
+    run = train(tmp_path / "larger", tmp_path)
+    sampled = [token for (ids,) in rollouts(run, "SELECT token_ids FROM completions") for token in ids_of(ids)]
+    assert max(sampled) >= len(tokenizer)
+    assert max(row["sampler_learner_gap"] for row in metrics(run)) < 1e-4
+
+
+def ids_of(blob: bytes) -> list[int]:
+    return memoryview(blob).cast("i").tolist()
+
+
+def test_another_architecture_under_a_resumed_name_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_folder(tmp_path), folder)
+    run = train(folder, tmp_path / "runs")
+    before = tree(run)
+    shutil.rmtree(folder)
+    shutil.copytree(tiny_model_folder(tmp_path, kind="llama"), folder)
+    with pytest.raises(UserError, match=r"resume: expected the model that the run started.* restore the model"):
+        train(folder, tmp_path / "runs", steps=4, resume=True)
+    assert tree(run) == before
+
+
+def test_a_context_that_is_too_short_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 12}))
+    with pytest.raises(UserError, match=r"expected a prompt of 1 to 4 tokens .* lower rollout\.max_tokens"):
+        train(folder, tmp_path / "runs")
+    assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))

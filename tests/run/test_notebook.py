@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from grouprl import Run, Trainer, UserError, WeightedReward
-from grouprl.config.run import RunConfig
-from letter_rewards import letters
-from small_runs import ROWS, small_config
+from grouprl import Run, Trainer, UserError
+from small_runs import LETTERS, ROWS, small_config, small_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -49,12 +47,13 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     return shown
 
 
-def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Run:
-    return Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume)
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return small_run(tiny, small_config(tmp_path_factory.mktemp("notebook"), steps=4))
 
 
 def test_a_run_is_one_output_that_is_updated(tiny: Path, tmp_path: Path, screen: Screen, capsys: Any) -> None:
-    train(tiny, small_config(tmp_path, steps=6))
+    small_run(tiny, small_config(tmp_path, steps=6))
     (output,) = screen.outputs
     text = html.unescape(re.sub("<[^>]*>", "", output))
     assert re.findall(r"^ +(\d)/6 ", text, re.MULTILINE) == list("123456")
@@ -66,28 +65,25 @@ def test_a_run_is_one_output_that_is_updated(tiny: Path, tmp_path: Path, screen:
 
 def test_a_cell_that_is_run_twice_takes_the_next_name_or_resumes(tiny: Path, tmp_path: Path, screen: Screen) -> None:
     config = small_config(tmp_path, steps=2)
-    trainer = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config)
-    runs = [train(tiny, config), train(tiny, config), trainer.train()]
+    trainer = Trainer(tiny, ROWS, [LETTERS], config=config)
+    runs = [small_run(tiny, config), small_run(tiny, config), trainer.train()]
     assert [run.directory.name for run in runs] == ["run", "run-2", "run-3"]
     assert f"{tmp_path}/run holds a run, so this run is {tmp_path}/run-2." in html.unescape(screen.outputs[1])
     assert [run.summary["seed"] for run in runs] == [0, 0, 0]
-    longer = train(tiny, small_config(tmp_path, steps=3), resume=True)
+    longer = small_run(tiny, small_config(tmp_path, steps=3), resume=True)
     assert (longer.directory.name, len(longer.metrics())) == ("run", 3)
 
 
-def test_a_script_does_not_take_another_name(tiny: Path, tmp_path: Path) -> None:
-    train(tiny, small_config(tmp_path, steps=1))
+def test_a_script_does_not_take_another_name(trained: Run, tiny: Path) -> None:
     with pytest.raises(
         UserError, match=r"already holds a run .* \(in Python train\(resume=True\)\), or choose another"
     ):
-        train(tiny, small_config(tmp_path, steps=1))
+        small_run(tiny, small_config(trained.directory.parent, steps=1))
 
 
-def test_a_run_shows_its_verdict_two_curves_and_its_report(tiny: Path, tmp_path: Path) -> None:
-    run = train(tiny, small_config(tmp_path, steps=4))
-    shown = run._repr_html_()
-    rewards = [json.loads(line)["reward"] for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
-    assert f'href="{run.directory}/report.html"' in shown
+def test_a_run_shows_its_verdict_two_curves_and_its_report(trained: Run) -> None:
+    shown, rewards = trained._repr_html_(), trained.metrics().column("reward")
+    assert f'href="{trained.directory}/report.html"' in shown
     assert "Mean reward" in shown
     curves = re.findall(r'points="([^"]*)"', shown)
     assert len(curves) == 2
@@ -98,14 +94,14 @@ def test_a_run_shows_its_verdict_two_curves_and_its_report(tiny: Path, tmp_path:
     assert [point.split(",")[0] for point in curves[0].split()] == ["0.0", "100.0", "200.0", "300.0"]
 
 
-def test_metrics_are_a_table(tiny: Path, tmp_path: Path) -> None:
-    table = train(tiny, small_config(tmp_path, steps=3)).metrics()
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+def test_metrics_are_a_table(trained: Run) -> None:
+    table = trained.metrics()
+    rows = [json.loads(line) for line in (trained.directory / "metrics.jsonl").read_text().splitlines()]
     assert list(table) == rows
     assert table.column("reward") == [row["reward"] for row in rows]
     assert table[1:][0]["step"] == 2
     with pytest.raises(KeyError):
         table.column("rewrad")
-    assert table._repr_html_().count("<tr>") == 1 + 3
+    assert table._repr_html_().count("<tr>") == 1 + 4
     pandas = pytest.importorskip("pandas")
     assert pandas.DataFrame(table)["reward"].tolist() == table.column("reward")

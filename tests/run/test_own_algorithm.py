@@ -16,7 +16,7 @@ from typing import Literal
 from grouprl import Algorithm
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.losses import Clip
-from grouprl.algorithms.statistics import group_statistics
+from grouprl.algorithms.advantages import group_statistics
 
 
 @dataclass(frozen=True)

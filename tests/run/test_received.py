@@ -28,7 +28,7 @@ from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.tasks.files import read_rows
 from grouprl.types import UserError
-from small_runs import ROWS, grouprl, small_settings, write_rows
+from small_runs import ROWS, grouprl, received, small_settings, write_rows
 from tiny import tiny_model_folder
 
 REWARD = "import near\ndef f(completions, **columns):\n    return [near.ONE] * len(completions)\n"
@@ -53,13 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
 @pytest.fixture
 def got(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run in a folder of another user, and beside it a file that must not change."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = tmp_path / "got"
-    shutil.copytree(made, folder)
-    config = folder / "run" / "config.yaml"
-    config.write_text(config.read_text().replace(str(made), str(folder)))
     (tmp_path / "victim").write_text("precious\n")
-    return folder
+    return received(made, tmp_path / "got", monkeypatch)
 
 
 def verbs(got: Path) -> list[list[str]]:
@@ -87,29 +82,16 @@ def replace(path: Path, kind: str, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "device"])
-def test_nothing_that_is_no_file_of_the_run_is_opened(got: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("writing", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["reads", "writes"])
+def test_nothing_that_is_no_file_of_the_run_is_opened(got: Path, tmp_path: Path, kind: str, writing: bool) -> None:
     for name in NAMES:
         kept, path = tmp_path / "kept", got / "run" / name
         shutil.copytree(got / "run", kept)
         replace(path, kind, tmp_path / "victim")
-        for verb in verbs(got)[: 2 if name != "run.lock" else 4]:
+        for verb in verbs(got)[2:] if writing or name == "run.lock" else verbs(got)[:2]:
             ended = grouprl(*verb)
             assert ended.code == 2, (name, verb, ended.text)
             assert "Traceback" not in ended.text
-        assert (tmp_path / "victim").read_text() == "precious\n", name
-        shutil.rmtree(got / "run")
-        kept.rename(got / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
-def test_no_verb_opens_what_is_no_file_of_the_run(got: Path, tmp_path: Path, kind: str) -> None:
-    for name in NAMES:
-        kept, path = tmp_path / "kept", got / "run" / name
-        shutil.copytree(got / "run", kept)
-        replace(path, kind, tmp_path / "victim")
-        for verb in verbs(got)[2:]:
-            assert grouprl(*verb).code == 2, (name, verb)
         assert (tmp_path / "victim").read_text() == "precious\n", name
         shutil.rmtree(got / "run")
         kept.rename(got / "run")
@@ -269,9 +251,8 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_database_that_computes_is_refused(got: Path, program: str) -> None:
     changed(got / "run", program)
-    for verb in (verbs(got)[0], verbs(got)[1], verbs(got)[3]):
-        ended = grouprl(*verb)
-        assert (ended.code, "expected the tables and views of a run" in ended.text) == (2, True), ended.text
+    ended = grouprl(*verbs(got)[3 if program == PROGRAMS[0] else 1])
+    assert (ended.code, "expected the tables and views of a run" in ended.text) == (2, True), ended.text
 
 
 def test_an_index_of_columns_is_no_program(got: Path) -> None:
@@ -352,8 +333,9 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("hub", [False, True], ids=["folder", "hub"])
-@pytest.mark.parametrize(("name", "changes", "said"), MODELS)
+@pytest.mark.parametrize(
+    ("name", "changes", "said", "hub"), [*((*model, False) for model in MODELS), (*MODELS[0], True)]
+)
 def test_a_model_that_asks_for_more_than_any_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], said: str, hub: bool
 ) -> None:

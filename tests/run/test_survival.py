@@ -141,7 +141,7 @@ def test_a_run_that_loses_power_ends_as_if_it_had_not(
     whole, _ = straight("grpo")
     runs, made = logged
     draw, resumed = random.Random(f"{SEED} power"), 0
-    count = max(3, KILLS // 10)
+    count = max(2, KILLS // 10)
     for at in [int(len(made) * (part + draw.random()) / count) for part in range(count)]:
         disk = Disk(runs.resolve())
         for change in made[:at]:

@@ -45,14 +45,6 @@ def test_a_step_is_one_line_under_its_headings() -> None:
     assert [match.end() for match in re.finditer(r"\S+", line)][1:] == ends  # right under one another
 
 
-@pytest.mark.parametrize("missing", [{"kl": math.nan}, {"kl": None}], ids=["nan", "absent"])
-def test_what_a_step_does_not_have_is_a_dash(missing: dict[str, float]) -> None:
-    shown, written = terminal()
-    metrics = {name: value for name, value in (METRICS | missing).items() if value is not None}
-    shown.step(1, 2, metrics)
-    assert written.getvalue().split()[5] == "-"
-
-
 def test_a_table_compares_two_evaluations() -> None:
     shown, written = terminal()
     before = {"greedy_accuracy": 0.25, "greedy_interval": (0.1, 0.4), "mean_length": 12.34, "problems": 500}
@@ -69,8 +61,8 @@ def test_a_table_compares_two_evaluations() -> None:
 
 def test_without_a_verifier_a_step_has_no_share_of_correct_ones_and_a_table_what_there_is() -> None:
     shown, written = terminal()
-    shown.step(1, 2, {name: value for name, value in METRICS.items() if name != "accuracy"})
-    assert written.getvalue().split()[:4] == ["1/2", "0.75", "-", "31.3"]
+    shown.step(1, 2, {name: value for name, value in METRICS.items() if name != "accuracy"} | {"kl": math.nan})
+    assert written.getvalue().split()[:6] == ["1/2", "0.75", "-", "31.3", "75%", "-"]
     shown.comparison({"unverified_share": 0.5, "problems": 1}, {"mean_length": 12.34, "problems": 1})
     text = written.getvalue()
     assert re.search(r"^1 held-out problem *$", text, re.MULTILINE)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +16,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forked import command, forked
-from grouprl import Run, Trainer, UserError
+from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
-from grouprl.record.layout import lock_directory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
 from grouprl.tasks import task_from_list
-from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.tasks.held_out import trained_on_the_rest
 from letter_rewards import InProcess
 from small_runs import (
+    LETTERS,
     ROWS,
     assert_same_run,
     assert_same_weights,
@@ -38,15 +34,14 @@ from small_runs import (
     metrics,
     rollouts,
     small_config,
+    small_run,
     small_settings,
-    tree,
     write_rows,
 )
 from variants import variant
 
 pytestmark = pytest.mark.usefixtures("no_page")  # `straight` has one
 
-LETTERS = WeightedReward("letters", InProcess(lambda calls: None))  # a resume takes no function of another kind
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {
     "algorithm": variant(passes=2, kl_coef=0.0, scale="none", entropy_target=9.0),
@@ -54,15 +49,11 @@ STATEFUL: dict[str, Any] = {
 }
 
 
-def run(model: Path, config: RunConfig, *, rewards: Any = (LETTERS,), resume: bool = False) -> Run:
-    return Trainer(model, ROWS, list(rewards), config=config).train(resume=resume)
-
-
 @pytest.fixture(scope="module")
 def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps without a break, saved after each second one."""
     config = small_config(tmp_path_factory.mktemp("straight"), checkpoint={"every": 2, "keep": 9})
-    return run(tiny, config).directory
+    return small_run(tiny, config).directory
 
 
 def test_a_run_records_one_set_of_problems_through_training(straight: Path, tiny: Path, tmp_path: Path) -> None:
@@ -72,7 +63,7 @@ def test_a_run_records_one_set_of_problems_through_training(straight: Path, tiny
     problems = [[one["problem_id"] for one in rows] for rows in found.values()]
     assert len(problems[0]) == 3
     assert problems == [problems[0]] * 4
-    shorter = run(tiny, small_config(tmp_path, steps=5)).directory
+    shorter = small_run(tiny, small_config(tmp_path, steps=5)).directory
     other = json.loads((shorter / "examples.json").read_text())
     assert other["after"] == other["step 5"] == found["step 5"] != found["before"]
 
@@ -90,7 +81,6 @@ def test_a_run_leaves_what_its_summary_says(straight: Path) -> None:
     assert [tokens for *_, tokens in lengths] == [row["completion_tokens"] for row in metrics(straight)]
     assert summary["completion_tokens"] == sum(tokens for *_, tokens in lengths)
     assert summary["train_seconds"] < summary["total_seconds"]
-    assert summary["peak_rss_mib"] > 50
     assert (straight / "report.html").stat().st_size > 10_000
 
 
@@ -104,14 +94,6 @@ def test_the_recorded_rewards_and_advantages_are_those_of_the_recorded_texts(str
         mean = sum(rewards) / 4
         deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 4)
         assert [row[4] for row in group] == pytest.approx([(r - mean) / deviation for r in rewards], abs=1e-3)
-
-
-def test_each_update_moves_the_weights_that_the_next_step_samples_from(straight: Path) -> None:
-    versions = rollouts(straight, "SELECT DISTINCT step, weights_version FROM completions ORDER BY 1")
-    assert versions == [(step, step - 1) for step in range(1, 7)]
-    assert all(row["grad_norm"] > 0 for row in metrics(straight))
-    assert metrics(straight)[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the policy is still its reference
-    assert metrics(straight)[-1]["kl"] > 1e-4
 
 
 def test_recorded_log_probs_are_those_of_the_checkpoint_that_sampled(straight: Path) -> None:
@@ -134,15 +116,10 @@ def test_recorded_log_probs_are_those_of_the_checkpoint_that_sampled(straight: P
             )
 
 
-def test_three_and_three_steps_are_six(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    run(tiny, small_config(tmp_path, steps=3))
-    assert_same_run(straight, run(tiny, small_config(tmp_path), resume=True).directory)
-
-
 def test_one_and_two_steps_with_a_stateful_optimizer_are_three(tiny: Path, tmp_path: Path) -> None:
-    whole = run(tiny, small_config(tmp_path, "whole", **{**STATEFUL, "steps": 3})).directory
-    run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 1}))
-    parts = run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 3}), resume=True).directory
+    whole = small_run(tiny, small_config(tmp_path, "whole", **{**STATEFUL, "steps": 3})).directory
+    small_run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 1}))
+    parts = small_run(tiny, small_config(tmp_path, "parts", **{**STATEFUL, "steps": 3}), resume=True).directory
     assert_same_run(whole, parts, step=3)
 
 
@@ -176,7 +153,7 @@ def test_epochs_end_after_the_last_problem(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    other = run(tiny, small_config(tmp_path, seed=1)).directory
+    other = small_run(tiny, small_config(tmp_path, seed=1)).directory
     assert rollouts(other) != rollouts(straight)
     with pytest.raises(AssertionError):
         assert_same_weights(other / "checkpoints/step-000006", straight / "checkpoints/step-000006")
@@ -187,14 +164,14 @@ def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
 ) -> None:
     interrupted = InProcess(lambda calls: calls == 6 and signal.raise_signal(signal.SIGINT))
     config = small_config(tmp_path)
-    stopped = run(tiny, config, rewards=[WeightedReward("letters", interrupted)])
+    stopped = Trainer(tiny, ROWS, [WeightedReward("letters", interrupted)], config=config).train()
     assert not stopped.finished
     assert interrupted.calls == 6  # two of the evaluation before, one of the examples after step 1
     assert stopped.summary["steps"] == 3
     assert "after" not in stopped.summary
     assert checkpoint_names(stopped.directory) == ["step-000003"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finished = run(tiny, config, resume=True)
+    finished = small_run(tiny, config, resume=True)
     assert finished.finished
     assert_same_run(straight, finished.directory)
 
@@ -211,40 +188,6 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
     resumed = Trainer(tiny, judged, [LETTERS], config=config).train(resume=True)
     straight = Trainer(tiny, judged, [LETTERS], config=small_config(tmp_path, "straight")).train()
     assert_same_run(straight.directory, resumed.directory)
-
-
-def at_step_5(model: Path, config: RunConfig) -> None:
-    dying = InProcess(lambda calls: calls == 8 and os.kill(os.getpid(), signal.SIGKILL))
-    run(model, config, rewards=[WeightedReward("letters", dying)])
-
-
-def while_step_4_is_saved(model: Path, config: RunConfig) -> None:
-    rename = Path.rename
-
-    def killed(path: Path, target: Path) -> Path:
-        if target.name == "step-000004":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rename(path, target)
-
-    Path.rename = killed  # type: ignore[assignment,method-assign]
-    run(model, config)
-
-
-@pytest.mark.parametrize(
-    ("death", "survivors"),
-    [(at_step_5, ["step-000002", "step-000004"]), (while_step_4_is_saved, ["step-000002", "step-000004.tmp"])],
-)
-def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(
-    straight: Path, tiny: Path, tmp_path: Path, death: Callable[[Path, RunConfig], None], survivors: list[str]
-) -> None:
-    config = small_config(tmp_path, checkpoint={"every": 2, "keep": 9})
-    with forked(lambda: death(tiny, config)) as child:
-        assert child.wait() == -signal.SIGKILL
-    assert checkpoint_names(tmp_path / "run") == survivors
-    assert len(metrics(tmp_path / "run")) == 4  # step 5 was not recorded; what the resumed run repeats is dropped
-    resumed = run(tiny, config, resume=True)
-    assert_same_run(straight, resumed.directory)
-    assert checkpoint_names(resumed.directory) == ["step-000002", "step-000004", "step-000006"]
 
 
 def cpu_seconds(process: int) -> float:
@@ -287,29 +230,14 @@ def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-def test_every_epoch_visits_each_problem_once_in_an_order_of_its_own() -> None:
-    task = task_from_list(ROWS[:9])
-    ids = [problem.id for problem in task.problems("train")]
-    assert len(ids) == 7
-    train = task.problems("train")
-    order, rates = UniformOrder(3, seed=5), PassRates()
-    visits = [visit for step in range(1, 8) for visit in order.visits(train, step=step, rates=rates)]
-    epochs = [[problem.id for problem, _ in visits[at : at + 7]] for at in (0, 7, 14)]
-    assert all(Counter(epoch) == Counter(ids) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert len({(problem.id, stream) for problem, stream in visits}) == 21  # no random number is used twice
-    assert visits[3:6] == order.visits(train, step=2, rates=rates)
-    assert UniformOrder(3, seed=6).visits(train, step=1, rates=rates) != visits[:3]
-
-
 def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:
     config = small_config(
-        tmp_path, evaluation={"every": 2, "problems": 2, "samples": 1}, checkpoint={"every": 1, "keep": 3}
+        tmp_path, steps=4, evaluation={"every": 2, "problems": 2, "samples": 0}, checkpoint={"every": 1, "keep": 3}
     )
-    directory = run(tiny, config).directory
+    directory = small_run(tiny, config).directory
     rows = [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [0, 2, 4, 6]
-    assert checkpoint_names(directory) == ["step-000004", "step-000005", "step-000006"]
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert checkpoint_names(directory) == ["step-000002", "step-000003", "step-000004"]
 
 
 def test_a_resumed_run_may_be_judged_in_another_way(tiny: Path, tmp_path: Path) -> None:
@@ -331,7 +259,7 @@ def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) ->
     config = small_config(
         tmp_path, steps=25, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 8}, checkpoint={"every": 0}
     )
-    run(tiny, config, rewards=[even_tokens])
+    Trainer(tiny, ROWS, [even_tokens], config=config).train()
     means = [row["reward"] for row in metrics(tmp_path / "run")]
     assert 0.4 < sum(means[:3]) / 3 < 0.6  # half of the tokens are even
     assert sum(means[-3:]) / 3 > 0.85
@@ -339,14 +267,14 @@ def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) ->
     assert max(gaps) < 1e-4
 
 
-def test_a_directory_in_use_is_left_alone_by_start_and_resume(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    busy = tmp_path / "run"
-    shutil.copytree(straight, busy)
-    handle = lock_directory(busy)
-    before = tree(tmp_path)
-    for resume in (False, True):
-        with pytest.raises(UserError, match=rf"in use by process {os.getpid()}; wait for it, stop it, or choose"):
-            run(tiny, small_config(tmp_path, steps=9), resume=resume)
-    assert tree(tmp_path) == before
-    os.close(handle)
-    assert run(tiny, small_config(tmp_path, steps=7), resume=True).finished
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo"])
+def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, algorithm: str) -> None:
+    before, changes = torch.get_num_threads(), {"learner": {"learning_rate": 0.01, "micro_batch_tokens": 150}}
+    changes |= {"steps": 2, "rollout": {"problems_per_step": 6, "group_size": 8, "max_tokens": 12}}
+    try:
+        for count in (1, 3):
+            small_run(tiny, small_config(tmp_path, str(count), model={"threads": count}, **changes), algorithm)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert_same_run(tmp_path / "1", tmp_path / "3", step=2)

@@ -1,8 +1,10 @@
-"""`Trainer` with models and tokenizers in memory, its own evaluation problems, and a look at what it trained."""
+"""`Trainer` with models in memory, evaluation problems of its own, a callback, and a look at what it trained."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from grouprl import Trainer, UserError
+from grouprl import StepRecord, Trainer, UserError
 from grouprl.models.load import fingerprint
 from grouprl.tasks import task_from_list
 from letter_rewards import letters
-from small_runs import ROWS, rollouts, small_config
+from small_runs import LETTERS, ROWS, assert_same_run, rollouts, small_config, small_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -126,3 +128,37 @@ def test_a_stream_without_an_end_is_read_as_far_as_the_run_needs(tiny: Path, tmp
     Trainer(tiny, {"train": stream, "test": other}, [letters], config=small_config(tmp_path, "split", steps=1)).train()
     with pytest.raises(UserError, match="epochs: expected null with a stream"):
         Trainer(tiny, stream, [letters], config=config.model_copy(update={"epochs": 1.0})).train()
+
+
+# A plain function of each step's frozen record
+
+
+def test_a_callback_gets_each_step_after_it_is_recorded(tiny: Path, tmp_path: Path) -> None:
+    got: list[StepRecord] = []
+
+    def follow(record: StepRecord) -> None:
+        row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+        assert row == {"step": record.step, **record.metrics}, "recorded before the call"
+        with pytest.raises(FrozenInstanceError):
+            record.step = 7  # type: ignore[misc]
+        got.append(record)
+
+    Trainer(tiny, ROWS, [LETTERS], config=small_config(tmp_path, steps=3), callback=follow).train()
+    assert [record.step for record in got] == [1, 2, 3]
+    texts = [one.text for record in got for group in record.groups for one in group.completions]
+    assert texts == [text for (text,) in rollouts(tmp_path / "run", "SELECT text FROM completions ORDER BY rowid")]
+
+
+def test_an_exception_in_a_callback_stops_the_run_which_can_be_resumed(tiny: Path, tmp_path: Path) -> None:
+    def fail(record: StepRecord) -> None:
+        if record.step == 3:
+            raise ZeroDivisionError("mine")
+
+    saving = {"steps": 4, "checkpoint": {"every": 2}}
+    config = small_config(tmp_path, **saving)
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        Trainer(tiny, ROWS, [LETTERS], config=config, callback=fail).train()
+    assert raised.traceback[-1].name == "fail"
+    resumed = small_run(tiny, config, resume=True)
+    straight = small_run(tiny, small_config(tmp_path, "straight", **saving))
+    assert_same_run(resumed.directory, straight.directory, step=4)

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grouprl.config.supervised import SftConfig
+from grouprl.learner.packs import Pack, pack_forward
 from grouprl.models.load import load_model, load_tokenizer
+from grouprl.models.prompts import authored_completion
+from grouprl.models.templates import prepare_template
 from grouprl.supervised.sft import load_pairs, sft
-from grouprl.types import UserError
+from grouprl.supervised.training import SupervisedLoss
+from grouprl.types import Batch, Group, Problem, UserError
 from small_runs import grouprl, tree, write_rows
 
 NEW = {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 2, "context": 256, "vocabulary": 400}
@@ -215,3 +220,47 @@ def test_a_model_is_replaced_and_a_run_is_not(tiny: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"already holds a run \(config.yaml, .* or choose another name"):
         sft(config(tmp_path, name="a", **changes))
     assert tree(tmp_path) == before
+
+
+def test_a_completion_of_several_messages_is_imitated_turn_by_turn(tiny: Path, tmp_path: Path) -> None:
+    """The loss is on the assistant's turns alone: the model's own cross-entropy with the other labels masked."""
+    turns = ["It is 4.", "Yes, of course."]
+    messages = [{"role": "assistant", "content": turns[0]}, {"role": "user", "content": "Is it?"}]
+    prompt = [{"role": "user", "content": "What is 2 + 2?"}]
+    row = {"prompt": prompt, "completion": [*messages, {"role": "assistant", "content": turns[1]}]}
+    data = write_rows(tmp_path / "pairs.jsonl", [row])
+    model = {"path": str(tiny), "chat_template": "tools"}
+    sft(config(tmp_path, model=model, pairs={"path": str(data)}, learner={"learning_rate": 0.0}))
+    start, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), load_tokenizer(str(tiny))
+    prepare_template(tokenizer, str(tiny), "tools")
+    ids = tokenizer.apply_chat_template([*prompt, *row["completion"]], return_dict=False)
+    labels, place = [-100] * len(ids), 0
+    for turn in turns:
+        own = [*tokenizer(turn, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        place = next(at for at in range(place, len(ids)) if ids[at : at + len(own)] == own)
+        labels[place : place + len(own)] = own
+    with torch.no_grad():
+        expected = start(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
+    assert losses(tmp_path / "runs" / "sft") == [pytest.approx(float(expected), abs=1e-5)]
+
+
+def test_what_all_prompts_begin_with_is_read_once(tiny: Path, tmp_path: Path) -> None:
+    """Loss and gradient are those of pairs that are read whole."""
+    model, tokenizer = load_model(str(tiny), device=torch.device("cpu")), load_tokenizer(str(tiny))
+    groups = []
+    for number in range(5):
+        ids = tuple(tokenizer("The same words stand before each of the questions. What is " + str(number))["input_ids"])
+        completion = authored_completion(0, f"It is {number}.", tokenizer)
+        groups.append(Group(Problem(str(number), ""), ids, (completion,)))
+
+    def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:
+        return {"loss": -pack_forward(model, pack, batch.sampling).logprobs_C.sum() / batch.mask_NT.sum()}
+
+    found = []
+    for network in (None, model):
+        loss = SupervisedLoss(metrics, config(tmp_path), network).metrics(groups, gradient=True)["loss"]
+        found.append((loss, [weight.grad.clone() for weight in model.parameters()]))
+        model.zero_grad()
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    for ours, theirs in zip(found[1][1], found[0][1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

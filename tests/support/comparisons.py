@@ -51,3 +51,14 @@ def comparison(folder: Path, variants: Sequence[str], seeds: Sequence[int], base
 
 def ones(count: int, of: int = 4) -> list[int]:
     return [1] * count + [0] * (of - count)
+
+
+def with_and_without_critic(folder: Path, seeds: Sequence[int] = (0,)) -> Path:
+    """GRPO, and PPO that ends ahead of it: one problem of four more."""
+    comparison(folder, ["grpo", "ppo"], seeds)
+    for name, critic, last in (("grpo", "none", 2), ("ppo", "copy", 3)):
+        for seed in seeds:
+            run = folder / f"{name}-seed{seed}"
+            record(run, [ones(1), ones(2), ones(last)], memory=500.0 + seed)
+            (run / "config.yaml").write_text(f"algorithm: {{name: {name}, critic: {critic}}}\n")
+    return folder

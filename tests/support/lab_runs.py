@@ -47,9 +47,7 @@ class Made:
             if reward is None
             else RewardOutcome(reward, {"exact": 1.0}, correct=right)
             if penalty is None
-            else RewardOutcome(
-                round(reward - penalty, 9), {"exact": 1.0, "soft_overlong": penalty}, correct=right, penalty=penalty
-            )
+            else RewardOutcome(round(reward - penalty, 9), {"exact": 1.0, "soft_overlong": penalty}, correct=right)
             for reward, right, penalty in zip(self.rewards, correct, penalties, strict=True)
         ]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import CriticPart
 from grouprl.learner import CriticLearner, Learner, make_batch
@@ -31,16 +31,25 @@ EXAMPLES = "3 + 4 = 7. Tom has 5 pens and buys 6 more, which makes 5 + 6 = 11 pe
 
 @dataclass
 class GradientKeeper:
-    """In the optimizer's place: keeps the gradient and leaves the weights."""
+    """In the optimizer's place: keeps every update's gradient and number, and leaves the weights."""
 
     model: PreTrainedModel
     learning_rate: float = 0.0
     updates: int = 0
+    turn: int = 0
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        return self.gradients[-1]
 
     def step(self) -> float:
         weights = self.model.named_parameters()
-        self.gradient = {name: weight.grad.clone() for name, weight in weights if weight.requires_grad}
+        self.gradients.append({name: weight.grad.clone() for name, weight in weights if weight.grad is not None})
+        self.turns.append(self.turn)
         self.model.zero_grad(set_to_none=True)
+        self.updates += 1
         return 0.0
 
 
@@ -100,6 +109,15 @@ def learner_of(
     if critic is not None:
         fields["critic"] = CriticLearner(critic, critic_optimizer, algorithm.critic or CriticPart())
     return Learner(**{**fields, **changes})
+
+
+def critic_of(model: PreTrainedModel, shared: bool) -> Critic:
+    """With a head that says something."""
+    critic = Critic(model, shared=shared)
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.sin(torch.arange(critic.head.weight.numel())).view_as(critic.head.weight))
+        critic.head.bias.fill_(0.25)
+    return critic
 
 
 def gap(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

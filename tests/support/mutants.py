@@ -2,7 +2,8 @@
 
     python tests/support/mutants.py < mutants.json
 
-Reads a list of [file, old line, new line, [test files]], writes a list of exit codes of pytest: 0 = nobody noticed.
+Reads a list of [file, part of a line, its replacement, tests], writes a list of exit codes of pytest: 0 = nobody
+noticed.
 """
 
 from __future__ import annotations
@@ -30,18 +31,15 @@ HEAVY = (
 
 
 def mutated(copy: Path, file: str, old: str, new: str) -> None:
-    """Replaces the one line of the copy that is `old`, indentation apart."""
+    """Replaces the one place of `old` in the copy's file."""
     path = copy / "grouprl" / file
-    lines = path.read_text(encoding="utf-8").split("\n")
-    places = [at for at, line in enumerate(lines) if line.strip() == old]
-    if len(places) != 1:
-        raise SystemExit(f"{file}: expected one line {old!r}, found {len(places)}")
-    line = lines[places[0]]
-    lines[places[0]] = line[: len(line) - len(line.lstrip())] + new
-    path.write_text("\n".join(lines), encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    if text.count(old) != 1:
+        raise SystemExit(f"{file}: expected {old!r} once, found it {text.count(old)} times")
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def started(copy: Path, tests: list[str]) -> int:
+def started(copy: Path, tests: str) -> int:
     """Forks a process that runs the tests on the copy; gives its id."""
     child = os.fork()
     if child:
@@ -53,7 +51,7 @@ def started(copy: Path, tests: list[str]) -> int:
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
     marks = ["-m", "not slow", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={copy / 'tmp'}"]
-    code = pytest.main([*marks, *tests])
+    code = pytest.main([*marks, tests])
     import grouprl  # the copy: another one would notice nothing
 
     os._exit(int(code) if grouprl.__file__.startswith(str(copy)) else 99)

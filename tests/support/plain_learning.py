@@ -28,6 +28,19 @@ def own_policy(logits_TV: Tensor, token_ids: Sequence[int], sampling: Sampling) 
     return scaled.log_softmax(-1)[torch.arange(len(token_ids)), list(token_ids)]
 
 
+@torch.no_grad()
+def padded_logprobs(model: PreTrainedModel, folder: Path, batch: Batch) -> Tensor:
+    """[N, T] log-probs of the model's weights on the library's own forward, one completion at a time."""
+    own = own_model(folder)
+    own.load_state_dict(model.state_dict())
+    grid = torch.zeros(batch.mask_NT.shape)
+    for row, length in enumerate(batch.mask_NT.sum(1).tolist()):
+        ids = batch.token_ids_NT[row, :length].tolist()
+        logits = own_logits(own, batch.prompts[batch.group_of_N[row]], ids)
+        grid[row, :length] = own_policy(logits, ids, batch.sampling)
+    return grid
+
+
 def plain_loss(
     own: PreTrainedModel, reference: PreTrainedModel, batch: Batch, kl_coef: float, token_mean: bool
 ) -> Tensor:

@@ -77,11 +77,7 @@ def torchrun(ranks: int, arguments: Sequence[str], *, options: Sequence[str] = (
 
 
 def torchrun_all(ranks: int, commands: Sequence[Sequence[str]]) -> Ended:
-    """Several commands of `grouprl` in the same processes, because each start takes seconds.
-
-    `refused FOLDER` before one says that the ranks refuse it: they work in FOLDER/0, FOLDER/1, ..., print the reason,
-    and begin the next command. Its arguments may contain {rank}.
-    """
+    """Several commands of `grouprl` in the same processes, because each start takes seconds."""
     return ended(start(ranks, [str(Path(__file__)), json.dumps(commands)]))
 
 
@@ -105,7 +101,7 @@ def save_again(run: Path, target: Path, *changes: str) -> None:
 
 
 def refused(folder: str, command: Sequence[str]) -> None:
-    """A command that every rank refuses; rank R works in FOLDER/R."""
+    """A command that every rank refuses: it works in FOLDER/RANK, and prints the reason; {rank} may stand in it."""
     import torch.distributed as dist
 
     from grouprl import UserError
@@ -129,7 +125,5 @@ if __name__ == "__main__":
     for command in json.loads(sys.argv[1]):
         if command[0] == "save_again":
             save_again(Path(command[1]), Path(command[2]), *command[3:])
-        elif command[0] == "refused":
-            refused(command[1], command[2:])
         else:
             app(command, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Steps to record, small and large. Imported by processes that are killed while they write: keep it light."""
+"""Steps to record. Imported by processes that are killed while they write: keep it light."""
 
 import math
 
@@ -37,20 +37,3 @@ TRACES = ((SEEN, TokenTrace(reference=(-1.0, -2.0, -4.0))), (TokenTrace(), Token
 def record_steps(record: RunRecord, steps: range) -> None:
     for step in steps:
         record.step(StepRecord(step, {"reward": step / 4}, (PLAIN, CHAT), OUTCOMES, ADVANTAGES, TRACES))
-
-
-def large_step(record: RunRecord, step: int) -> None:
-    """64 completions of 2,000 tokens, 8 of each problem; different in each step."""
-    groups = [
-        Group(
-            Problem(f"p{step}/{number}", "?" * 500, {}),
-            (1,) * 100,
-            tuple(
-                Completion(index, (step,) * 2000, (-0.5,) * 2000, (-0.5,) * 2000, "x" * 5000, StopReason.END, step)
-                for index in range(8)
-            ),
-        )
-        for number in range(8)
-    ]
-    outcomes = [[RewardOutcome(1.0, {"a": 1.0})] * 8] * 8
-    record.step(StepRecord(step, {"reward": 1.0}, groups, outcomes, [[[0.0] * 2000] * 8] * 8))

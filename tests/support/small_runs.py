@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grouprl import Run, Trainer, WeightedReward
 from grouprl.cli import main
 from grouprl.config.run import RunConfig
+from letter_rewards import InProcess
 
 ROWS = [{"prompt": f"Say {number}.", "number": number} for number in range(30)]
 
@@ -44,6 +47,16 @@ def small_settings(runs: Path, **changes: Any) -> list[str]:
     if "model" in changes:  # a model by name keeps the one thread
         sections["model.threads"] = 1
     return [f"{key}={json.dumps(value)}" for key, value in {**sections, "runs_dir": str(runs), **changes}.items()]
+
+
+LETTERS = WeightedReward("letters", InProcess(lambda _: None))
+
+
+def small_run(
+    model: Path, config: RunConfig, algorithm: Any = None, *, resume: bool = False, step: int | None = None
+) -> Run:
+    """A run of `ROWS` and `LETTERS`."""
+    return Trainer(model, ROWS, [LETTERS], algorithm, config).train(resume=resume, step=step)
 
 
 def gsm8k_row(number: int, **change: Any) -> dict[str, Any]:
@@ -102,6 +115,25 @@ def rollouts(run: Path, query: str = "SELECT * FROM completions ORDER BY 1, 2, 3
 
 def checkpoint_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def as_killed(run: Path, copy: Path, *, after: int) -> Path:
+    """A copy of a run as a kill leaves it after the checkpoint of a step."""
+    shutil.copytree(run, copy)
+    (copy / "summary.json").unlink()
+    for name in checkpoint_names(copy):
+        if int(name[5:]) > after:
+            shutil.rmtree(copy / "checkpoints" / name)
+    return copy
+
+
+def received(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run in another place, with its new paths, and a user who ran nothing yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", f"{folder} state")
+    shutil.copytree(run, folder)
+    config = folder / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(str(run), str(folder)))
+    return folder
 
 
 def assert_same_weights(left: Path, right: Path) -> None:

@@ -13,7 +13,7 @@ TRUNK = """
     types files leaves algorithms models record ranks config tasks rewards rollout
     learner evaluation step run supervised
 """
-LEAVES = "kernels engines checks tools lab cli"
+LEAVES = "environments kernels engines checks tools lab cli"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-import operator
 import pickle
 import re
 from fractions import Fraction
@@ -17,30 +15,10 @@ from verifying import verdict
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 TASK = Countdown(train_problems=300, eval_problems=60)
 PROBLEM = Problem("x", ({"role": "user", "content": "?"},), {"numbers": [3, 5, 7, 7], "target": 49, "solution": "?"})
-OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-
-
-def reachable(numbers: list[int], target: int) -> bool:
-    """Whether some tree of operations over all numbers reaches the target: every pair, every operation, exactly."""
-    pools = [[Fraction(number) for number in numbers]]
-    while pools:
-        pool = pools.pop()
-        if len(pool) == 1 and pool[0] == target:
-            return True
-        for (i, a), (j, b) in itertools.permutations(enumerate(pool), 2):
-            rest = [value for k, value in enumerate(pool) if k not in (i, j)]
-            pools += [[*rest, f(a, b)] for symbol, f in OPERATORS.items() if symbol != "/" or b]
-    return False
 
 
 def box(answer: str) -> str:
     return rf"Let me see. \boxed{{{answer}}}"
-
-
-def test_every_problem_can_be_solved_and_its_gold_completion_solves_it() -> None:
-    for problem in [*TASK.problems("train")[:30], *TASK.problems("test")[:30]]:
-        assert reachable(problem.columns["numbers"], problem.columns["target"])
-        assert verdict(TASK, problem, TASK.gold(problem) or "") == 1.0
 
 
 @pytest.mark.parametrize("difficulty", [2, 3, 4, 5, 6])
@@ -51,6 +29,7 @@ def test_difficulty_is_how_many_numbers_and_gold_is_right_by_python_s_arithmetic
         assert sorted(map(int, re.findall("[0-9]+", solution))) == sorted(numbers)
         exact = re.sub("([0-9]+)", r"Fraction(\1)", solution)
         assert eval(exact, {"Fraction": Fraction}) == target
+        assert verdict(TASK, problem, TASK.gold(problem) or "") == 1.0
         assert 10 <= target <= 99
         assert target not in numbers
         assert all(1 <= number <= 99 for number in numbers)
@@ -128,19 +107,6 @@ def test_splits_share_no_numbers_and_target_whatever_the_order_and_the_seed() ->
         assert sum(map(len, keys.values())) == len(set.union(*keys.values()))
     held_out = [(tuple(sorted(p.columns["numbers"])), p.columns["target"]) for p in TASK.problems("test")]
     assert len(set(held_out)) == len(held_out) == 60
-
-
-def test_a_problem_depends_on_seed_split_and_number_alone() -> None:
-    other = Countdown(train_problems=40, eval_problems=10)
-    assert other.problems("train")[39] == TASK.problems("train")[39]
-    assert list(other.problems("test")) == list(TASK.problems("test")[:10])
-    assert Countdown(seed=1).problems("train")[39].prompt != TASK.problems("train")[39].prompt
-    assert [p.id for p in TASK.problems("validation")[:2]] == ["countdown/validation/0", "countdown/validation/1"]
-
-
-def test_too_many_held_out_problems_are_reported() -> None:
-    with pytest.raises(UserError, match=r"expected at most [0-9]+ different problems of 2 numbers for test"):
-        Countdown(difficulty=2, eval_problems=20_000).problems("test")
 
 
 def test_the_task_by_name_and_its_reward_can_be_sent_to_a_worker() -> None:

@@ -84,8 +84,9 @@ def test_a_file_shows_other_problems(tmp_path: Path) -> None:
     assert str(task.problems("test")[0].prompt).startswith("7 + 9 = The sum is 16.\n\n")
 
 
-def test_an_evaluated_problem_is_never_shown(tmp_path: Path) -> None:
-    evaluated = str(SUMS.problems("test")[0].prompt)
+@pytest.mark.parametrize("spaces", ["{}", " {} ", "{}\n"])
+def test_an_evaluated_problem_is_never_shown(tmp_path: Path, spaces: str) -> None:
+    evaluated = spaces.format(str(SUMS.problems("test")[0].prompt).replace(" ", "  " if spaces != "{}" else " "))
     task = with_examples(SUMS, file(tmp_path, {"prompt": evaluated, "completion": "1"}))
     with pytest.raises(UserError, match=r"expected examples that are not evaluated.*shown.jsonl"):
         list(task.problems("test"))
@@ -95,14 +96,6 @@ def test_the_parts_of_a_mixture_have_examples_of_their_own() -> None:
     task = load_task("mixture", examples=2, arguments={"countdown": 1, "word_problems": {"examples": 0}})
     counts = {problem.id.partition("/")[0]: len(problem.prompt) for problem in task.problems("test")}
     assert counts == {"countdown": 2 + 4, "word_problems": 1}
-
-
-@pytest.mark.parametrize("shown", [" {} ", "{}\n"])
-def test_spaces_make_no_other_problem(tmp_path: Path, shown: str) -> None:
-    evaluated = str(SUMS.problems("test")[0].prompt).replace(" ", "  ")
-    task = with_examples(SUMS, file(tmp_path, {"prompt": shown.format(evaluated), "completion": "1"}))
-    with pytest.raises(UserError, match="expected examples that are not evaluated"):
-        list(task.problems("test"))
 
 
 @pytest.mark.parametrize("task", [SUMS, [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(20)]])

@@ -18,8 +18,8 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.files import LONGEST_ROW, read_rows
 from grouprl.types import UserError
 
-ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1)} for n in range(4)]
-LINES = "\n".join(map(json.dumps, ROWS))
+ROWS = [{"prompt": f"{n}\u2028+ 1 = ?", "answer": str(n + 1)} for n in range(4)]  # no end of a line
+LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,17 @@ def test_the_content_of_a_file_decides_its_form(tmp_path: Path, name: str, text:
     assert [row for _, row in read_rows(str(tmp_path / name))] == ROWS
 
 
-def test_a_broken_line_of_json_lines_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(LINES + "\n{broken")
-    with pytest.raises(UserError, match=r"a\.json:5: expected one JSON object"):
-        read_rows(str(tmp_path / "a.json"))
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", LINES + "\n{broken", r"a\.json:5: expected one JSON object"),
+        ("a.parquet", "no table", r"expected a Parquet file at .*a\.parquet"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_rows(str(tmp_path / name))
 
 
 def test_a_long_or_odd_field_of_a_csv_is_read(tmp_path: Path) -> None:
@@ -105,10 +112,9 @@ def write_all(folder: Path, files: Sequence[str]) -> None:
         (["pens_train.jsonl", "pens_test.jsonl", "constrained.jsonl"], 3),
     ],
 )
-@pytest.mark.parametrize("name", ["jsonl", "gsm8k"])
-def test_a_folder_is_read_as_the_hub_has_it(tmp_path: Path, name: str, files: list[str], train: int) -> None:
+def test_a_folder_is_read_as_the_hub_has_it(tmp_path: Path, files: list[str], train: int) -> None:
     write_all(tmp_path, files)
-    task = load_task(name, path=str(tmp_path))
+    task = load_task("jsonl", path=str(tmp_path))
     splits: tuple[Split, ...] = ("train", "validation")
     assert (sum(len(task.problems(split)) for split in splits), len(task.problems("test"))) == (train, 3)
     first = task.problems("test")[0]

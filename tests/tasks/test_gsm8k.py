@@ -16,37 +16,20 @@ from grouprl.tasks import Gsm8k
 from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task
 from grouprl.types import UserError
+from small_runs import gsm8k_row, write_rows
 from verifying import verdict
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-def row(number: int, **change: Any) -> dict[str, Any]:
-    solution = f"He has {number} + 1 = <<{number}+1={number + 1}>>{number + 1} pens.\n#### {number + 1}"
-    return {"question": f"Ben has {number} pens and buys 1 more. How many?", "answer": solution, **change}
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    return path
 
 
 def questions(task: Gsm8k, split: Split) -> list[str]:
     return [problem.columns["question"] for problem in task.problems(split)]
 
 
-def test_one_file_is_cut_into_three_splits_that_hold_every_question_once(tmp_path: Path) -> None:
-    rows = [row(n) for n in range(100)]
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", rows)))
-    parts = {split: questions(task, split) for split in SPLITS}
-    assert {split: len(part) for split, part in parts.items()} == {"train": 80, "validation": 10, "test": 10}
-    assert sorted(text for part in parts.values() for text in part) == sorted(r["question"] for r in rows)
-
-
 def test_the_cut_ignores_the_order_of_lines_and_each_split_keeps_it(tmp_path: Path) -> None:
-    rows = [row(n) for n in range(50)]
-    forward = Gsm8k(str(write(tmp_path / "a.jsonl", rows)))
-    backward = Gsm8k(str(write(tmp_path / "b.jsonl", rows[::-1])))
+    rows = [gsm8k_row(n) for n in range(50)]
+    forward = Gsm8k(str(write_rows(tmp_path / "a.jsonl", rows)))
+    backward = Gsm8k(str(write_rows(tmp_path / "b.jsonl", rows[::-1])))
     for split in SPLITS:
         assert questions(forward, split) == questions(backward, split)[::-1]
     order = [r["question"] for r in rows]
@@ -54,53 +37,45 @@ def test_the_cut_ignores_the_order_of_lines_and_each_split_keeps_it(tmp_path: Pa
 
 
 def test_fewer_than_three_questions_share_what_is_held_out(tmp_path: Path) -> None:
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n) for n in range(3)])))
+    task = Gsm8k(str(write_rows(tmp_path / "a.jsonl", [gsm8k_row(n) for n in range(3)])))
     assert [len(task.problems(split)) for split in SPLITS] == [1, 1, 1]
-    two = Gsm8k(str(write(tmp_path / "b.jsonl", [row(0), row(1), row(1)])))
+    two = Gsm8k(str(write_rows(tmp_path / "b.jsonl", [gsm8k_row(0), gsm8k_row(1), gsm8k_row(1)])))
     assert two.problems("validation") == two.problems("test") != two.problems("train")
-    one = Gsm8k(str(write(tmp_path / "c.jsonl", [row(0)])))
+    one = Gsm8k(str(write_rows(tmp_path / "c.jsonl", [gsm8k_row(0)])))
     assert one.problems("validation") == one.problems("test") == one.problems("train")
 
 
 def test_a_folder_keeps_its_test_file_and_gives_a_twentieth_of_train_to_validation(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [row(n) for n in range(100)])
-    write(tmp_path / "test.jsonl", [row(n) for n in range(119, 94, -1)])  # five leak into train
+    write_rows(tmp_path / "train.jsonl", [gsm8k_row(n) for n in range(100)])
+    write_rows(tmp_path / "test.jsonl", [gsm8k_row(n) for n in range(119, 94, -1)])  # five leak into train
     task = load_task("gsm8k", path=str(tmp_path))
-    assert [p.columns["question"] for p in task.problems("test")] == [row(n)["question"] for n in range(119, 94, -1)]
+    assert [p.columns["question"] for p in task.problems("test")] == [
+        gsm8k_row(n)["question"] for n in range(119, 94, -1)
+    ]
     assert (len(task.problems("validation")), len(task.problems("train"))) == (5, 90)
     everything = [p.columns["question"] for split in SPLITS for p in task.problems(split)]
     assert len(set(everything)) == len(everything) == 120
 
 
 def test_the_first_of_two_equal_questions_counts(tmp_path: Path) -> None:
-    rows = [row(n) for n in range(20)] + [row(3, answer="wrong\n#### 99")]
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", rows)))
+    rows = [gsm8k_row(n) for n in range(20)] + [gsm8k_row(3, answer="wrong\n#### 99")]
+    task = Gsm8k(str(write_rows(tmp_path / "a.jsonl", rows)))
     answers = [p.columns["answer"] for split in SPLITS for p in task.problems(split)]
     assert len(answers) == 20
     assert not any("99" in answer for answer in answers)
 
 
 def test_the_form_of_a_problem(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [row(n) for n in range(10)])
+    path = write_rows(tmp_path / "a.jsonl", [gsm8k_row(n) for n in range(10)])
     problem = Gsm8k(str(path)).problems("train")[0]
     assert problem.id == "gsm8k/train/0"
     assert [message["role"] for message in problem.prompt if isinstance(message, Mapping)] == ["system", "user"]
     assert problem.prompt_text.startswith("Reason step by step, and put your final answer within \\boxed{}.\nBen has")
     bare = load_task("gsm8k", path=str(path), system_prompt="").problems("train")[0]
     assert bare.prompt == ({"role": "user", "content": problem.columns["question"]},)
-    own = load_task("gsm8k", path=str(path), system_prompt="Count.").problems("train")[0]
-    assert own.prompt_text.startswith("Count.\nBen has")
-
-
-def test_completions_are_judged_by_value_and_described(tmp_path: Path) -> None:
-    task = Gsm8k(str(write(tmp_path / "a.jsonl", [row(n, answer="#### 1,000") for n in range(5)])))
-    problem = task.problems("test")[0]
-    assert verdict(task, problem, r"999 + 1 = 1000, so \boxed{\$1000.00}") == 1.0
-    assert verdict(task, problem, r"\boxed{1000} or rather \boxed{1001}") == 0.0
-    assert verdict(task, problem, "1000") == 0.0
-    assert task.traits(r"999 + 1 = 1000, so \boxed{1000}") == {"worked": True}
-    assert task.traits(r"\boxed{1000}") == {"worked": False}
-    assert task.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
+    own = load_task("gsm8k", path=str(path), system_prompt="Count.")
+    assert own.problems("train")[0].prompt_text.startswith("Count.\nBen has")
+    assert own.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
 
 
 def test_a_gold_completion_is_the_solution_without_its_marks() -> None:
@@ -109,18 +84,12 @@ def test_a_gold_completion_is_the_solution_without_its_marks() -> None:
     assert verdict(Gsm8k(), problem, Gsm8k().gold(problem)) == 1.0
 
 
-GOOD = json.dumps(row(1))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "at least one row .* empty file"),
         ("\n\n", "at least one row"),
-        (f"{GOOD}\n{{'question'}}\n", r"a\.jsonl:2: expected one JSON object"),
-        (f"{GOOD}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
+        (f"{json.dumps(gsm8k_row(1))}\n\n[1, 2]\n", r"a\.jsonl:3: expected a JSON object, got \[1, 2\]"),
         ('{"problem": "1 + 1", "solution": "#### 2"}', r":1: expected a column 'question', got problem, solution"),
-        ('{"question": "1 + 1"}', r":1: expected a column 'answer', got question"),
         ('{"question": "1 + 1", "answer": "2"}', r":1: expected a solution that ends in '#### 7', got '2'"),
         ('{"question": "1 + 1", "answer": 2}', r":1: expected text in column 'answer', got 2"),
         ('{"question": " ", "answer": "#### 2"}', r":1: expected text in column 'question', got ' '"),
@@ -144,22 +113,6 @@ def test_a_file_that_is_not_there_or_not_text_or_of_another_kind(tmp_path: Path)
             Gsm8k(str(tmp_path / name)).problems("train")
 
 
-def test_a_folder_without_test_questions_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [row(1)])
-    with pytest.raises(UserError, match=r"expected a data file at .*test\.jsonl"):
-        Gsm8k(str(tmp_path)).problems("train")
-
-
-def test_a_byte_order_mark_and_odd_line_separators_are_read(tmp_path: Path) -> None:
-    rows = [row(n, question=f"Ben\u2028has {n}?") for n in range(3)]
-    text = "\ufeff" + "\r\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
-    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
-    task = Gsm8k(str(tmp_path / "a.jsonl"))
-    assert sorted(text for split in SPLITS for text in questions(task, split)) == [
-        f"Ben\u2028has {n}?" for n in range(3)
-    ]
-
-
 @pytest.mark.parametrize(("path", "package"), [(None, "datasets"), ("a.parquet", "pyarrow")])
 def test_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None, package: str
@@ -178,29 +131,20 @@ def stand_in_for_the_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 
-def test_without_a_path_the_hub_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load(repository: str, configuration: str, *, split: str) -> list[dict[str, Any]]:
-        asked.append((repository, configuration, split))
-        return [row(n) for n in (range(100) if split == "train" else range(100, 110))]
-
-    stand_in_for_the_hub(monkeypatch, load)
-    task = Gsm8k()
-    assert [len(task.problems(split)) for split in SPLITS] == [95, 5, 10]
-    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
-
-
-def test_the_hub_is_read_from_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("path", "place"), [(None, ("openai/gsm8k", "main")), ("hub:me/mine", ("me/mine", None))])
+def test_the_hub_is_read_from_an_address(
+    monkeypatch: pytest.MonkeyPatch, path: str | None, place: tuple[str, str | None]
+) -> None:
     asked = []
 
     def load(repository: str, configuration: str | None, *, split: str) -> list[dict[str, Any]]:
-        asked.append((repository, configuration))
-        return [row(n) for n in (range(40) if split == "train" else range(40, 50))]
+        asked.append((repository, configuration, split))
+        return [gsm8k_row(n) for n in (range(100) if split == "train" else range(100, 110))]
 
     stand_in_for_the_hub(monkeypatch, load)
-    assert len(load_task("gsm8k", path="hub:me/mine").problems("test")) == 10
-    assert set(asked) == {("me/mine", None)}
+    task = load_task("gsm8k", path=path)
+    assert [len(task.problems(split)) for split in SPLITS] == [95, 5, 10]
+    assert asked == [(*place, "train"), (*place, "test")]
 
 
 @pytest.mark.parametrize("error", [ConnectionError("offline"), ValueError("Couldn't find cache"), FileNotFoundError()])
@@ -211,18 +155,6 @@ def test_without_a_network_a_local_copy_is_proposed(monkeypatch: pytest.MonkeyPa
     stand_in_for_the_hub(monkeypatch, load)
     with pytest.raises(UserError, match=r"openai/gsm8k .*got " + type(error).__name__ + r".*task\.path=FILE\.jsonl"):
         Gsm8k().problems("train")
-
-
-def test_parquet_reads_like_json_lines(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [row(n) for n in range(30)]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    lines, table = Gsm8k(str(write(tmp_path / "a.jsonl", rows))), Gsm8k(str(tmp_path / "a.parquet"))
-    assert [list(table.problems(split)) for split in SPLITS] == [list(lines.problems(split)) for split in SPLITS]
-    (tmp_path / "b.parquet").write_bytes(b"not a table")
-    with pytest.raises(UserError, match=r"expected a Parquet file at .*b\.parquet"):
-        Gsm8k(str(tmp_path / "b.parquet")).problems("train")
 
 
 def test_a_hub_that_cannot_be_found_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,7 @@ TWO_FILES: dict[str, Callable[[Path], Task]] = {
     "splits": lambda folder: task_from_list({"train": ROWS, "test": EVAL}),
     "dev": lambda folder: task_from_list({"train": ROWS, "dev": EVAL}),
     "test_path": lambda folder: load_task(
-        "jsonl",
-        path=lines(folder / "a.jsonl", ROWS),
-        arguments={"test_path": lines(folder / "b.jsonl", EVAL)},
+        "jsonl", path=lines(folder / "a.jsonl", ROWS), arguments={"test_path": lines(folder / "b.jsonl", EVAL)}
     ),
     "folder": lambda folder: load_task("jsonl", path=folder_of(folder)),
     "gsm8k": lambda folder: load_task("gsm8k", path=folder_of(folder)),

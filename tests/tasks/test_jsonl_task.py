@@ -50,16 +50,6 @@ def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, kind: str) -
     assert verdict(task, problems[0], r"\boxed{77}") == 0.0
 
 
-def test_a_test_file_is_used_whole_and_another_column_may_hold_the_prompt(tmp_path: Path) -> None:
-    renamed = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
-    as_lines(tmp_path / "a.jsonl", renamed[:20])
-    as_list(tmp_path / "b.json", renamed[20:])
-    arguments = {"prompt_column": "question", "test_path": str(tmp_path / "b.json")}
-    task = load_task("jsonl", path=str(tmp_path / "a.jsonl"), arguments=arguments)
-    assert [len(task.problems(split)) for split in SPLITS] == [18, 2, 10]
-    assert [p.prompt for p in task.problems("test")] == [row["prompt"] for row in ROWS[20:]]
-
-
 def test_messages_pass_through_and_a_column_may_hold_the_solution(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"Spell {n}."}], "words": n, "good": f"It is {n}."} for n in "abcd"]
     as_lines(tmp_path / "a.jsonl", rows)

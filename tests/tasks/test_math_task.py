@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from grouprl.tasks.base import Split
 from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.named import load_task
 from grouprl.types import UserError
+from small_runs import write_rows
 from verifying import verdict
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -26,13 +26,8 @@ def row(number: int, **change: Any) -> dict[str, Any]:
     }
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    return str(path)
-
-
 def test_a_file_is_cut_by_the_problem_and_its_columns_are_kept(tmp_path: Path) -> None:
-    task = load_task("math", path=write(tmp_path / "a.jsonl", [row(n) for n in range(100)]))
+    task = load_task("math", path=str(write_rows(tmp_path / "a.jsonl", [row(n) for n in range(100)])))
     assert [len(task.problems(split)) for split in SPLITS] == [80, 10, 10]
     problem = task.problems("train")[0]
     assert problem.id == "math/train/0"
@@ -42,17 +37,10 @@ def test_a_file_is_cut_by_the_problem_and_its_columns_are_kept(tmp_path: Path) -
     assert problem.prompt[-1] == {"role": "user", "content": f"What is half of ${number}$?"}
 
 
-def test_a_folder_keeps_its_test_file(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [row(n) for n in range(40)])
-    write(tmp_path / "test.jsonl", [row(n) for n in range(35, 50)])
-    task = MathProblems(str(tmp_path))
-    assert [len(task.problems(split)) for split in SPLITS] == [33, 2, 15]
-
-
 def test_gold_is_the_solution_or_the_boxed_answer(tmp_path: Path) -> None:
     rows = [row(2), row(4, answer="2"), {"problem": "What is 1 + 2?", "answer": 3}]
-    write(tmp_path / "test.jsonl", rows)
-    write(tmp_path / "train.jsonl", [row(n) for n in range(10, 14)])
+    write_rows(tmp_path / "test.jsonl", rows)
+    write_rows(tmp_path / "train.jsonl", [row(n) for n in range(10, 14)])
     task = MathProblems(str(tmp_path), verifier="correct_answer")
     golds = [task.gold(problem) for problem in task.problems("test")]
     assert golds == [rows[0]["solution"], r"\boxed{2}", r"\boxed{3}"]
@@ -90,16 +78,9 @@ def test_answers_are_compared_by_their_meaning() -> None:
 )
 def test_bad_rows_are_reported_with_their_line(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        MathProblems(write(tmp_path / "a.jsonl", rows)).problems("train")
+        MathProblems(str(write_rows(tmp_path / "a.jsonl", rows))).problems("train")
 
 
 def test_nothing_is_loaded_from_the_hub_unless_asked_for() -> None:
     with pytest.raises(UserError, match=r"task\.path=FILE\.jsonl .* or task\.path=hub:OWNER/NAME"):
         MathProblems().problems("train")
-
-
-def test_a_verifier_may_be_another_reward_of_the_run_or_stand_in_a_file() -> None:
-    named = load_task("math", arguments={"verifier": "mine"})
-    assert (named.verifier, named.default_rewards) == ("mine", {"boxed_format": 0.5, "mine": 1.0})
-    in_file = load_task("math", arguments={"verifier": "my_rewards.py:mine"})
-    assert (in_file.verifier, in_file.default_rewards) == ("my_rewards.py:mine", {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.tasks.mixture import CORRECT, PART, Mixture, MixturePart
 from grouprl.tasks.named import load_task
 from grouprl.tasks.rows import task_from_list
-from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from grouprl.types import Problem, UserError
+from groups import group_of
 from verifying import verdict
 
 SMALL = {"train_problems": 60, "eval_problems": 20}
@@ -104,9 +104,8 @@ def test_each_problem_is_judged_by_its_part() -> None:
 def test_a_reward_that_one_part_has_does_not_apply_to_the_others() -> None:
     task = mixture(code={}, countdown=SMALL)
     assert task.default_rewards == {CORRECT: 1.0, "boxed_format": 0.5}
-    completion = Completion(0, (1,), (0.0,), (0.0,), "no answer", StopReason.END, 0)
     first = {problem.columns[PART]: problem for problem in task.problems("test")[:40]}
-    groups = [Group(first[part], (1,), (completion,)) for part in ("code", "countdown")]
+    groups = [group_of(first[part], "no answer") for part in ("code", "countdown")]
     rewards = resolve_rewards(dict(task.default_rewards), task.own_rewards)
     with open_scorer(rewards) as scorer:  # in worker processes, as a run does
         (code,), (countdown,) = scorer.finish([scorer.begin(group) for group in groups])
@@ -169,12 +168,3 @@ def test_a_function_of_a_part_gets_the_columns_that_it_names() -> None:
     task = Mixture({"words": MixturePart(listed), "countdown": MixturePart(load_task("countdown", **SMALL))})
     problem = next(one for one in task.problems("train") if one.columns.get("limit") == 5)
     assert [verdict(task, problem, text) for text in ("12345", "123456")] == [1.0, 0.0]
-
-
-def test_places_are_evenly_spread() -> None:
-    places = [
-        place
-        for place, one in enumerate(mixture(countdown=4, word_problems=1).problems("train")[:50])
-        if one.columns[PART] == "word_problems"
-    ]
-    assert {later - earlier for earlier, later in pairwise(places)} == {5}

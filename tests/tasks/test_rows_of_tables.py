@@ -41,10 +41,6 @@ FORMS: list[Callable[[list[dict[str, Any]]], Any]] = [in_polars, in_pandas, in_d
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_in_any_form_are_those_of_the_list(form: Callable[[list[dict[str, Any]]], Any]) -> None:
     assert problems(task_from_list(form(ROWS))) == problems(task_from_list(ROWS))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_splits_in_any_form_are_those_that_were_named(form: Callable[[list[dict[str, Any]]], Any]) -> None:
     found = problems(task_from_list({"train": form(ROWS[:20]), "valid": form(ROWS[20:30]), "test": form(ROWS[30:])}))
     assert [text for text, _ in found["validation"]] == [row["prompt"] for row in ROWS[20:30]]
     assert [text for text, _ in found["test"]] == [row["prompt"] for row in ROWS[30:]]

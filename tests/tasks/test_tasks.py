@@ -18,19 +18,16 @@ ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "level": n % 3} for n i
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("word_problem", "word_problems"), ("gsm8", "gsm8k"), ("GSM8K", "gsm8k")]
+    ("name", "remedy"),
+    [
+        ("word_problem", "did you mean 'word_problems'"),
+        ("GSM8K", "did you mean 'gsm8k'"),
+        ("trl-lib/DeepMath-103K", "for a data set .* write hub:trl-lib/DeepMath-103K"),
+    ],
 )
-def test_an_unknown_task_is_reported_with_the_nearest_name(name: str, nearest: str | None) -> None:
-    remedy = f"did you mean {nearest!r}" if nearest else "use one of these"
-    with pytest.raises(UserError, match=f"task.name: expected one of .*, word_problems, got {name!r}: {remedy}"):
+def test_an_unknown_task_is_reported_with_the_nearest_name(name: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=f"task.name: expected .*, got {name!r}: {remedy}"):
         load_task(name)
-
-
-def test_a_name_of_the_hub_is_answered_with_its_prefix() -> None:
-    with pytest.raises(
-        UserError, match=r"got 'trl-lib/DeepMath-103K': for a data set .* write hub:trl-lib/DeepMath-103K"
-    ):
-        load_task("trl-lib/DeepMath-103K")
 
 
 def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
@@ -46,16 +43,7 @@ def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
             assert verdict(task, example, "") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("gsm8k", {"difficulty": 2}),
-        ("gsm8k", {"eval_problems": 100}),
-        ("word_problems", {"path": "a.jsonl"}),
-        ("countdown", {"path": "a.jsonl"}),
-        ("math", {"train_problems": 10}),
-    ],
-)
+@pytest.mark.parametrize(("name", "option"), [("gsm8k", {"difficulty": 2}), ("countdown", {"path": "a.jsonl"})])
 def test_an_option_that_a_task_does_not_have_is_refused(name: str, option: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"task\.{next(iter(option))}: the task {name} has no such option"):
         load_task(name, **option)
@@ -94,34 +82,11 @@ def test_equal_prompts_stay_in_one_split() -> None:
     assert sum(len(task.problems(split)) for split in SPLITS) == 80
 
 
-def test_given_held_out_lists_are_used_whole() -> None:
-    task = task_from_list(ROWS[:20], validation=ROWS[20:25], test=ROWS[25:])
-    assert [[p.prompt for p in task.problems(split)] for split in SPLITS] == [
-        [row["prompt"] for row in rows] for rows in (ROWS[:20], ROWS[20:25], ROWS[25:])
-    ]
-    half_given = task_from_list((row for row in ROWS[:20]), test=ROWS[20:])
-    assert [len(half_given.problems(split)) for split in SPLITS] == [18, 2, 20]
-
-
-def test_one_problem_is_enough_when_the_held_out_ones_are_given() -> None:
-    assert len(task_from_list(ROWS[:1], validation=ROWS[1:2], test=ROWS[2:3]).problems("train")) == 1
-
-
-def test_chat_prompts_pass_through() -> None:
-    messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "1 + 1"}]
-    rows = [{"prompt": [*messages[:1], {"role": "user", "content": f"{n} + 1"}]} for n in range(3)]
-    problem = task_from_list([{"prompt": messages}], validation=rows[:1], test=rows[2:]).problems("train")[0]
-    assert problem.prompt == tuple(messages)
-    assert dict(problem.columns) == {}
-
-
 def test_with_answers_the_final_answer_is_compared_by_value() -> None:
     task = task_from_list(ROWS)
     problem = next(p for p in task.problems("train") if p.columns["answer"] == "7")
     assert verdict(task, problem, r"6 + 1 = 7, so \boxed{7.0}") == 1.0
     assert verdict(task, problem, task.gold(problem) or "") == 1.0
-    assert verdict(task, problem, r"7 \boxed{8}") == 0.0
-    assert verdict(task, problem, "7") == 0.0
     assert task.verifier == "correct_answer"
     assert task.default_rewards == {"boxed_format": 0.5, "correct_answer": 1.0}
     assert task.default_step_rewards == {"equation_steps": 1.0}

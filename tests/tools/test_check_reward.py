@@ -78,9 +78,6 @@ def texts_of(task: Sums, task_format: Any = "boxed") -> list[dict[str, str]]:
     return trial_completions(problems, [task.gold(problem) for problem in problems], task_format)
 
 
-# The completions
-
-
 def test_the_completions_of_a_boxed_solution() -> None:
     rows = texts_of(Sums())
     assert [list(row) for row in rows] == [[kind.name for kind in KINDS]] * 4
@@ -103,10 +100,7 @@ def test_the_completions_of_a_boxed_solution() -> None:
     assert third["copied prompt"] == "8 + 4?"
     assert third["word 200 times"].split() == ["the"] * 200
     assert third["empty"] == ""
-
-
-def test_an_equal_answer_is_no_wrong_one() -> None:
-    for row in texts_of(Sums())[:2]:
+    for row in rows[:2]:  # an equal answer is no wrong one
         for kind in ("shuffled gold", "wrong answer", "answer in thought"):
             assert row[kind].rpartition("boxed{")[2] in ("12}", "5}")
 
@@ -137,30 +131,18 @@ def test_what_cannot_be_made_is_skipped_and_said() -> None:
     assert by_name(code)["empty form"].example == "```python\n\n```"
     bare = texts_of(Sums(lambda problem: f"It is {problem.id}."))
     assert all(row["shuffled gold"] in {other["gold"] for other in bare} - {row["gold"]} for row in bare)
-    assert list(bare[0]) == [
-        "gold", "padded gold", "gold three times", "shuffled gold", "copied prompt", "word 200 times", "empty",
-    ]  # fmt: skip
+    without = {*marks, "last number", "empty form"}
+    assert list(bare[0]) == [kind.name for kind in KINDS if kind.name not in without]
 
 
 def test_a_task_without_gold_gets_no_verdict() -> None:
     checked = tried(tempting.long, task=Sums(lambda problem: None))
-    assert [scores.kind.name for scores in checked.kinds] == [
-        "last number", "empty form", "copied prompt", "word 200 times", "empty",
-    ]  # fmt: skip
+    shown = [scores.kind.name for scores in checked.kinds]
+    assert shown == ["last number", "empty form", "copied prompt", "word 200 times", "empty"]
     assert (checked.verdict.status, checked.passed) == ("no verdict", True)
     assert checked.verdict.text == "No verdict: the task has no gold completions."
     assert {checked.left_out[name] for name in ("gold", "padded gold", "gold three times")} == {"gold completions"}
     assert texts_of(Sums(lambda problem: None), "think")[0]["empty form"] == "<think></think>\n<answer></answer>"
-
-
-def test_problems_without_gold_still_take_part() -> None:
-    checked = tried(tempting.right, task=Sums(lambda problem: worked(problem) if problem.id == "sums/2" else None))
-    found = by_name(checked)
-    assert (found["gold"].completions, found["empty"].completions) == (1, 4)
-    assert checked.verdict.status == "ok"
-
-
-# Verdicts
 
 
 def test_a_right_reward_passes_with_means_that_can_be_counted_by_hand() -> None:
@@ -176,37 +158,36 @@ def test_a_right_reward_passes_with_means_that_can_be_counted_by_hand() -> None:
     assert found["shuffled gold"].correct == 0.0
 
 
+HARDLY = "the answer hardly counts"
+
+
+@pytest.mark.parametrize(
+    ("reward", "weight", "status", "best", "mean", "beaten_by", "warnings"),
+    [
+        (tempting.anywhere, 1.0, "tied", "many answers", 1.0, set(), {HARDLY: False}),
+        (tempting.boxed, 1.0, "tied", "shuffled gold", 1.0, set(), {HARDLY: True}),
+        # A penalty that gold alone pays.
+        (tempting.boxed, -1.0, "beaten", "copied prompt", 0.0, {"word 200 times", "empty"}, {}),
+    ],
+    ids=["anywhere", "form", "penalty"],
+)
+def test_a_reward_that_a_trick_earns(
+    reward: Any, weight: float, status: str, best: str, mean: float, beaten_by: set[str], warnings: dict[str, bool]
+) -> None:
+    checked = try_rewards(CONFIG, Sums(), [WeightedReward("it", reward, weight)])
+    assert (checked.verdict.status, checked.passed, checked.beaten) == (status, status == "tied", status == "beaten")
+    assert set(checked.verdict.beaten_by) == (beaten_by | {best} if beaten_by else set())
+    assert (checked.verdict.best_trick, by_name(checked)[best].total.mean) == (best, pytest.approx(mean))
+    assert {text: warned(checked, text) for text in warnings} == warnings
+
+
 def test_a_reward_that_likes_length_is_beaten_by_the_longest_trick() -> None:
     checked = tried(tempting.right, tempting.long)
     assert by_name(checked)["word 200 times"].total.mean == pytest.approx(7.99)  # 200 words, 199 spaces
-    assert (checked.verdict.status, checked.verdict.best_trick) == ("beaten", "word 200 times")
-    assert (checked.beaten, checked.passed) == (True, False)
-    assert checked.verdict.beaten_by == ("word 200 times", "gold three times")
+    assert "For example: 'the the the" in drawn(checked, 80)
     assert warned(checked, "padding pays")
+    assert (checked.passed, checked.verdict.beaten_by) == (False, ("word 200 times", "gold three times"))
     assert warned(checked, "gold scores low")
-
-
-def test_a_reward_that_looks_anywhere_ties_with_stuffing() -> None:
-    checked = tried(tempting.anywhere)
-    found = by_name(checked)
-    assert [found[name].total.mean for name in ("many answers", "answer in thought")] == [1.0, 1.0]
-    assert found["wrong answer"].total.mean == 0.0
-    assert (checked.verdict.status, checked.passed) == ("tied", True)
-    assert checked.verdict.best_trick == "many answers"
-    assert not warned(checked, "the answer hardly counts")
-
-
-def test_a_reward_for_form_alone_does_not_see_the_answer() -> None:
-    checked = tried(tempting.boxed)
-    assert checked.verdict.status == "tied"
-    assert warned(checked, "the answer hardly counts")
-
-
-def test_a_penalty_that_gold_alone_pays_is_beaten() -> None:
-    rewards = [WeightedReward("boxed", tempting.boxed, -1.0)]
-    checked = try_rewards(CONFIG, Sums(), rewards)
-    assert by_name(checked)["gold"].total.median == -1.0
-    assert set(checked.verdict.beaten_by) == {"copied prompt", "word 200 times", "empty"}
 
 
 def scores(name: str, trick: bool, mean: float, median: float, right: bool = False) -> KindScores:
@@ -224,43 +205,42 @@ def scores(name: str, trick: bool, mean: float, median: float, right: bool = Fal
         # Problems that pay 1, 1, 1 and 5: gold's mean is above its own median, and repeating it is no trick.
         (scores("trick", True, 2.0, 1.0, right=True), "ok"),
         (scores("trick", True, 2.1, 1.0, right=True), "beaten"),
+        (scores("padded gold", False, 9.0, 9.0), "ok"),  # padding is never a trick
     ],
 )
 def test_a_trick_must_be_strictly_above_the_median_of_gold(trick: KindScores, status: str) -> None:
     assert verdict_of([scores("gold", False, 2.0, 1.0), trick]).status == status
 
 
-def test_padding_is_never_a_trick() -> None:
-    assert verdict_of([scores("gold", False, 1.0, 1.0), scores("padded gold", False, 9.0, 9.0)]).status == "ok"
+@pytest.fixture(scope="module")
+def misbehaved() -> RewardCheck:
+    """A right reward, a random one, one that looks at the other completions, and one that raises on an empty text."""
+    task = Sums(lambda problem: worked(problem) if problem.id != "sums/3" else None)  # one problem without gold
+    return tried(tempting.right, tempting.noise, tempting.counts_the_call, tempting.first_word, task=task)
 
 
-# Rewards that misbehave
+def test_a_reward_that_differs_from_itself_is_named_with_an_example(misbehaved: RewardCheck) -> None:
+    right, noise, counts, _ = misbehaved.rewards
+    assert (right.repeats, noise.repeats) == ("yes", "no")
+    assert warned(misbehaved, "noise is not deterministic: 0.")
+    assert "for the same completion (gold, sums/0)" in noise.difference
+    # One that looks at the other completions is no random one.
+    assert counts.repeats == "depends on the other completions of its call"
+    assert counts.difference == f"{len(KINDS)} beside others and 1 alone (gold, sums/0)"
 
 
-def test_a_random_reward_is_named_with_an_example() -> None:
-    checked = tried(tempting.right, tempting.noise)
-    assert [facts.repeats for facts in checked.rewards] == ["yes", "no"]
-    assert warned(checked, "noise is not deterministic: 0.")
-    assert "for the same completion (gold, sums/0)" in checked.rewards[1].difference
-
-
-def test_a_reward_that_looks_at_the_other_completions_is_no_random_one() -> None:
-    checked = tried(tempting.counts_the_call)
-    assert checked.rewards[0].repeats == "depends on the other completions of its call"
-    assert checked.rewards[0].difference == f"{len(KINDS)} beside others and 1 alone (gold, sums/0)"
-
-
-def test_a_reward_that_raises_on_an_empty_text() -> None:
-    checked = tried(tempting.right, tempting.first_word)
-    empty = by_name(checked)["empty"]
+def test_a_reward_that_raises_on_an_empty_text(misbehaved: RewardCheck) -> None:
+    found = by_name(misbehaved)
+    empty = found["empty"]
     assert (empty.invalid, empty.completions, empty.total, empty.milliseconds) == (4, 4, None, None)
     assert empty.reason.startswith("first_word raised IndexError")
-    assert empty.components == {"right": 0.0, "first_word": None}
-    assert [scores.kind.name for scores in checked.kinds if scores.invalid] == ["empty"]
-    ((reason, times),) = checked.rewards[1].failures.items()
+    assert (empty.components["right"], empty.components["first_word"]) == (0.0, None)
+    assert [scores.kind.name for scores in misbehaved.kinds if scores.invalid] == ["empty"]
+    ((reason, times),) = misbehaved.rewards[3].failures.items()
     assert times == 4
     assert reason.startswith("raised IndexError: list index out of range")
-    assert checked.rewards[0].failures == {}
+    assert misbehaved.rewards[0].failures == {}
+    assert found["gold"].completions == 3
 
 
 def test_a_reward_that_hangs_on_a_copied_prompt() -> None:
@@ -320,9 +300,6 @@ def test_a_column_that_no_problem_has_is_refused() -> None:
         tried(tempting.one, problems=0)
 
 
-# What is shown
-
-
 def drawn(checked: RewardCheck, width: int) -> str:
     file = io.StringIO()
     show(Console(file=file, width=width), checked)
@@ -342,10 +319,6 @@ def test_the_screen_fits_80_columns_and_joins_its_tables_at_120() -> None:
     rows = [line.split() for line in narrow.splitlines()]
     assert ["gold", "1.00", "1.00", "1.00", "1.00", "0"] in [row[:6] for row in rows]
     assert narrow.index("tricks") < narrow.index("gold three times") < narrow.index("copied prompt")
-
-
-def test_a_trick_that_wins_is_shown_with_its_text() -> None:
-    assert "For example: 'the the the" in drawn(tried(tempting.long), 80)
 
 
 def test_markup_in_a_reason_is_text() -> None:

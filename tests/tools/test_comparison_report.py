@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,21 +20,20 @@ from grouprl.tools.compare.read import (
     read_comparison,
     run_folder,
     run_metrics,
+    seconds_by_part,
     time_parts,
 )
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
 from grouprl.types import StepRecord, UserError
+from held_page import Page
 
 
 def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: Path) -> None:
     folder = comparison(tmp_path / "sung", ["a", "b"], [0])
     for name in ("a", "b"):
         with RunRecord.create(folder / f"{name}-seed0", "seed: 0\n") as run:
-            run.step(
-                StepRecord(
-                    1, {"reward": 0.5, "completion_tokens": 9, "time/total": 1.0, "time/rollout": 0.5}, (), (), ()
-                )
-            )
+            row = {"reward": 0.5, "completion_tokens": 9, "time/total": 1.0, "time/rollout": 0.5}
+            run.step(StepRecord(1, row, (), (), ()))
             for step in (0, 1):
                 run.held_out(step, {"problem_ids": [], "greedy": [], "correct": [], "samples": 2})
                 run.evaluation(step, {"mean_length": 7.0, "problems": 3})
@@ -45,7 +44,7 @@ def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: P
     assert "greedy_accuracy" not in found["figures"]
     assert found["against_baseline"]["greedy_accuracy"] == {"over_problems": None, "over_seeds": None}
     assert found["held_out"] == []
-    page = Page(folder / "report.html").comparison["variants"][1]
+    page = Page(folder / "report.html").shown["variants"][1]
     assert (page["series"]["columns"], page["evaluations"]) == ({"reward": [0.5]}, [])
     assert page["seconds_by_part"] == {"rollout": 0.5, "other": 0.5}
 
@@ -98,19 +97,22 @@ def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
     assert found["sampled_accuracy"] == accuracies[-1]
 
 
+def paired(recorded: Any, metric: str) -> tuple[Any, Any]:
+    """The differences of the second variant, over problems and over seeds."""
+    found = against_baseline(recorded, recorded.variants[1], metric)
+    return found.over_problems, found.over_seeds
+
+
 def test_differences_are_paired_over_problems_and_over_seeds(two: Path) -> None:
     recorded = read_comparison(two)
-    found = against_baseline(recorded, recorded.variants[1], "greedy_accuracy")
+    problems, seeds = paired(recorded, "greedy_accuracy")
     # Per problem, mean over seeds: 0, 0, 1/2, 1. Mean 3/8, deviation sqrt(11/48), Student's quantile for 3: 3.1824.
-    assert found.over_problems is not None
-    assert found.over_problems.mean == pytest.approx(3 / 8)
-    assert found.over_problems.pairs == 4
+    assert (problems.mean, problems.pairs) == (pytest.approx(3 / 8), 4)
     margin = 3.18245 * math.sqrt(11 / 48) / 2
-    assert found.over_problems.interval == pytest.approx((3 / 8 - margin, 3 / 8 + margin), abs=1e-4)
+    assert problems.interval == pytest.approx((3 / 8 - margin, 3 / 8 + margin), abs=1e-4)
     # Per seed: 1/4 and 1/2.
-    assert found.over_seeds is not None
-    assert found.over_seeds.mean == pytest.approx(3 / 8)
-    assert found.over_seeds.interval == pytest.approx((3 / 8 - 1.58828, 3 / 8 + 1.58828), abs=1e-4)
+    assert seeds.mean == pytest.approx(3 / 8)
+    assert seeds.interval == pytest.approx((3 / 8 - 1.58828, 3 / 8 + 1.58828), abs=1e-4)
 
 
 def test_only_seeds_that_both_have_finished_are_paired(two: Path) -> None:
@@ -119,11 +121,8 @@ def test_only_seeds_that_both_have_finished_are_paired(two: Path) -> None:
     record(two / "a-seed2", [ones(4), ones(4), ones(4)], finished=False)
     recorded = read_comparison(two)
     assert list(recorded.variants[0].runs) == [0, 1]
-    found = against_baseline(recorded, recorded.variants[1], "greedy_accuracy")
-    assert found.over_seeds is not None
-    assert (found.over_seeds.pairs, found.over_seeds.mean) == (2, pytest.approx(3 / 8))
-    assert found.over_problems is not None
-    assert found.over_problems.mean == pytest.approx(3 / 8)
+    problems, seeds = paired(recorded, "greedy_accuracy")
+    assert (seeds.pairs, seeds.mean, problems.mean) == (2, pytest.approx(3 / 8), pytest.approx(3 / 8))
 
 
 def test_sampled_completions_are_paired_too(tmp_path: Path) -> None:
@@ -132,11 +131,9 @@ def test_sampled_completions_are_paired_too(tmp_path: Path) -> None:
     record(folder / "b-seed0", [ones(2)] * 3, counts=[8, 2, 0, 0])
     recorded = read_comparison(folder)
     assert recorded.baseline.name == "b"
-    found = against_baseline(recorded, recorded.variants[1], "pass_at_1")
-    assert found.over_problems is not None
-    assert found.over_problems.mean == pytest.approx((0 + 2 / 8 + 4 / 8 + 0) / 4)
-    assert found.over_seeds is not None
-    assert found.over_seeds.interval is None  # one seed has no spread
+    problems, seeds = paired(recorded, "pass_at_1")
+    assert problems.mean == pytest.approx((0 + 2 / 8 + 4 / 8 + 0) / 4)
+    assert seeds.interval is None  # one seed has no spread
 
 
 def test_curves_follow_steps_tokens_and_seconds(two: Path) -> None:
@@ -173,46 +170,13 @@ def test_the_verdict_says_what_the_intervals_allow(tmp_path: Path) -> None:
 
 
 def test_a_difference_within_chance_is_called_that(two: Path) -> None:
-    verdict = comparison_verdict(read_comparison(two))
-    assert verdict.endswith(
-        "37.5 points above a, which is within chance: 0 lies in its 95% interval over problems and its "
-        "interval over seeds."
-    )
-
-
-class Page(HTMLParser):
-    """What a page holds, and everything that it would load."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.loaded: list[str] = []
-        self.scripts: list[dict[str, str | None]] = []
-        self.data = ""
-        self.tags: list[str] = []
-        self._held = False
-        self.feed(path.read_text())
-        held = json.loads(self.data, parse_constant=pytest.fail)
-        self.answers = held["answers"]
-        self.comparison = held["answers"][held["home"].removeprefix("/").replace("comparison/", "comparisons/")]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
-        self._held = ("id", "held") in attrs
-        if tag == "script":
-            self.scripts.append(dict(attrs))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._held = False
-
-    def handle_data(self, data: str) -> None:
-        self.data += data if self._held else ""
+    said = "37.5 points above a, which is within chance: 0 lies in its 95% interval over problems and its interval over"
+    assert said in comparison_verdict(read_comparison(two))
 
 
 def test_the_page_stands_alone_and_holds_the_numbers(two: Path) -> None:
     page = Page(write_comparison(two))
-    assert all(source.startswith(("data:image/svg+xml,", "#")) for source in page.loaded)
-    assert [script.get("type") for script in page.scripts] == ["importmap", "module", "application/json"]
+    page.assert_stands_alone()
     assert not (two / "plots").exists()
     summary = json.loads((two / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["variants"]["G=2"]["figures"]["tokens_to_90"] == {
@@ -225,24 +189,21 @@ def test_the_page_stands_alone_and_holds_the_numbers(two: Path) -> None:
     assert summary["baseline"] == "a"
     for name, value in summary.items():
         if name != "variants":
-            assert page.comparison[name] == value
-    for one in page.comparison["variants"]:
+            assert page.shown[name] == value
+    for one in page.shown["variants"]:
         assert summary["variants"][one["name"]].items() <= one.items()
-    assert page.comparison["about"] == {"model": "abacus"}
-    assert page.comparison["machine"] == {"cores": "2"}
+    assert page.shown["about"] == {"model": "abacus"}
+    assert page.shown["machine"] == {"cores": "2"}
 
 
 def test_the_curves_are_means_over_seeds_between_the_lowest_and_the_highest(two: Path) -> None:
-    b = Page(write_comparison(two)).comparison["variants"][1]
+    b = Page(write_comparison(two)).shown["variants"][1]
     series = b["series"]
     assert (series["step"], series["tokens"]) == ([1, 2], [(50 + 90) / 2, (120 + 200) / 2])
     assert series["seconds"] == pytest.approx([1.0, (1.2 + 2.0) / 2])
     assert set(series["columns"]) == {"reward", "kl"}  # no step has the others
-    assert (series["columns"]["reward"], series["low"]["kl"], series["high"]["kl"]) == (
-        [0.5, 1.0],
-        [0.1, 0.2],
-        [0.1, 0.2],
-    )
+    assert series["columns"]["reward"] == [0.5, 1.0]
+    assert series["low"]["kl"] == series["high"]["kl"] == [0.1, 0.2]
     first, second, last = b["evaluations"]
     assert (first["step"], first["greedy_accuracy"], first["greedy_interval"]) == (0, 0.25, [0.25, 0.25])
     assert (second["greedy_accuracy"], second["greedy_interval"]) == (0.875, [0.75, 1.0])
@@ -252,10 +213,12 @@ def test_the_curves_are_means_over_seeds_between_the_lowest_and_the_highest(two:
 
 
 def test_a_comparison_without_a_finished_run_has_a_page(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected the folder of a comparison"):
+        read_comparison(tmp_path)
     page = Page(write_comparison(comparison(tmp_path, ["a", "<b>&"], [0])))
-    assert "Nothing to compare yet" in page.comparison["verdict"]
-    assert [one["name"] for one in page.comparison["variants"]] == ["a", "<b>&"]
-    assert "b" not in page.tags
+    assert "Nothing to compare yet" in page.shown["verdict"]
+    assert [one["name"] for one in page.shown["variants"]] == ["a", "<b>&"]
+    assert "b" not in dict(page.tags)
 
 
 def test_names_and_settings_are_text(tmp_path: Path) -> None:
@@ -263,10 +226,14 @@ def test_names_and_settings_are_text(tmp_path: Path) -> None:
     record(folder / "a-seed0", [ones(1)] * 3)
     record(folder / run_folder("</script><script>1", 0), [ones(2)] * 3)
     page = Page(write_comparison(folder))
-    assert page.tags.count("script") == 3
-    assert page.comparison["variants"][1]["name"] == "</script><script>1"
+    page.assert_stands_alone()
+    assert page.shown["variants"][1]["name"] == "</script><script>1"
 
 
-def test_a_folder_without_a_comparison_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="expected the folder of a comparison"):
-        read_comparison(tmp_path)
+def test_time_parts_add_up_to_the_step_longest_first(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "run", "") as record:
+        record.step(StepRecord(1, {"time/reward": 0.5, "time/rollout": 3.0, "time/total": 4.0}, [], [], []))
+        record.step(StepRecord(2, {"time/reward": 1.5, "time/rollout": 1.0, "time/total": 2.5}, [], [], []))
+        record.step(StepRecord(3, {"reward": 1.0}, [], [], []))
+    parts = seconds_by_part(read_run(tmp_path / "run"))
+    assert list(parts.items()) == [("rollout", 2.0), ("reward", 1.0), ("other", 0.25)]

@@ -1,4 +1,4 @@
-"""A run as Parquet: DuckDB and pyarrow read back what was recorded, and no kill leaves half of anything."""
+"""A run as Parquet: DuckDB and pyarrow read back what was recorded, and a kill leaves no half of it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-import recorded_steps
-from grouprl.record.read import RecordedGroup, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord
 from grouprl.tools import export as exporting
 from grouprl.tools.export import export
@@ -33,13 +30,10 @@ from grouprl.types import (
     TokenTrace,
     UserError,
 )
-from recorded_steps import large_step
-from small_runs import rollouts
 
 duckdb = pytest.importorskip("duckdb")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-SUPPORT = Path(recorded_steps.__file__).parent
 HOSTILE = [
     "",
     "\0",
@@ -91,59 +85,40 @@ def hostile(tmp_path: Path) -> Path:
     with RunRecord.create(tmp_path / "hostile", "task: x\n") as record:
         seen = [(TokenTrace((-1.5, -0.5), (0.5, 2.0), (-0.25, -4.0), (-1.0, -0.5)), TokenTrace())] * len(groups)
         record.step(StepRecord(1, {}, groups, outcomes, [((0.5, -0.125), (0.1,))] * len(groups), seen))
-        record.step(StepRecord(3, {}, groups[::-1], outcomes[::-1], [((0.1, 0.1), (0.0,))] * len(groups)))
+        kept = [place % 2 == 0 for place in range(len(groups))]
+        advantages = [((0.1, 0.1), (0.0,))] * len(groups)
+        record.step(StepRecord(3, {}, groups[::-1], outcomes[::-1], advantages, kept=kept))
     return tmp_path / "hostile"
 
 
-def regrouped(rows: list[dict[str, Any]]) -> dict[int, tuple[RecordedGroup, ...]]:
-    """Recorded groups by step, from the rows of an export."""
-    steps: dict[int, list[RecordedGroup]] = defaultdict(list)
-    for (step, _), group in groupby(rows, key=lambda row: (row["step"], row["group_index"])):
-        members = list(group)
-        head = members[0]
-        prompt = head["prompt"] if head["messages"] is None else tuple(json.loads(head["messages"]))
-        problem = Problem(head["problem_id"], prompt, json.loads(head["columns"]))
-        steps[step].append(
-            RecordedGroup(
-                Group(problem, tuple(head["prompt_ids"]), tuple(map(completion_of, members))),
-                tuple(map(outcome_of, members)),
-                tuple(row["advantage"] for row in members),
-                tuple(
-                    (row["advantage"],) * row["length"] if (own := row["token_advantages"]) is None else tuple(own)
-                    for row in members
-                ),
-                tuple(map(trace_of, members)),
-            )
+def recorded_rows(run: Path) -> list[dict[str, Any]]:
+    """Every completion of the database with its problem: blobs are little-endian numbers, and JSON is a value."""
+    with closing(sqlite3.connect(run / "rollouts.sqlite")) as database:
+        database.row_factory = sqlite3.Row
+        joined = (
+            "SELECT * FROM completions JOIN problems USING (problem_id) ORDER BY step, group_index, completion_index"
         )
-    return {step: tuple(groups) for step, groups in steps.items()}
+        return [
+            {name: value_of(name, stored) for name, stored in dict(row).items()} for row in database.execute(joined)
+        ]
 
 
-def trace_of(row: Mapping[str, Any]) -> TokenTrace:
-    names = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs")
-    return TokenTrace(*(None if row[name] is None else tuple(row[name]) for name in names))
+def value_of(name: str, stored: Any) -> Any:
+    if isinstance(stored, bytes):
+        return np.frombuffer(stored, "<i4" if name.endswith("_ids") else "<f4").tolist()
+    if stored is not None and name == "step_rewards":
+        return [{"end": end, "reward": reward} for end, reward in json.loads(stored)]
+    return json.loads(stored) if name == "components" else stored
 
 
-def completion_of(row: Mapping[str, Any]) -> Completion:
-    return Completion(
-        row["completion_index"],
-        tuple(row["token_ids"]),
-        tuple(row["logprobs"]),
-        tuple(row["plain_logprobs"]),
-        row["text"],
-        StopReason(row["stop_reason"]),
-        row["weights_version"],
-    )
-
-
-def outcome_of(row: Mapping[str, Any]) -> RewardOutcome:
-    return RewardOutcome(
-        math.nan if row["reward"] is None else row["earned"],
-        dict(row["rewards"]),
-        row["invalid_reason"] or "",
-        tuple(StepReward(step["end"], step["reward"]) for step in row["step_rewards"] or ()),
-        row["correct"],
-        dict(row["rewards"]).get("soft_overlong") or 0.0,
-    )
+def assert_recorded(rows: list[dict[str, Any]], run: Path) -> None:
+    """No row and no digit is lost, and none is added."""
+    recorded = recorded_rows(run)
+    assert len(rows) == len(recorded) == 40
+    for row, own in zip(rows, recorded, strict=True):
+        assert row | {"rewards": dict(row["rewards"])} == {name: own.get(name) for name in row} | {
+            "rewards": own["components"]
+        }
 
 
 def with_duckdb(path: Path) -> list[dict[str, Any]]:
@@ -156,20 +131,15 @@ def with_pyarrow(path: Path) -> list[dict[str, Any]]:
     return list(parquet.read_table(path).to_pylist())
 
 
-def comparable(groups: tuple[RecordedGroup, ...]) -> str:
-    return repr(groups)  # NaN differs from itself, its text does not; and no digit of any number is lost
-
-
 @pytest.mark.parametrize("read", [with_duckdb, with_pyarrow])
 def test_an_export_holds_exactly_what_was_recorded(
     hostile: Path, tmp_path: Path, read: Callable[[Path], list[dict[str, Any]]]
 ) -> None:
     out = export(hostile, tmp_path / "deep" / "rollouts.parquet")
-    found = regrouped(read(out))
-    assert list(found) == [1, 3]
-    for step, groups in found.items():
-        assert comparable(groups) == comparable(read_rollouts(hostile, step))
-    assert found[1][2].group.completions[0].text == "before\0after"
+    rows = read(out)
+    assert_recorded(rows, hostile)
+    assert (rows[4]["text"], rows[4]["reward"], rows[5]["reward"]) == ("before\0after", 0.2, None)
+    assert json.loads(rows[4]["columns"])["answer"] == "before\0after"
     assert [path.name for path in out.parent.iterdir()] == ["rollouts.parquet"]
 
 
@@ -194,8 +164,7 @@ def test_row_groups_bound_the_memory(hostile: Path, tmp_path: Path, monkeypatch:
     assert sum(sizes) == 40
     assert max(sizes) == 3
     assert min(sizes) < 3  # a text of 1 MiB ends its group
-    found = regrouped([row for index in range(file.num_row_groups) for row in file.read_row_group(index).to_pylist()])
-    assert comparable(found[3]) == comparable(read_rollouts(hostile, 3))
+    assert_recorded([row for index in range(len(sizes)) for row in file.read_row_group(index).to_pylist()], hostile)
 
 
 def test_a_run_without_a_step_gives_a_table_without_a_row(tmp_path: Path) -> None:
@@ -253,19 +222,6 @@ def test_a_run_that_goes_on_is_exported_as_far_as_it_got(hostile: Path, tmp_path
 
 # Killed
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from grouprl.record.write import RunRecord
-from recorded_steps import large_step
-record = RunRecord.create(Path(sys.argv[1]), "task: x\\n")
-large_step(record, 1)
-database = record._rollouts
-database.execute("PRAGMA cache_size = 8")  # pages of an unfinished transaction are then written before its end
-database.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), int(sys.argv[3]))
-large_step(record, 2)
-"""
 EXPORTED = """
 import os, signal, sys
 from pathlib import Path
@@ -281,28 +237,9 @@ exporting.export(Path(sys.argv[1]), Path(sys.argv[1]).parent / "out.parquet")
 """
 
 
-def killed(code: str, *arguments: object) -> None:
-    ended = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-
-
-@pytest.mark.parametrize("instructions", [50, 400, 1200])
-def test_a_kill_in_the_middle_of_a_step_leaves_the_steps_before_it(tmp_path: Path, instructions: int) -> None:
-    run = tmp_path / "run"
-    killed(KILLED, run, SUPPORT, instructions)
-    kept = rollouts(run)
-    assert rollouts(run, "PRAGMA integrity_check") == [("ok",)]
-    assert rollouts(run, "SELECT step, COUNT(*) FROM completions GROUP BY step") == [(1, 64)]
-    assert [row["step"] for row in read_json_lines(run / "metrics.jsonl")] == [1]
-    assert len(with_duckdb(export(run, tmp_path / "killed.parquet"))) == 64
-    with RunRecord.reopen(run, 1) as record:
-        large_step(record, 2)
-    assert rollouts(run, "SELECT * FROM completions WHERE step = 1 ORDER BY 1, 2, 3") == kept
-    assert rollouts(run, "SELECT step, COUNT(*) FROM completions GROUP BY step") == [(1, 64), (2, 64)]
-
-
 def test_a_killed_export_can_be_made_again(hostile: Path, tmp_path: Path) -> None:
-    killed(EXPORTED, hostile)
+    ended = subprocess.run([sys.executable, "-c", EXPORTED, str(hostile)], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert (tmp_path / "out.parquet.tmp").exists()
     assert not (tmp_path / "out.parquet").exists()
     assert len(with_duckdb(export(hostile, tmp_path / "out.parquet"))) == 40

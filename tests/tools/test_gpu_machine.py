@@ -22,9 +22,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="a GPU", total_memory=80 * GIB)
-    )
+    found = SimpleNamespace(name="a GPU", total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: called.append("wait"))
     monkeypatch.setitem(machine._ROWS, "cuda", (8, 8, 8))
@@ -53,18 +52,10 @@ def test_the_doctor_lists_every_gpu(waits: list[str]):
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_record_names_the_gpu():
+def test_auto_is_the_first_gpu_and_a_record_names_it():
     assert machine_facts(GPU)["device"] == "a GPU"
-
-
-@pytest.mark.usefixtures("waits")
-def test_auto_is_the_first_gpu():
-    assert [str(resolve_device(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == [
-        "cuda",
-        "cuda",
-        "cuda:1",
-        "cpu",
-    ]
+    found = [str(resolve_device(name)) for name in ("auto", "cuda", "cuda:1", "cpu")]
+    assert found == ["cuda", "cuda", "cuda:1", "cpu"]
     with pytest.raises(UserError, match=r"model\.device: expected a GPU 'cuda:2', found 2"):
         resolve_device("cuda:2")
 

@@ -60,12 +60,11 @@ def test_the_time_between_ranks_by_hand():
 
 
 def test_what_fits_is_the_largest_that_fits():
-    plan = plan_layout(SEVEN, GRPO, replace(STEP, recompute=True), RankLayout(8, 8), GPUS["A100"], passes=1)
-    for longer, fits in ((0, True), (1, False)):
-        step = replace(STEP, recompute=True, completion_tokens=plan.longest_completion + longer)
-        assert (
-            plan_layout(SEVEN, GRPO, step, RankLayout(8, 8), GPUS["A100"], passes=1).peak <= GPUS["A100"].memory
-        ) == fits
+    layout, gpu, step = RankLayout(8, 8), GPUS["A100"], replace(STEP, recompute=True)
+    longest = plan_layout(SEVEN, GRPO, step, layout, gpu, passes=1).longest_completion
+    for tokens, fits in ((longest, True), (longest + 1, False)):
+        plan = plan_layout(SEVEN, GRPO, replace(step, completion_tokens=tokens), layout, gpu, passes=1)
+        assert (plan.peak <= gpu.memory) == fits
 
 
 @pytest.mark.parametrize("text", ["H100", "0xH100", "8xV100", "8 H100", "8x"])
@@ -97,15 +96,9 @@ def test_what_a_rank_holds_is_what_was_planned(tiny: Path, tmp_path: Path, ranks
     places = []
     for hidden, inner, layers in sizes:
         config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=hidden,
-            intermediate_size=inner,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            eos_token_id=tokenizer.eos_token_id,
-            tie_word_embeddings=True,
-        )
+            vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=4, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=True,
+        )  # fmt: skip
         folder = tmp_path / f"{hidden}"
         save_model(LlamaForCausalLM(config), tokenizer, folder / "model")
         places.append(Place(folder / "model", folder))

@@ -30,7 +30,8 @@ LETTERS = WeightedReward("letters", letters)
 
 
 def made(tiny: Path, folder: Path, **changes: Any) -> Path:
-    config = small_config(folder, checkpoint={"every": 2, "keep": 2}, **changes)
+    evaluation = {"problems": 1, "samples": 0}
+    config = small_config(folder, checkpoint={"every": 2, "keep": 2}, evaluation=evaluation, **changes)
     return Trainer(tiny, ROWS, [LETTERS], config=config).train().directory
 
 
@@ -38,6 +39,12 @@ def made(tiny: Path, folder: Path, **changes: Any) -> Path:
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps, with checkpoints of steps 4 and 6."""
     return made(tiny, tmp_path_factory.mktemp("replayed"))
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """Of which a test changes something."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
 
 
 def config_of(run: Path, *changes: str) -> RunConfig:
@@ -74,15 +81,11 @@ STATEFUL = {
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_steps_with_more_state_are_the_record_too(tiny: Path, tmp_path: Path, name: str):
-    run = made(tiny, tmp_path, steps=4, **STATEFUL[name])
-    for step in (2, 4):
-        assert replayed(run, step).is_identical
+    assert replayed(made(tiny, tmp_path, steps=4, **STATEFUL[name]), 4).is_identical
 
 
-def test_a_change_in_the_record_is_found(run: Path, tmp_path: Path):
+def test_a_change_in_the_record_is_found(copy: Path):
     """One log-prob, reward or weight that differs: the right value is named, and the command fails."""
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
     with closing(sqlite3.connect(copy / "rollouts.sqlite")) as database, database:
         database.execute(
             "UPDATE completions SET reward = reward + 1, earned = earned + 1 WHERE step = 3 AND rowid % 4 = 0"
@@ -92,11 +95,10 @@ def test_a_change_in_the_record_is_found(run: Path, tmp_path: Path):
     assert {"advantages", "loss", "grad_norm"} <= wrong
     assert not {"log-probs", "reference log-probs"} & wrong  # the weights before step 3 are the run's
     assert not found.is_identical
-    assert replayed(copy, 4).first_difference == 3
-    ended = grouprl("replay", copy, 3)
+    ended = grouprl("replay", copy, 4)
     assert ended.code == 1
     assert "Not bit-identical" in ended.text
-    assert "first in step 3" in grouprl("replay", copy, 4).text
+    assert "first in step 3" in ended.text
 
 
 def test_weights_after_the_replay_are_the_next_checkpoint(run: Path):
@@ -110,9 +112,6 @@ def test_weights_after_the_replay_are_the_next_checkpoint(run: Path):
     saved = load_file(run / "checkpoints/step-000006/model.safetensors")
     policy = learner.policy.state_dict()
     assert all(torch.equal(policy[name], value) for name, value in saved.items())
-
-
-# Under other settings
 
 
 def test_the_same_settings_change_nothing(run: Path):
@@ -135,26 +134,19 @@ def test_advantages_under_another_scale_are_rewards_less_their_mean(run: Path):
     assert sizes[0] > 0.1
 
 
-def test_the_opposite_reward_is_the_opposite_gradient(run: Path, tmp_path: Path):
-    reward = tmp_path / "mine.py"
+def test_the_opposite_reward_is_the_opposite_gradient(run: Path, copy: Path, tmp_path: Path):
+    reward, out = tmp_path / "mine.py", tmp_path / "found.json"
     reward.write_text(
         "LOW = 'abcdefghijklmnopqrstuvwxyz'\n"
         "def minus(completions, **columns):\n"
         "    return [-sum(c in LOW for c in text) / max(1, len(text)) for text in completions]\n"
     )
-    # The reward is written to the place of the run's own task, which a program gave: any task has a `rewards` setting.
-    text = (run / "config.yaml").read_text()
-    assert "kl_coef" in text
-    out = tmp_path / "found.json"
-    ended = grouprl(
-        "replay", run, 1, "algorithm.kl_coef=0", "--reward", f"{reward}:minus", "--json", out, "task.name=word_problems"
-    )
-    assert "expected changes of algorithm, rewards" in ended.text
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    config = config_of(run)
-    (copy / "config.yaml").write_text(text.replace(f"name: {config.task.name}\n", "name: word_problems\n"))
-    ended = grouprl("replay", copy, 1, "algorithm.kl_coef=0", "--reward", f"{reward}:minus", "--json", out)
+    given = (1, "algorithm.kl_coef=0", "--reward", f"{reward}:minus", "--json", out)
+    assert "expected changes of algorithm, rewards" in grouprl("replay", run, *given, "task.name=word_problems").text
+    # The task of the run was given by a program; any other has a `rewards` setting.
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace(f"name: {config_of(run).task.name}\n", "name: word_problems\n"))
+    ended = grouprl("replay", copy, *given)
     assert ended.code == 0, ended.text
     found = json.loads(out.read_text())
     assert found["identical"]
@@ -195,40 +187,31 @@ def test_a_change_that_would_sample_or_value_otherwise_is_refused(run: Path, cha
         replayed(run, 2, change)
 
 
-def test_a_step_or_a_model_that_is_not_there_is_named(run: Path, tiny: Path, tmp_path: Path):
+def test_a_step_or_a_model_that_is_not_there_is_named(copy: Path, tiny: Path):
     with pytest.raises(UserError, match="expected the completions of step 7"):
-        replayed(run, 7)
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    model = tmp_path / "model"
-    shutil.copytree(run / "checkpoints/step-000006", model)
+        replayed(copy, 7)
+    model = copy / "checkpoints/step-000006"
     text = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(text.replace(str(tiny), str(model)))
     with pytest.raises(UserError, match="expected the model that the run started with"):
         replayed(copy, 2)
 
 
-def test_a_forked_run_without_its_checkpoint_is_sent_to_its_source(run: Path, tmp_path: Path):
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
+def test_a_forked_run_without_its_checkpoint_is_sent_to_its_source(copy: Path):
     (copy / "forked.json").write_text('{"from": "source", "step": 4}\n')
     with pytest.raises(UserError, match="replay them there"):
         replayed(copy, 3)
     assert replayed(copy, 5).is_identical
 
 
-def test_a_gradient_that_is_not_finite_is_reported_with_its_tokens(run: Path, tmp_path: Path):
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
+def test_a_gradient_that_is_not_finite_is_reported_with_its_tokens(copy: Path):
     config = copy / "config.yaml"  # with several updates a batch the loss divides by the sampler's probabilities
     config.write_text(config.read_text().replace("passes: 1\n", "passes: 2\n"))
+    where = "WHERE step = 3 AND group_index = 1 AND completion_index = 2"
     with closing(sqlite3.connect(copy / "rollouts.sqlite")) as database, database:
-        query = "SELECT logprobs FROM completions WHERE step = 3 AND group_index = 1 AND completion_index = 2"
-        blob = database.execute(query).fetchone()[0]
+        blob = database.execute(f"SELECT logprobs FROM completions {where}").fetchone()[0]
         broken = torch.full((len(blob) // 4,), float("nan")).numpy().tobytes()
-        database.execute(
-            "UPDATE completions SET logprobs = ? WHERE step = 3 AND group_index = 1 AND completion_index = 2", (broken,)
-        )
+        database.execute(f"UPDATE completions SET logprobs = ? {where}", (broken,))
     found = replayed(copy, 3)
     assert "expected a finite gradient" in found.update.error
     assert not_finite(found.update) == [(1, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,24 +57,17 @@ def failed(ended: Ended) -> set[str]:
     return {name for name, mark in rows if mark == "FAIL"}
 
 
-def test_a_sound_model_passes(settings: list[str], monkeypatch: Patch):
-    ended = asked(settings, monkeypatch)
+@pytest.mark.parametrize("change", ["algorithm=gspo", "algorithm=ppo", "model.lora.rank=2"])
+def test_a_sound_model_passes(settings: list[str], monkeypatch: Patch, change: str):
+    ended = asked([*settings, change], monkeypatch)
     assert (failed(ended), ended.code) == (set(), 0)
     assert "10 checks, none failed" in ended.text
-
-
-@pytest.mark.parametrize("change", ["algorithm=gspo", "algorithm=dapo", "algorithm=ppo", "model.lora.rank=2"])
-def test_so_do_other_settings(settings: list[str], monkeypatch: Patch, change: str):
-    assert failed(asked([*settings, change], monkeypatch)) == set()
 
 
 def test_rounded_weights_are_refused_in_a_sentence(settings: list[str], monkeypatch: Patch):
     ended = asked([*settings, "model.lora=null", "model.weights=bfloat16", "model.dtype=bfloat16"], monkeypatch)
     assert ended.code == 2
     assert "model.weights: expected float32, with which the checks compute exactly, got bfloat16" in ended.text
-
-
-# What is broken, and the rows that see it
 
 
 def advantages(monkeypatch: Patch) -> None:
@@ -125,16 +119,11 @@ def sampled(field: str) -> Callable[[Patch], None]:
         right = NativeEngine.generate
 
         def wrong(self: NativeEngine, *arguments: Any, **options: Any) -> Any:
-            return [
-                replace(
-                    group,
-                    completions=tuple(
-                        replace(one, **{field: tuple(p - 0.01 for p in getattr(one, field))})
-                        for one in group.completions
-                    ),
-                )
-                for group in right(self, *arguments, **options)
-            ]
+            def lower(one: Any) -> Any:
+                return replace(one, **{field: tuple(p - 0.01 for p in getattr(one, field))})
+
+            groups = right(self, *arguments, **options)
+            return [replace(group, completions=tuple(map(lower, group.completions))) for group in groups]
 
         monkeypatch.setattr(NativeEngine, "generate", wrong)
 
@@ -152,12 +141,6 @@ def merge(monkeypatch: Patch) -> None:
             self.base_layer.weight.mul_(1.001)
 
     monkeypatch.setattr(Linear, "merge", wrong)
-
-
-def no_merge(monkeypatch: Patch) -> None:
-    from peft.tuners.lora.layer import Linear
-
-    monkeypatch.setattr(Linear, "merge", lambda self: None)
 
 
 def saved(monkeypatch: Patch) -> None:
@@ -180,7 +163,6 @@ BROKEN = [
     (sampled("logprobs"), {"sampler = learner, largest gap"}),
     (sampled("plain_logprobs"), {"sampler = plain forward, largest gap"}),
     (merge, {"LoRA merged = unmerged, log-probs"}),
-    (no_merge, {"LoRA merged = unmerged, log-probs"}),
     (saved, {"saved = reloaded"}),
 ]
 
@@ -195,17 +177,16 @@ def test_a_broken_part_fails_its_row(
     assert ended.code == 1
 
 
-# A run that is killed
-
-
 def test_runs_that_differ_in_a_step_or_a_weight_are_counted(tiny: Path, tmp_path: Path):
     def made(name: str, **changes: Any) -> RunDirectory:
-        config = small_config(tmp_path, name, checkpoint={"every": 1, "keep": 9}, **changes)
+        small = {"steps": 3, "evaluation": {"problems": 1, "samples": 0}, "checkpoint": {"every": 1, "keep": 9}}
+        config = small_config(tmp_path, name, **small, **changes)
         return RunDirectory(Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train().directory)
 
-    one, same, other = made("one"), made("same"), made("other", learner={"learning_rate": 0.0101})
+    one, other = made("one"), made("other", learner={"learning_rate": 0.0101})
+    same = RunDirectory(Path(shutil.copytree(one.path, tmp_path / "same")))
     assert selftest._different(one, same) == 0
-    assert selftest._different(one, other) > 5  # every step but the first two, at least
+    assert selftest._different(one, other) > 1  # two checkpoints and a step, at least
 
 
 @pytest.mark.slow

@@ -30,14 +30,8 @@ def test_a_folder_a_name_and_a_hub_id() -> None:
     ],
 )
 def test_a_config_has_the_parameters_that_transformers_makes_of_it(tmp_path: Path, config: dict[str, object]) -> None:
-    sizes = {
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "vocab_size": 50,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(sizes | config))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"vocab_size": 50} | config))
     made: PretrainedConfig = AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(made)

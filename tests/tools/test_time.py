@@ -1,17 +1,25 @@
-"""The floor of a step, counted by hand, and what fits in a memory."""
+"""The time of a step, as a floor counted by hand and as measured rates give it; prompts that are counted; what fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory
+from grouprl.config.command_line import config_of
+from grouprl.config.run import RunConfig
+from grouprl.models.load import load_tokenizer
+from grouprl.models.prompts import prompt_token_ids
+from grouprl.tasks import load_task
+from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, time
 from grouprl.tools.planner.machine import Rates
 from grouprl.tools.planner.memory import MOST_COMPLETIONS, largest_group, longest_completion
-from grouprl.tools.planner.time import floor_of_step
+from grouprl.tools.planner.screen import plan_run
+from grouprl.tools.planner.time import PromptSizes, floor_of_step, measured_pace, prompt_sizes
+from small_runs import grouprl
 
 # One layer of 4 x (4 x 4) attention and 3 x (4 x 8) feed-forward weights = 160; a vocabulary of 10 x 4 = 40.
 TINY = ModelShape("tiny", 1, 4, 1, 1, 4, 8, 10, tied=True)
@@ -91,3 +99,79 @@ def test_the_next_larger_one_does_not_fit(networks: Networks, device: Literal["c
 def test_nothing_fits_in_no_memory() -> None:
     assert largest_group(StepShape(), 80 << 30, peak_of(SHAPES["Llama-3.1-70B"], GRPO)) == 0
     assert longest_completion(StepShape(), 80 << 30, peak_of(SHAPES["Llama-3.1-70B"], GRPO)) == 0
+
+
+# The pace of a run
+
+EXAMPLES = ["demo", "task.examples=4", "evaluation.problems=10"]
+
+
+def test_a_run_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two FLOPs a second where rows are few, four where they are many; 1000 bytes a second."""
+    monkeypatch.setattr(time, "product_rate", lambda device, dtype, sizes: 2.0 if sizes == (6, 4, 8) else 4.0)
+    settings = ["demo", "steps=10", "algorithm.kl_coef=0", "evaluation={problems: 3, samples: 1, every: 4}"]
+    config = config_of(RunConfig, settings)
+    step = StepShape(2, 3, 5, 4, device="cpu", shared_tokens=2)
+    found = measured_pace(config, TINY, GRPO.__class__(reference=False), step, 1000.0, PromptSizes(5, 5, 2, 2))
+    # Half as long is 2 tokens. Prompts of 2 x 3 + 2 tokens, then 1 or 3 decode steps of 6 rows.
+    sampling = [2 * (160 * 8 + length * 200 * 6) / 2 / 0.9 for length in (1, 3)]
+    # A group is 3 + 3 x 1 or 3 + 3 x 3 tokens; 28 bytes of each of the 212 weights are moved.
+    learning = [
+        3 * 2 * (160 * (2 * tokens + 2) + 40 * words) / 4 / 0.75 + 28 * 212 / 1000
+        for tokens, words in ((6, 12), (12, 24))
+    ]
+    assert found.step == pytest.approx([sum(parts) for parts in zip(sampling, learning, strict=True)])
+    assert found.sampling == pytest.approx(24 / sampling[1])
+    assert found.learning == pytest.approx(26 / learning[1])
+    # Two problems are held out, each with a greedy and a sampled completion.
+    test = [2 * (160 * 8 + length * 200 * 4) / 2 / 0.9 for length in (1, 3)]
+    assert (found.evaluation, found.evaluations) == (pytest.approx(test), 4)  # before, after 4 and 8, at the end
+    assert found.seconds == pytest.approx([10 * one + 4 * other for one, other in zip(found.step, test, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def counted() -> PromptSizes:
+    found = prompt_sizes(config_of(RunConfig, EXAMPLES), say=pytest.fail)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_prompts_of_the_task_are_counted(counted: PromptSizes) -> None:
+    config = config_of(RunConfig, EXAMPLES)
+    tokenizer, task = load_tokenizer("abacus"), load_task(**config.task.model_dump())
+    prompts = [prompt_token_ids(one, tokenizer, longest=1 << 20) for one in task.problems("train")[:64]]
+    same = 0
+    while len({prompt[same] for prompt in prompts}) == 1:
+        same += 1
+    assert counted.longest == max(map(len, prompts))
+    assert same - 16 < counted.shared <= same
+    assert counted.shared > 100
+    plan = plan_run(config, prompt_tokens=counted.longest, available=1 << 40, rates=None, sizes=counted)
+    apart = plan_run(config, prompt_tokens=counted.longest, available=1 << 40, rates=plan.rates)
+    assert plan.memory.sampling < apart.memory.sampling
+    assert plan.time.learning < apart.time.learning  # type: ignore[union-attr]
+    assert (plan.pace is None, apart.pace) == (False, None)
+
+
+def test_prompts_that_are_not_here_are_assumed(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert prompt_sizes(config_of(RunConfig, ["demo", "task.name=gsm8k", f"task.path={tmp_path}"]), said.append) is None
+    assert len(said) == 1
+    assert said[0].startswith("Assuming prompts of 256 tokens, because they cannot be counted: ")
+    assert prompt_sizes(config_of(RunConfig, ["demo", "model.path=Qwen2.5-7B"]), pytest.fail) is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_plan_and_doctor_name_tokens_a_second_and_minutes(
+    counted: PromptSizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "prompt_sizes", lambda *_, **__: counted)
+    for words, said in (
+        (("plan", *EXAMPLES), ("of every prompt are read once", "This machine samples about ", " minutes: ")),
+        (("doctor", "--model", "abacus"), ("samples about", "1,188,736 parameters")),
+    ):
+        ended = grouprl(*words)
+        assert ended.code == 0, ended.err
+        assert all(text in ended.text for text in said)
+    assert grouprl("doctor", "--model", "nothing").code == 2

@@ -28,6 +28,13 @@ def train(tiny: Path, tmp_path: Path, trackers: Any, *, resume: bool = False, **
     return Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume)
 
 
+def train_and_resume(tiny: Path, tmp_path: Path, tracker: str, **tracking: Any) -> Path:
+    """Four steps and a fifth, with the completions of step 3."""
+    given = {"names": [tracker], "completions_every": 3, **tracking}
+    train(tiny, tmp_path, given)
+    return train(tiny, tmp_path, given, resume=True, steps=5).directory
+
+
 def recorded(run: Path, name: str) -> list[tuple[int, float]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
@@ -86,9 +93,7 @@ def test_tensorboard_shows_what_is_recorded_and_a_resume_purges(tiny: Path, tmp_
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracking = {"names": ["tensorboard"], "completions_every": 3}
-    run = train(tiny, tmp_path, tracking).directory
-    train(tiny, tmp_path, tracking, resume=True, steps=5)
+    run = train_and_resume(tiny, tmp_path, "tensorboard")
     found = EventAccumulator(str(run / "trackers" / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0})
     found.Reload()
     for name, shown in (("reward", "train/reward"), ("clip_low_fraction", "train/clip_ratio/low_mean")):
@@ -124,9 +129,7 @@ def test_wandb_offline_holds_the_run(tiny: Path, tmp_path: Path, monkeypatch: py
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracking = {"names": ["wandb"], "completions_every": 3, "project": "mine"}
-    run = train(tiny, tmp_path, tracking).directory
-    train(tiny, tmp_path, tracking, resume=True, steps=5)
+    run = train_and_resume(tiny, tmp_path, "wandb", project="mine")
     ids, history, config = set(), [], dict[str, Any]()
     for file in sorted((run / "trackers" / "wandb").glob("offline-run-*/run-*.wandb")):
         for data in log_records(file.read_bytes()):
@@ -157,8 +160,7 @@ def test_mlflow_keeps_metrics_parameters_and_tables(
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = train(tiny, tmp_path, {"names": ["mlflow"], "completions_every": 3}).directory
-    train(tiny, tmp_path, {"names": ["mlflow"], "completions_every": 3}, resume=True, steps=5)
+    run = train_and_resume(tiny, tmp_path, "mlflow")
     client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
     (experiment,) = client.search_experiments(filter_string="name = 'grouprl'")
     (found,) = client.search_runs([experiment.experiment_id])
@@ -176,9 +178,7 @@ def test_trackio_keeps_metrics_and_tables(tiny: Path, tmp_path: Path, monkeypatc
     from trackio.sqlite_storage import SQLiteStorage
 
     project = f"grouprl-test-{time.time_ns()}"  # trackio chose its folder when it was imported
-    tracking = {"names": ["trackio"], "completions_every": 3, "project": project}
-    run = train(tiny, tmp_path, tracking).directory
-    train(tiny, tmp_path, tracking, resume=True, steps=5)
+    run = train_and_resume(tiny, tmp_path, "trackio", project=project)
     (found,) = trackio.Api().runs(project)
     assert (found.name, found.config["rollout"]["group_size"]) == ("run", 4)
     rows = SQLiteStorage.get_logs(project, "run")
@@ -216,36 +216,6 @@ class Hanging(Broken):
         time.sleep(3600)
 
 
-def with_tracker(monkeypatch: pytest.MonkeyPatch, kind: type[Broken]) -> None:
-    monkeypatch.setattr(following, "TRACKERS", {"tensorboard": kind})
-    monkeypatch.setattr(following, "import_extra", lambda *given: None)
-
-
-def test_a_tracker_that_fails_is_said_once_and_the_run_is_the_same(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with_tracker(monkeypatch, Broken)
-    run = train(tiny, tmp_path, ["tensorboard"])
-    assert run.finished
-    out = capsys.readouterr().out
-    assert out.count("Tracker tensorboard: a link") == 1
-    said = "Warning: the tracker tensorboard failed (SystemExit: no network at all); the run continues without it."
-    assert out.count(said) == 1
-    assert len(recorded(run.directory, "reward")) == 4
-
-
-def test_a_tracker_that_hangs_holds_up_neither_steps_nor_the_end(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with_tracker(monkeypatch, Hanging)
-    monkeypatch.setattr(following, "END_SECONDS", 0.2)
-    monkeypatch.setattr(following, "_WAITING", 2)
-    assert train(tiny, tmp_path, ["tensorboard"]).finished
-    out = capsys.readouterr().out
-    assert out.count("is too slow; some records are not sent to it") == 1
-    assert out.count("did not end within 0 s") == 1
-
-
 class Silent(Broken):
     """A tracker whose library never begins."""
 
@@ -254,16 +224,40 @@ class Silent(Broken):
         raise AssertionError
 
 
-def test_a_tracker_that_never_begins_is_said_before_the_first_step_and_not_again(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            Broken,
+            [
+                "Tracker tensorboard: a link",
+                "the tracker tensorboard failed (SystemExit: no network at all); the run continues without it.",
+            ],
+        ),
+        (Hanging, ["is too slow; some records are not sent to it", "did not end within 0 s"]),
+        (Silent, ["Warning: the tracker tensorboard has not answered within 0 s"]),
+    ],
+)
+def test_a_tracker_that_does_not_work_is_said_once_and_stops_no_run(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: type[Broken],
+    said: list[str],
 ) -> None:
-    with_tracker(monkeypatch, Silent)
-    monkeypatch.setattr(following, "LINK_SECONDS", 0.1)
-    monkeypatch.setattr(following, "END_SECONDS", 0.2)
-    assert train(tiny, tmp_path, ["tensorboard"]).finished
+    monkeypatch.setattr(following, "TRACKERS", {"tensorboard": kind})
+    monkeypatch.setattr(following, "import_extra", lambda *given: None)
+    for name, value in {"LINK_SECONDS": 0.1, "END_SECONDS": 0.2, "_WAITING": 2 if kind is Hanging else 99}.items():
+        monkeypatch.setattr(following, name, value)
+    run = train(tiny, tmp_path, ["tensorboard"], evaluation={"problems": 0})
+    assert run.finished
+    assert len(recorded(run.directory, "reward")) == 4
     out = capsys.readouterr().out
-    assert out.index("Warning: the tracker tensorboard has not answered within 0 s") < out.index("1/4")
-    assert out.count("Warning: the tracker") == 1
+    assert [out.count(text) for text in said] == [1] * len(said)
+    if kind is Silent:
+        assert out.index(said[0]) < out.index("1/4")  # before the first step
+        assert out.count("Warning: the tracker") == 1
 
 
 def test_a_server_that_is_not_there_does_not_stop_a_run(
@@ -274,7 +268,3 @@ def test_a_server_that_is_not_there_does_not_stop_a_run(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert train(tiny, tmp_path, ["mlflow"]).finished
     assert capsys.readouterr().out.count("Warning: the tracker mlflow failed (MlflowException") == 1
-
-
-def test_without_trackers_nothing_is_made(tiny: Path, tmp_path: Path) -> None:
-    assert not (train(tiny, tmp_path, [], steps=1).directory / "trackers").exists()

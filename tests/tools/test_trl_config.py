@@ -45,17 +45,7 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 0.5, "entropy_coef":
         # Completions a device and process, to groups: 8 completions = one group of 8.
         ({}, 1, {"rollout.problems_per_step": 1, "algorithm.minibatches": None}),
         ({}, 4, {"rollout.problems_per_step": 4}),
-        ({"gradient_accumulation_steps": 16, "num_generations": 4}, 2, {"rollout.problems_per_step": 64}),
-        (
-            {"gradient_accumulation_steps": 4, "steps_per_generation": 8},
-            1,
-            {"rollout.problems_per_step": 8, "algorithm.minibatches": 2},
-        ),
-        (
-            {"generation_batch_size": 64, "gradient_accumulation_steps": 2},
-            1,
-            {"rollout.problems_per_step": 8, "algorithm.minibatches": 4},
-        ),
+        ({"generation_batch_size": 64, "gradient_accumulation_steps": 2}, 1, {"algorithm.minibatches": 4}),
         # Two generations of one policy.
         ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, 1, {"rollout.problems_per_step": 4}),
         ({"per_gpu_train_batch_size": 32}, 1, {"rollout.problems_per_step": 4}),
@@ -64,42 +54,28 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 0.5, "entropy_coef":
         (UPDATES | {"max_steps": 61}, 1, {"steps": 11}),
         # transformers: ceil(max_steps x share).
         ({"save_steps": 0.1, "max_steps": 200}, 1, {"checkpoint.every": 20}),
-        ({"save_steps": 0.001, "max_steps": 200}, 1, {"checkpoint.every": 1}),
         (
             {"save_steps": 0.1, "max_steps": 205, "eval_strategy": "steps", "eval_steps": 0.25},
             1,
             {"checkpoint.every": 21, "evaluation.every": 52},
         ),
         ({"eval_strategy": "steps", "logging_steps": 0.5, "max_steps": 10}, 1, {"evaluation.every": 5}),
-        ({"eval_strategy": "steps", "logging_steps": 7}, 1, {"evaluation.every": 7}),
         ({"eval_strategy": "steps"}, 1, {"evaluation.every": 10}),
-        ({"scale_rewards": True}, 1, {"algorithm.scale": None}),
         ({"scale_rewards": False}, 1, {"algorithm.scale": "none"}),
         ({"scale_rewards": "batch"}, 1, {"algorithm.scale": "batch_std"}),
-        ({"scale_rewards": "none"}, 1, {"algorithm.scale": "none"}),
         ({"off_policy_mask_threshold": 0.5}, 1, {"algorithm.off_policy_delta": 0.5}),
-        ({"repetition_penalty": 1.1}, 1, {"rollout.repetition_penalty": 1.1}),
         ({}, 1, {"rollout.repetition_penalty": None, "algorithm.kl_coef": None}),
         ({"vllm_structured_outputs_regex": "[0-9]+"}, 1, {"rollout.regex": "[0-9]+"}),
         # TRL's target of 0.2 unless it is given.
         (ADAPTIVE, 1, {"algorithm.entropy_coef": 0.01, "algorithm.entropy_target": 0.5}),
         ({"use_adaptive_entropy": True}, 1, {"algorithm.entropy_target": 0.2}),
-        ({"entropy_target": 0.5}, 1, {"algorithm.entropy_target": None}),
         # 512 updates and 0.6 of the policy are TRL's defaults; nothing without a KL.
         (REFERENCE, 1, {"algorithm.refresh_reference": 512, "algorithm.reference_mixup": 0.6}),
-        (REFERENCE | {"ref_model_sync_steps": 64}, 1, {"algorithm.refresh_reference": 64}),
         (REFERENCE | {"beta": 0.0}, 1, {"algorithm.refresh_reference": None}),
         ({"optim": "adamw_torch"}, 1, {"learner.moments": None, "learner.paged": None}),
-        ({"optim": "adamw_bnb_8bit"}, 1, {"learner.moments": "8bit", "learner.paged": None}),
         ({"optim": "paged_adamw_8bit"}, 1, {"learner.moments": "8bit", "learner.paged": True}),
-        ({"optim": "paged_adamw_32bit"}, 1, {"learner.moments": None, "learner.paged": True}),
-        ({"torch_dtype": "bfloat16"}, 1, {"model.weights": "bfloat16"}),
-        ({"evaluation_strategy": "steps", "eval_steps": 3}, 1, {"evaluation.every": 3}),
         ({"top_k": -1}, 1, {"rollout.top_k": None}),
-        ({"top_k": None}, 1, {"rollout.top_k": None}),
         ({"generation_kwargs": {"stop_strings": ["</answer>"]}}, 1, {"rollout.stop": ["</answer>"]}),
-        ({"generation_kwargs": {"stop_strings": "."}}, 1, {"rollout.stop": ["."]}),
-        ({"generation_kwargs": None}, 1, {"rollout.stop": None}),
         (
             {"dataset_prompt_column": "problem", "system_prompt": "Think.", "wandb_project": "open-r1"},
             1,
@@ -122,11 +98,6 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 0.5, "entropy_coef":
                 ]
             },
         ),
-        (
-            {"reward_funcs": "accuracy"},
-            1,
-            {"rewards": [{"name": "accuracy", "function": "math_verify", "weight": 1.0}]},
-        ),
     ],
 )
 def test_what_a_file_becomes(values: dict[str, Any], world: int, ours: dict[str, Any]):
@@ -141,23 +112,17 @@ def test_what_a_file_becomes(values: dict[str, Any], world: int, ours: dict[str,
         ("max_steps", UPDATES | {"max_steps": 61}, "changed", ""),
         ("epsilon_high", {"loss_type": "cispo", "epsilon_high": 0.28}, "unsupported", "at least 1"),
         ("sapo_temperature_neg", {"sapo_temperature_neg": 1.2}, "not needed", ""),
-        ("loss_type", {"loss_type": "luspo"}, "unsupported", ""),
-        ("repetition_penalty", {"repetition_penalty": 1.1}, "changed", ""),
-        ("vllm_structured_outputs_regex", {"vllm_structured_outputs_regex": "[0-9]+"}, "changed", ""),
         ("use_adaptive_entropy", {"use_adaptive_entropy": True}, "equal", ""),
         ("use_adaptive_entropy", {"use_adaptive_entropy": True, "num_iterations": 2}, "changed", ""),
         # A bonus is equal where the loss is a mean over tokens.
         ("entropy_coef", {"entropy_coef": 0.01}, "equal", ""),
         ("entropy_coef", {"entropy_coef": 0.01, "loss_type": "grpo"}, "changed", ""),
-        ("entropy_coef", {"entropy_coef": 0.01, "gradient_accumulation_steps": 2}, "changed", ""),
         ("max_grad_norm", {"max_grad_norm": 0.0}, "changed", "no bound -> 1000000000.0"),
         ("max_prompt_length", {"max_prompt_length": 256}, "changed", "256 -> no limit"),
-        ("overwrite_output_dir", {"overwrite_output_dir": True}, "not needed", ""),
         ("shuffle_dataset", {"shuffle_dataset": False}, "changed", "the order of the file -> a random order"),
         ("reward_funcs", {"reward_funcs": ["accuracy", "format"]}, "changed", "accuracy -> math_verify"),
         ("dataset_name", {"dataset_name": "a/b"}, "changed", ""),  # a tenth is held out, which TRL trains on
         ("dataset_name", {"dataset_name": "a/b", "eval_strategy": "steps"}, "equal", ""),
-        ("dataset_name", {"dataset_name": "rows.jsonl"}, "changed", ""),
         (
             "per_device_train_batch_size",
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
@@ -178,8 +143,6 @@ def test_the_verdict_on_a_key(key: str, values: dict[str, Any], verdict: str, wo
         ({"load_in_4bit": True}, "load_in_4bit=True: expected use_peft and nf4"),
         (ADAPTIVE | {"entropy_coef_min": 0.001}, r"use_adaptive_entropy=True: expected entropy_coef_min: 0\.0"),
         ({"loss_type": "vespo"}, r"loss_type=vespo.*\n.*--allow loss_type"),
-        ({"optim": "adafactor"}, r"optim=adafactor.*\n.*--allow optim"),
-        ({"load_in_8bit": True}, r"load_in_8bit=True.*\n.*--allow load_in_8bit"),
         ({"num_generation": 8}, "num_generation=8: unknown key; did you mean num_generations"),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "torch_dtype: expected one name of the key, got dtype too"),
         ({"torch_dtype": "float16"}, "torch_dtype=float16: expected float32 or bfloat16"),
@@ -188,7 +151,6 @@ def test_the_verdict_on_a_key(key: str, values: dict[str, Any], verdict: str, wo
         ({"num_generations": 1}, r"num_generations=1: its counterpart takes other values: rollout\.group_size"),
         ({"dtype": "auto"}, "dtype=auto: the dtype of the checkpoint, which the file does not say"),
         ({"reward_funcs": ["accuracy", "cosine"]}, "cosine is no function that GroupRL has"),
-        ({"temperature": 0}, r"temperature=0: its counterpart takes other values: rollout\.temperature"),
     ],
 )
 def test_what_cannot_be_had_stops(values: dict[str, Any], words: str):
@@ -248,15 +210,10 @@ def test_every_key_is_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: py
 # Releases
 
 COURSE = {
-    "learning_rate": 2e-5,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 2,
-    "max_prompt_length": 512,
-    "max_completion_length": 96,
     "num_generations": 8,
     "optim": "adamw_8bit",
-    "num_train_epochs": 1,
-    "bf16": True,
 }
 
 
@@ -265,6 +222,8 @@ def test_the_release_decides_what_a_file_means():
     old, new = (import_foreign(Foreign("trl", COURSE), version=name) for name in ("0.14.0", "1.16"))
     words = {one.key: one.outcome.words for one in old.lines}["per_device_train_batch_size"]
     assert words == "8 prompts x 2 accumulated x 1 processes: 128 completions a step = 16 groups"
+    since = import_foreign(Foreign("trl", COURSE), version="0.15").lines
+    assert any(one.outcome.words.startswith("8 completions x 2") for one in since)
     assert (old.changes.get("rollout.problems_per_step", 16), old.changes["algorithm.kl_coef"]) == (16, 0.04)
     assert (old.changes["rollout.temperature"], old.changes["rollout.top_k"]) == (0.9, 50)
     assert (old.changes["algorithm.aggregate"], "algorithm.kl_unbiased" in old.changes) == ("sequence_mean", False)
@@ -293,11 +252,9 @@ def test_without_a_release_nothing_that_changed_is_called_equal():
         ("0.15", "ref_model_sync_steps", 64),
         ("0.17", "loss_type", "bnpo"),
         ("0.17", "temperature", 0.9),
-        ("0.18", "temperature", 1.0),
         ("0.21", "gradient_checkpointing", False),
         ("1.9", "use_bias_correction_kl", False),
         ("1.9", "max_completion_length", 256),
-        ("1.10", "max_completion_length", 512),
     ],
 )
 def test_defaults_are_those_of_the_releases_dataclass(version: str, key: str, default: object):
@@ -306,29 +263,20 @@ def test_defaults_are_those_of_the_releases_dataclass(version: str, key: str, de
     assert default_in(release, key, TRL[key].default) == default
 
 
-# Files
-
-
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("train.py", "from trl import GRPOConfig\n", "a Python script, which import-config does not run"),
-        ("train", "#!/usr/bin/env python3\nimport trl\n", "a Python script, which import-config does not run"),
         (
             "run.sh",
             "python3 -m openrlhf.cli.train_ppo_ray --a.b 1\n",
             "a script of OpenRLHF, which has no importer: docs/",
         ),
-        (
-            "run.sh",
-            "python3 -m verl.trainer.main_ppo a.b=1\n",
-            "a shell script.*paste the KEY=VALUE",
-        ),
+        ("run.sh", "python3 -m verl.trainer.main_ppo a.b=1\n", "a shell script.*paste the KEY=VALUE"),
         ("job", "#!/bin/bash\ntrl grpo --config grpo.yaml\n", r"a shell script.*for TRL, give the YAML of --config"),
         ("big.yaml", "a: 1\n" + "# x\n" * 70_000, "at most 262144 bytes"),
         ("many.json", json.dumps({f"k{at}": at for at in range(3000)}), "at most 2000 keys, got 3000"),
-        ("deep.json", "[" * 50_000, "expected YAML or JSON"),
-        ("deep.yaml", "[" * 50_000, "expected YAML or JSON"),
+        ("deep.yaml", "[" * 5_000, "expected YAML or JSON"),
     ],
 )
 def test_a_file_of_another_kind_is_recognized(tmp_path: Path, name: str, text: str, words: str):
@@ -336,12 +284,10 @@ def test_a_file_of_another_kind_is_recognized(tmp_path: Path, name: str, text: s
     file.write_text(text)
     with pytest.raises(UserError, match=words):
         read_foreign(file)
-
-
-def test_a_pipe_is_refused_at_once(tmp_path: Path):
-    os.mkfifo(tmp_path / "grpo.yaml")
+    file.unlink()
+    os.mkfifo(file)
     with pytest.raises(UserError, match="expected a file, got a folder"):
-        read_foreign(tmp_path / "grpo.yaml")
+        read_foreign(file)  # at once
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "beta: 0.1\nbeta: 0.2\n"])

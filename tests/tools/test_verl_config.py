@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from grouprl import UserError
 from grouprl.cli import app
+from grouprl.config.algorithm import name_here
 from grouprl.config.files import load_config
-from grouprl.config.other_names import name_here
 from grouprl.config.run import RunConfig
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
@@ -74,11 +74,9 @@ SIDES = {f"{ACTOR}clip_ratio": 0.4, f"{ACTOR}clip_ratio_low": None, f"{ACTOR}cli
         # The coefficient of a KL that is off, and clip_ratio beside its two sides, do nothing.
         ({f"{ACTOR}kl_loss_coef": 0.5}, {"algorithm.kl_coef": 0.0}),
         ({f"{ACTOR}kl_loss_coef": 0.5, f"{ACTOR}use_kl_loss": True}, {"algorithm.kl_coef": 0.5}),
-        ({f"{ACTOR}clip_ratio": 0.4}, {"algorithm.clip_low": None, "algorithm.clip_high": None}),
         (SIDES, {"algorithm.clip_low": 0.4, "algorithm.clip_high": 0.3}),
         # verl's CISPO example has clip_ratio_low=10: a ratio above 1 - 10 is any ratio.
         (CISPO | {f"{ACTOR}clip_ratio_low": 10}, {"algorithm.clip_low": 1.0}),
-        (CISPO | {f"{ACTOR}clip_ratio_low": 0.9}, {"algorithm.clip_low": 0.9}),
         (DAPO, {"algorithm.overlong_buffer": 0.2}),
         ({"actor_rollout_ref.model.path": None}, {"model.path": None}),
         (
@@ -98,12 +96,9 @@ def test_what_a_file_becomes(values: dict[str, Any], ours: dict[str, Any]):
     [
         ({f"{ACTOR}kl_loss_coef": 0.5}, "not needed"),
         ({"data.filter_overlong_prompts": True}, "changed"),
-        ({"data.filter_overlong_prompts": True, "data.max_prompt_length": 99}, "changed"),
         ({"data.truncation": "left"}, "changed"),
         ({"data.max_prompt_length": 99}, "equal"),  # verl stops at a longer one
         ({"data.image_key": "images"}, "unsupported"),
-        ({"data.tool_config_path": "tools.yaml"}, "unsupported"),
-        ({"data.gen_batch_size": 96}, "unsupported"),
         ({"data.train_files": "a.parquet", "data.val_files": "b.parquet"}, "equal"),
         ({"data.train_files": "a.parquet"}, "changed"),  # a tenth is held out
     ],
@@ -120,7 +115,6 @@ def test_the_verdict_on_a_key(changes: dict[str, Any], verdict: str):
         (DAPO | {f"{AT}overlong_buffer_cfg.penalty_factor": 0.5}, "expected penalty_factor=1 and max_resp_len equal"),
         (DAPO | {f"{AT}max_resp_len": 9000}, "expected penalty_factor=1 and max_resp_len equal"),
         ({"data.train_batch_size": "${data.nothing}"}, "${data.nothing}: cannot be decided: the file does not"),
-        ({"data.train_batch_size": "${oc.env:SIZE}"}, "${oc.env:SIZE}: cannot be decided: the file does not"),
         ({"data.train_batch_size": "${data.train_batch_size}"}, "size}: cannot be decided: the file does not"),
         (
             {f"x.a{at}": f"${{x.a{at + 1}}}" * 8 for at in range(7)} | {"x.a7": "text"},  # they multiply
@@ -129,14 +123,10 @@ def test_the_verdict_on_a_key(changes: dict[str, Any], verdict: str):
         # A misspelt key is not taken for one that does nothing.
         *(
             ({key: 1}, f"{key}=1: unknown key; did you mean")
-            for key in (
-                *("data.train_batchsize", f"{ACTOR}kl_loss_coeff", "actor_rollout_ref.rollout.temprature"),
-                *("critic.optim.lrr", "reward_model.enabel"),
-            )
+            for key in (*("data.train_batchsize", f"{ACTOR}kl_loss_coeff", "actor_rollout_ref.rollout.temprature"),)
         ),
         # A value of another kind names its own key.
         ({"data.train_batch_size": "many"}, "data.train_batch_size: expected a number such as 1024, got 'many'"),
-        ({f"{ACTOR}ppo_mini_batch_size": None}, "ppo_mini_batch_size: expected a value like 256, got None"),
         ({"data.train_batch_size": None}, "data.train_batch_size: expected a value like 1024, got None"),
         ({f"{ACTOR}policy_loss.loss_mode": ["gspo"]}, "loss_mode: expected a value like 'vanilla', got ['gspo']"),
         ({f"{ACTOR}use_kl_loss": "perhaps"}, "use_kl_loss: expected true or false such as false, got 'perhaps'"),
@@ -186,7 +176,6 @@ def test_pasted_overrides_are_read_from_a_file_and_behind_the_command(tmp_path: 
             "data.train_batch_size=$BATCH algorithm.adv_estimator=grpo",
             "data.train_batch_size=$BATCH: cannot be decided",
         ),
-        ("data.train_batch_size=`nproc` algorithm.adv_estimator=grpo", "data.train_batch_size=`nproc`: cannot be"),
         ("python3 -m verl.trainer.main_ppo data.train_batch_size=64", "verl's overrides KEY=VALUE alone, got python3"),
         ("data.train_batch_size='64", "verl's overrides KEY=VALUE alone, got none"),
         ("- data.train_batch_size=$BATCH\n- algorithm.adv_estimator=grpo", "cannot be decided"),  # Hydra's own list
@@ -232,8 +221,6 @@ def test_examples_of_verls_defaults_do_not_enter_the_recipe(tmp_path: Path):
     ("name", "words"),
     [
         ("num_generations", "is here rollout.group_size"),
-        ("lr", "is here learner.learning_rate"),
-        ("wandb_project", "is here trackers.project"),
         ("deepspeed", "has no setting here: TRL's layout of batches"),
         ("batch_size", "is here rollout.problems_per_step x rollout.group_size"),
         ("enable", ""),  # many sections of verl have it
@@ -260,10 +247,7 @@ def test_no_key_of_the_data_is_not_needed():
     ("key", "value", "here"),
     [
         ("actor_rollout_ref.rollout.temperature", 0.0, "rollout.temperature"),
-        (f"{ACTOR}clip_ratio_low", 10, "algorithm.clip_low"),
-        (f"{ACTOR}clip_ratio_c", 0.5, "algorithm.dual_clip"),
         (f"{ACTOR}optim.betas", [0.9, 1.0], "learner.betas"),
-        ("trainer.total_epochs", 0, "epochs"),
         ("actor_rollout_ref.model.lora_rank", 10**6, "model.lora.rank"),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grouprl import UserError
 from grouprl.algorithms import token_weights
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
@@ -49,30 +50,26 @@ def completions() -> tuple[Tensor, Tensor, Tensor]:
     return new, old, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 
 
-def gradient_here(algorithm: Algorithm) -> Tensor:
+def equal(algorithm: Algorithm, there: list[list[float]]) -> None:
+    """The gradient of the imported algorithm is the other one."""
     new, old, mask = completions()
     policy = new.clone().requires_grad_()
     weights = token_weights(mask.double(), aggregate=algorithm.objective.aggregate)
-    algorithm.objective.loss(policy, old, torch.tensor(ADVANTAGES, dtype=torch.float64), weights, mask_NT=mask)[
-        0
-    ].backward()
-    return policy.grad
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None].expand_as(old)
+    algorithm.objective.loss(TokenGrid(policy, old, advantages, weights, mask))[0].backward()
+    expected = torch.tensor(there, dtype=torch.float64)
+    assert expected.count_nonzero() > 4
+    torch.testing.assert_close(policy.grad, expected, rtol=1e-6, atol=1e-9)
 
 
-def gradient_there(factor: Token, *, token_mean: bool = True) -> list[list[float]]:
+def same(algorithm: Algorithm, factor: Token, *, token_mean: bool = True) -> None:
     new, old, _ = completions()
     rows = []
     for i, (length, advantage) in enumerate(zip(LENGTHS, ADVANTAGES, strict=True)):
         weight = 1 / sum(LENGTHS) if token_mean else 1 / (len(LENGTHS) * length)
         own = [weight * factor(float(new[i, t]), float(old[i, t]), advantage) for t in range(length)]
         rows.append(own + [0.0] * (max(LENGTHS) - length))
-    return rows
-
-
-def same(algorithm: Algorithm, factor: Token, *, token_mean: bool = True) -> None:
-    there = torch.tensor(gradient_there(factor, token_mean=token_mean), dtype=torch.float64)
-    assert there.count_nonzero() > 4
-    torch.testing.assert_close(gradient_here(algorithm), there, rtol=1e-6, atol=1e-9)
+    equal(algorithm, rows)
 
 
 def test_cispo_bounds_the_ratio_on_both_sides(tmp_path: Path):
@@ -121,16 +118,14 @@ def test_geo_mean_clips_the_logs_of_ratios(tmp_path: Path):
         return min(x, HIGH) if a > 0 else max(x, -LOW)
 
     made = imported(tmp_path, policy_loss__loss_mode="geo_mean", clip_ratio_low=LOW, clip_ratio_high=HIGH)
-    there = of_whole(edge, inside=lambda x, a: edge(x, a) == x)
-    torch.testing.assert_close(gradient_here(made), torch.tensor(there, dtype=torch.float64), rtol=1e-6, atol=1e-9)
+    equal(made, of_whole(edge, inside=lambda x, a: edge(x, a) == x))
 
 
 def test_gspo_has_the_ratio_of_the_completion_and_no_dual_clip(tmp_path: Path):
     """verl spreads it over tokens: s = sg[s_i] p / sg[p], whose gradient is s_i at each token."""
     wide = {"clip_ratio_low": 0.9, "clip_ratio_high": 9.0, "loss_agg_mode": "seq-mean-token-mean"}
     made = imported(tmp_path, policy_loss__loss_mode="gspo", **wide)
-    there = of_whole(lambda x, _: x, inside=lambda *_: True)
-    torch.testing.assert_close(gradient_here(made), torch.tensor(there, dtype=torch.float64), rtol=1e-6, atol=1e-9)
+    equal(made, of_whole(lambda x, _: x, inside=lambda *_: True))
     assert made.objective.dual_clip is None
     assert made.objective.range == (0.9, 9.0)
 

@@ -3,7 +3,7 @@
 In: tensors. Out: tensors. No device, no I/O, no configuration object.
 """
 
-from grouprl.algorithms.advantages import group_advantages
+from grouprl.algorithms.advantages import Statistics, group_advantages, group_statistics, has_signal
 from grouprl.algorithms.corrections import mismatch_weights
 from grouprl.algorithms.entropy import high_entropy_mask, steered_entropy_coef
 from grouprl.algorithms.experts import balance_loss
@@ -11,7 +11,6 @@ from grouprl.algorithms.filters import kept_groups, overlong_penalty
 from grouprl.algorithms.kl import kl_estimate, steered_kl_coef
 from grouprl.algorithms.losses import policy_loss, token_weights
 from grouprl.algorithms.preferences import bradley_terry_loss, dpo_loss
-from grouprl.algorithms.statistics import Statistics, group_statistics, has_signal
 from grouprl.algorithms.steps import step_advantages
 from grouprl.algorithms.surrogates import clipped_tokens, policy_ratios
 from grouprl.algorithms.tokens import gae, token_advantages

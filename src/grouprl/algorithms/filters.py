@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from grouprl.algorithms.advantages import has_signal
 from grouprl.algorithms.option import Part, option
-from grouprl.algorithms.statistics import has_signal
 from grouprl.types import UserError
 
 

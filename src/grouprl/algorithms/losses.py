@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.kl import KlKind, kl_estimate
+from grouprl.algorithms.kl import Kl, KlKind, kl_estimate
 from grouprl.algorithms.option import Part, option
 from grouprl.algorithms.surrogates import (
     Ratio,
@@ -208,6 +208,21 @@ def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tens
 
 
 @dataclass(frozen=True)
+class TokenGrid:
+    """The tokens of completions, as a loss reads them: [N, T] tensors, 0 outside the completions."""
+
+    logprobs_NT: Tensor  # log-probs under the policy; the gradient flows through these alone
+    old_logprobs_NT: Tensor  # log-probs in the denominator of the ratio
+    advantages_NT: Tensor
+    weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch
+    mask_NT: Tensor  # bool, tokens that exist
+    sampler_logprobs_NT: Tensor | None = None  # log-probs that the sampler reported; None = the old ones
+    reference_NT: Tensor | None = None  # log-probs under the reference; None = the algorithm has none
+    counted_NT: Tensor | None = None  # bool, tokens that metrics describe; None = all
+    rows: tuple[int, ...] = ()  # row of the batch of each completion
+
+
+@dataclass(frozen=True)
 class Objective(Part):
     """A surrogate of the ratio of policy to behavior policy, averaged over tokens and maximized."""
 
@@ -240,11 +255,6 @@ class Objective(Part):
         return hasattr(self, "clip_low")
 
     @property
-    def cuts(self) -> bool:
-        """Whether tokens beyond the range, on the side to which their advantage moves them, get no gradient."""
-        return self.surrogate in ("clip", "gmpo")
-
-    @property
     def of_completions(self) -> bool:
         """Whether one ratio moves all tokens of a completion, so that they need one advantage."""
         return _of_completions(self.surrogate, self.ratio)
@@ -258,28 +268,14 @@ class Objective(Part):
         """[N, T] what each token adds to the objective."""
         raise NotImplementedError
 
-    def loss(
-        self,
-        logprobs_NT: Tensor,
-        old_logprobs_NT: Tensor,
-        advantages: Tensor,
-        weights_NT: Tensor,
-        *,
-        sampler_logprobs_NT: Tensor | None = None,
-        ref_logprobs_NT: Tensor | None = None,
-        kl_coef: float = 0.0,
-        kl: KlKind = "k3",
-        kl_unbiased: bool = False,
-        mask_NT: Tensor | None = None,
-        counted_NT: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `policy_loss`, which gets the options of this objective."""
-        low, high = self.range
+    def loss(self, tokens: TokenGrid, kl: Kl | None = None, kl_coef: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `policy_loss`, which gets the options of this objective and of the KL."""
+        (low, high), kl = self.range, kl or Kl()
         return policy_loss(
-            logprobs_NT,
-            old_logprobs_NT,
-            advantages,
-            weights_NT,
+            tokens.logprobs_NT,
+            tokens.old_logprobs_NT,
+            tokens.advantages_NT,
+            tokens.weights_NT,
             surrogate=self.gain,
             ratio=self.ratio,
             clip_low=low,
@@ -288,13 +284,13 @@ class Objective(Part):
             off_policy_delta=self.off_policy_delta,
             divergence_tv=self.divergence_tv,
             divergence_kl=self.divergence_kl,
-            sampler_logprobs_NT=sampler_logprobs_NT,
-            ref_logprobs_NT=ref_logprobs_NT,
+            sampler_logprobs_NT=tokens.sampler_logprobs_NT,
+            ref_logprobs_NT=tokens.reference_NT,
             kl_coef=kl_coef,
-            kl=kl,
-            kl_unbiased=kl_unbiased,
-            mask_NT=mask_NT,
-            counted_NT=counted_NT,
+            kl=kl.kl_estimator,
+            kl_unbiased=kl.kl_unbiased,
+            mask_NT=tokens.mask_NT,
+            counted_NT=tokens.counted_NT,
         )
 
     def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:

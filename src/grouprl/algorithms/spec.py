@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grouprl.algorithms.advantages import CompletionAdvantage, GroupAdvantage
+from grouprl.algorithms.advantages import Advantage, CompletionAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
-from grouprl.algorithms.credit import Advantage
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter

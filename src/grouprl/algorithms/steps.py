@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.credit import Advantage, BatchRewards, Credit
+from grouprl.algorithms.advantages import Advantage, BatchRewards, Credit, Std, group_statistics
 from grouprl.algorithms.option import option
-from grouprl.algorithms.statistics import Std, group_statistics
 
 
 def step_advantages(

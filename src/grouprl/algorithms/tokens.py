@@ -8,10 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.advantages import group_advantages
-from grouprl.algorithms.credit import Advantage, BatchRewards, Credit
+from grouprl.algorithms.advantages import Advantage, BatchRewards, Credit, Scale, Std, group_advantages
 from grouprl.algorithms.option import option
-from grouprl.algorithms.statistics import Scale, Std
 
 
 def gae(

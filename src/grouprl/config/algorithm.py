@@ -19,8 +19,8 @@ from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
-from grouprl.config.other_names import name_here
 from grouprl.config.own_code import own_code
+from grouprl.leaves import find_leaf
 from grouprl.types import UserError, nearest_name
 
 KINDS: Mapping[str, tuple[type[Part], ...]] = {
@@ -48,6 +48,12 @@ OWN = "own"  # beside the parts: the classes of those that a program defined
 
 # `algorithm.critic=copy` is short for `algorithm.critic.critic_kind=copy`.
 _SHORT = {"kl": "kl_estimator", "critic": "critic_kind", "correction": "correction_kind"}
+
+
+def name_here(name: str) -> str:
+    """A sentence about a setting of TRL or verl, by the last part of its name; empty for another name."""
+    hint = find_leaf("hints")
+    return "" if hint is None else str(hint(name))
 
 
 def options(algorithm: Algorithm) -> dict[str, Any]:

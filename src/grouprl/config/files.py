@@ -17,8 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from grouprl.algorithms.option import complaint, hints
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import KINDS, flat
-from grouprl.config.other_names import name_here
+from grouprl.config.algorithm import KINDS, flat, name_here
 from grouprl.config.yaml_text import line_of, read_yaml, write_yaml
 from grouprl.files import MOST_YAML, read_file
 from grouprl.types import UserError, nearest_name

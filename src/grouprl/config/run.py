@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Val
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
+from grouprl.config.environment import EnvironmentConfig as EnvironmentConfig
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
@@ -45,8 +46,8 @@ class ModelConfig(Section):
     revision: Text | None = Field(None, description="branch, tag or commit of a hub id; null = its main branch")
     chat_template: Place | None = Field(
         None,
-        description="null = the tokenizer's; plain or question = for base models, question best with task.examples; or "
-        "a file with a Jinja template",
+        description="null = the tokenizer's; plain, question (best with task.examples) or tools = for base models; "
+        "or a file with a Jinja template",
     )
     chat_template_kwargs: dict[Variable, bool | int | float | str] = Field(
         {}, description="variables of the chat template, such as enable_thinking: false"
@@ -345,6 +346,7 @@ class RunConfig(Section):
     )
     algorithm: AlgorithmSection = Algorithm()
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

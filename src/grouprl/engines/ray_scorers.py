@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.engines.ray_actors import ActorPool
 from grouprl.engines.ray_cluster import Cluster
-from grouprl.rewards.calls import OUTSIDE, CallValues, PendingValues, Signature, TrainingState, gather
-from grouprl.rewards.workers.pool import Keywords, RewardPool
+from grouprl.rewards.calls import CallValues, PendingValues, RewardCall, Signature, gather
+from grouprl.rewards.workers.pool import RewardPool
 from grouprl.rewards.workers.zygote import Source
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of a reward."""
-
-    name: str
-    keywords: Keywords
-    per_step: bool
-    about: str  # the problem, for messages
-    state: TrainingState
-    whole: bool
 
 
 class RemoteRewards:
@@ -35,7 +21,7 @@ class RemoteRewards:
         settings = cluster.settings
         at_once = limits.workers or settings.cpus
         limits = limits.model_copy(update={"workers": at_once})
-        self._pool = ActorPool[_Call | None, Any](
+        self._pool = ActorPool[RewardCall | None, Any](
             cluster,
             "scorer",
             partial(_ScorerActor, dict(functions), limits),
@@ -51,18 +37,9 @@ class RemoteRewards:
             self._signatures = self._pool.submit(None).result()
         return self._signatures
 
-    def submit(
-        self,
-        name: str,
-        keywords: Keywords,
-        *,
-        per_step: bool = False,
-        about: str = "",
-        state: TrainingState = OUTSIDE,
-        whole: bool = False,
-    ) -> PendingValues:
+    def submit(self, call: RewardCall) -> PendingValues:
         """See `RewardPool.submit`."""
-        return self._pool.submit(_Call(name, keywords, per_step, about, state, whole))
+        return self._pool.submit(call)
 
     @property
     def processes(self) -> list[tuple[int, str]]:
@@ -82,10 +59,7 @@ class _ScorerActor:
     def __init__(self, functions: Mapping[str, Source], limits: ScoringConfig) -> None:
         self._pool = RewardPool(functions, limits)
 
-    def __call__(self, call: _Call | None) -> Mapping[str, Signature] | CallValues:
+    def __call__(self, call: RewardCall | None) -> Mapping[str, Signature] | CallValues:
         if call is None:
             return self._pool.signatures()
-        pending: Future[Any] = self._pool.submit(
-            call.name, call.keywords, per_step=call.per_step, about=call.about, state=call.state, whole=call.whole
-        )
-        return gather(pending)
+        return gather(self._pool.submit(call))

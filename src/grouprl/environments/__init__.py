@@ -1,1 +1,1 @@
-"""Conversations: tools, environments and many turns. They see no tokens: the engine keeps the sampled ids."""
+"""Conversations: tools, environments, many turns. Environments never see tokens; the engine keeps the sampled ids."""

@@ -30,6 +30,7 @@ class Call:
 
     tool: str
     arguments: Mapping[str, Any]
+    id: str = field(default="", compare=False)  # that the policy gave it; most formats have none
 
 
 @dataclass(frozen=True)
@@ -99,18 +100,6 @@ class Environment(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of an episode and of its tools."""
-
-    turns: int = 8  # turns that the policy writes
-    calls: int = 16  # tool calls of an episode
-    tool_seconds: float = 10.0
-    episode_seconds: float = 120.0
-    result_characters: int = 2_000  # a longer result is cut, with a visible mark
-    memory_mib: int = 1024  # of a tool's process, imports excluded
-
-
 class EnvironmentSource(Protocol):
     """Makes environments of one kind, each in a process of its own where they run a user's code."""
 
@@ -121,10 +110,3 @@ class EnvironmentSource(Protocol):
     def close(self) -> None:
         """Ends every process."""
         ...
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """The turns of an episode as messages after the prompt, in the form that TRL's reward functions get."""
-
-    messages: tuple[Mapping[str, Any], ...] = field(default=())

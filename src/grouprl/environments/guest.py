@@ -192,7 +192,7 @@ class _Guest:
         self._work = work
         self._runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
         self._object: Any = None
-        self._rewards: list[float] = []  # that a game gave
+        self._rewards: list[float | None] = []  # what a game gave in each step
 
     def answer(self, kind: str, arguments: Sequence[Any], send: Callable[[int, Reply], None]) -> None:
         """Does what is asked, and sends one reply for each call, otherwise one."""
@@ -264,14 +264,15 @@ class _Guest:
                 "expected step to return (observation, reward, terminated, truncated, info), or a dict with "
                 f"observations, reward and done; got {given!r:.80}"
             )
-        if reward is not None:
-            self._rewards.append(_number("step", reward))
-        return {"text": self._cut(_content(observation)), "reward": reward and self._rewards[-1], "done": bool(done)}
+        self._rewards.append(None if reward is None else _number("step", reward))
+        return {"text": self._cut(_content(observation)), "reward": self._rewards[-1], "done": bool(done)}
 
     def _verdict(self) -> Reply:
         found: Reply = {"reward": None, "text": "", "attributes": _attributes(self._object)}
         if self._work.is_game:
-            return found | {"reward": math.fsum(self._rewards) if self._rewards else None}
+            given = [reward for reward in self._rewards if reward is not None]
+            # A policy that never got to a step earned nothing; a game that gives no rewards says nothing.
+            return found | {"reward": math.fsum(given) if given or not self._rewards else None}
         if not hasattr(self._object, "get_reward"):
             return found
         given = self._finished(self._object.get_reward())

@@ -21,8 +21,9 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import complaint
-from grouprl.environments.base import Call, Fault, Limits, Observation, Opening, Schema, Verdict
+from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import as_text, cut
 from grouprl.rewards.workers.frames import receive_exactly
 from grouprl.types import Problem, UserError
@@ -97,8 +98,8 @@ class OpenEnvSource:
         limits: the limits of an episode.
     """
 
-    def __init__(self, url: str, limits: Limits | None = None) -> None:
-        self.url, self.limits = url.rstrip("/"), limits or Limits()
+    def __init__(self, url: str, limits: EnvironmentConfig | None = None) -> None:
+        self.url, self.limits = url.rstrip("/"), limits or EnvironmentConfig()
         self._tools: tuple[Schema, ...] | None = None
         self.calls_tools = False  # by name; else the one tool is a step
 
@@ -150,7 +151,7 @@ class OpenEnvEnvironment:
         self._source, self.tools = source, tools
         self._connection: WebSocket | None = None
         self._gone = "it was not reset"
-        self._rewards: list[float] = []
+        self._rewards: list[float | None] = []  # of the steps
 
     def reset(self, problem: Problem, seed: int) -> Opening:
         """Connects, and resets the environment with the seed and the problem's columns. Raises UserError."""
@@ -206,8 +207,7 @@ class OpenEnvEnvironment:
             wrong = Fault.ARGUMENTS if data["code"] == "VALIDATION_ERROR" else Fault.EXCEPTION
             return _failed(wrong, cut(str(data["message"]), most), seconds)
         seen, reward = data["observation"], data.get("reward")
-        if reward is not None:
-            self._rewards.append(float(reward))
+        self._rewards.append(None if reward is None else float(reward))
         if isinstance(seen.get("error"), Mapping):  # of a call that did not reach the tool, or that raised
             return _failed(
                 Fault.EXCEPTION, cut(str(seen["error"]["message"]), self._source.limits.result_characters), seconds
@@ -223,8 +223,9 @@ class OpenEnvEnvironment:
         """The sum of the rewards that the server gave."""
         if self._gone:
             return Verdict(None, self._gone)
-        total = sum(self._rewards)
-        return Verdict(total if self._rewards and math.isfinite(total) else None)
+        given = [reward for reward in self._rewards if reward is not None]
+        total = sum(given)  # a policy that never acted earned nothing; a server without rewards says nothing
+        return Verdict(total if (given or not self._rewards) and math.isfinite(total) else None)
 
     def close(self) -> None:
         """Ends the session."""

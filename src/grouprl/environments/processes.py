@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import complaint
-from grouprl.environments.base import Call, Fault, Limits, Observation, Opening, Schema, Verdict
+from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import EnvironmentWork, cut
 from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
 from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
@@ -65,7 +66,7 @@ class ProcessSource:
         limits: the limits of an episode.
     """
 
-    def __init__(self, work: EnvironmentWork, limits: Limits) -> None:
+    def __init__(self, work: EnvironmentWork, limits: EnvironmentConfig) -> None:
         self.limits, self.is_game = limits, work.is_game
         self.processes = WorkerProcesses(work)
         self._kinds: Mapping[str, Any] = {}

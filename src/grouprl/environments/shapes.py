@@ -6,13 +6,37 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grouprl.environments.base import Limits
+from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.base import Schema
 from grouprl.environments.guest import EnvironmentWork
 from grouprl.environments.processes import ProcessSource
 from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.frames import ParcelError, pack
 from grouprl.rewards.workers.zygote import Source
+from grouprl.tasks import Task
 from grouprl.types import UserError
+
+
+def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource:
+    """The environments that the configuration names; where it names none, those of the task.
+
+    Raises:
+        UserError: as `open_tools`.
+    """
+    if settings.game is not None:
+        return open_games(settings.game, limits=settings)
+    if settings.given:
+        return open_tools(settings.tools, settings.factory, limits=settings)
+    if (game := getattr(task, "game", None)) is not None:
+        return open_games(game, limits=settings)
+    return open_tools(getattr(task, "tools", ()), getattr(task, "environment", None), limits=settings)
+
+
+def tool_schemas(task: Task) -> tuple[Schema, ...]:
+    """The schemas of a task's tools, for prompts that show them."""
+    with source_of(EnvironmentConfig(), task) as source:
+        return tuple(source.open(task.problems("train")[0]).tools)
+
 
 Code = Callable[..., Any] | str
 """A Python object, or its place as `FILE.py:NAME`."""
@@ -22,7 +46,7 @@ def open_tools(
     tools: Sequence[Code] = (),
     environments: Code | Mapping[str, Code] | None = None,
     *,
-    limits: Limits | None = None,
+    limits: EnvironmentConfig | None = None,
 ) -> ProcessSource:
     """Environments of functions, of a class, or of both; the form of TRL's `tools` and `environment_factory`.
 
@@ -41,7 +65,7 @@ def open_tools(
     return _source(tools, environments, is_game=False, limits=limits)
 
 
-def open_games(games: Code | Mapping[str, Code], *, limits: Limits | None = None) -> ProcessSource:
+def open_games(games: Code | Mapping[str, Code], *, limits: EnvironmentConfig | None = None) -> ProcessSource:
     """Text games, which answer messages.
 
     Args:
@@ -57,9 +81,9 @@ def open_games(games: Code | Mapping[str, Code], *, limits: Limits | None = None
 
 
 def _source(
-    tools: Sequence[Code], makers: Code | Mapping[str, Code] | None, *, is_game: bool, limits: Limits | None
+    tools: Sequence[Code], makers: Code | Mapping[str, Code] | None, *, is_game: bool, limits: EnvironmentConfig | None
 ) -> ProcessSource:
-    limits = limits or Limits()
+    limits = limits or EnvironmentConfig()
     named = makers if isinstance(makers, Mapping) else {} if makers is None else {"": makers}
     work = EnvironmentWork(
         [_code("tool", "", tool) for tool in tools],

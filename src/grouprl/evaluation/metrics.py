@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from grouprl.models.progress import PROGRESS
 from grouprl.tasks.base import Task
-from grouprl.types import Group, RewardOutcome, StopReason
+from grouprl.types import Episode, Group, RewardOutcome, StopReason
 
 
 class Clock:
@@ -97,6 +98,24 @@ def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "completions/clipped_ratio": _mean([c.stop_reason is StopReason.LENGTH for c in completions]),
         "completions/repeated": _mean([_repeated(c.token_ids) for c in completions]),
         "completion_tokens": sum(lengths),
+        **_episode_metrics([one.episode for one in completions if one.episode is not None]),
+    }
+
+
+def _episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Metrics of completions with several turns; none without any."""
+    if not episodes:
+        return {}
+    calls = [call for one in episodes for call in one.calls]
+    faults = Counter(call.fault for call in calls if call.fault)
+    ended = Counter(one.ended for one in episodes)
+    return {
+        "episodes/turns": _mean([len(one.ends) for one in episodes]),
+        "episodes/calls": _mean([len(one.calls) for one in episodes]),
+        "episodes/tool_seconds": _mean([call.seconds for call in calls]) if calls else 0.0,
+        "tokens/observed": sum(len(shown.token_ids) for one in episodes for shown in one.observations),
+        **{f"episodes/faults/{name}": count / len(calls) for name, count in sorted(faults.items())},
+        **{f"episodes/ended/{name}": count / len(episodes) for name, count in sorted(ended.items())},
     }
 
 

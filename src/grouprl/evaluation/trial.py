@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import Evaluation, evaluate
-from grouprl.learner.credit import component
+from grouprl.learner.batch import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
@@ -21,6 +22,7 @@ from grouprl.rewards.configured import configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
+from grouprl.rollout.episodes import Conversations, bound, open_conversations
 from grouprl.tasks import Task
 from grouprl.types import Group, Problem, RewardOutcome, UserError
 
@@ -46,20 +48,23 @@ def evaluate_model(
     Raises:
         UserError: the model cannot be loaded, or a prompt is too long for it; there are no held-out problems.
     """
-    model, tokenizer, engine = _engine(config)
-    longest = context_length(model) - config.rollout.max_tokens
-    problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
-    prompts = requests([(problem, "") for problem in problems], tokenizer, completions=1, longest_prompt=longest)
-    if not prompts:
-        raise UserError(
-            f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
-            f"{min(len(problems), config.evaluation.problems)}: raise it, or choose another evaluation.split"
-        )
-    with configured_scorer(config, task, rewards) as scorer:
+    with ExitStack() as stack:
+        conversations = stack.enter_context(open_conversations(config, task))
+        model, tokenizer, engine, most_tokens = _engine(config, conversations)
+        longest = context_length(model) - most_tokens
+        problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
+        visits = [(problem, "") for problem in problems]
+        opened = None if conversations is None else conversations.opened
+        prompts = requests(visits, tokenizer, completions=1, longest_prompt=longest, opened=opened)
+        if not prompts:
+            raise UserError(
+                f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
+                f"{min(len(problems), config.evaluation.problems)}: raise it, or choose another evaluation.split"
+            )
         return evaluate(
             engine,
             task,
-            scorer,
+            stack.enter_context(configured_scorer(config, task, rewards)),
             prompts,
             sampling=structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer),
             samples=config.evaluation.samples,
@@ -83,12 +88,13 @@ def sample_group(
     Raises:
         UserError: the model cannot be loaded, or the prompt is too long for it.
     """
-    model, tokenizer, engine = _engine(config)
-    longest = context_length(model) - config.rollout.max_tokens
-    problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
-    request = Request(problem, prompt_token_ids(problem, tokenizer, longest=longest), config.rollout.group_size)
-    sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
-    group = engine.generate([request], sampling)[0]
+    with open_conversations(config, task) as conversations:
+        model, tokenizer, engine, most_tokens = _engine(config, conversations)
+        problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
+        problem = problem if conversations is None else conversations.opened(problem)
+        ids = prompt_token_ids(problem, tokenizer, longest=context_length(model) - most_tokens)
+        sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
+        group = engine.generate([Request(problem, ids, config.rollout.group_size)], sampling)[0]
     outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
     return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
 
@@ -140,11 +146,21 @@ def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
     return Problem("own", ({"role": "user", "content": prompt},))
 
 
-def _engine(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine]:
+def _engine(
+    config: RunConfig, conversations: Conversations | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine, int]:
+    """Model, tokenizer and engine, and the most tokens after a prompt."""
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
+    longest = config.rollout.max_tokens
+    talk = bound(conversations, model, tokenizer, longest)
     engine = NativeEngine(
-        model, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
+        model,
+        tokenizer,
+        seed=config.seed,
+        max_rows=config.rollout.max_rows,
+        dtype=config.model.dtype,
+        conversation=talk,
     )
-    return model, tokenizer, engine
+    return model, tokenizer, engine, longest if talk is None else talk.most_tokens

@@ -31,7 +31,7 @@ _CODE = {
     "prompt": "tasks/curriculum.py UniformOrder.visits",
     "completions": "step.py grpo_step",
     "rewards": "types.py RewardOutcome",
-    "statistics": "algorithms/statistics.py group_statistics",
+    "statistics": "algorithms/advantages.py group_statistics",
     "advantages": "algorithms/advantages.py group_advantages",
     "ratio": "algorithms/surrogates.py policy_ratios",
     "kl": "algorithms/kl.py kl_estimate",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from torch.distributions import Categorical, kl_divergence
 from grouprl.algorithms import group_statistics, has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.kl import KlKind
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.stages import GroupTokens, group_stages
+from grouprl.algorithms.stages import group_stages
 from grouprl.algorithms.surrogates import Surrogate
 from grouprl.lab.explain_group import walk_through
 from grouprl.lab.report.worked import compared, compared_rewards, numbers
@@ -71,23 +71,16 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     advantages_G = found.advantages(rewards_G).double()
     before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
     ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
-    tokens = GroupTokens(
-        mask_GT=ones_G1 > 0,
-        weights_GT=algorithm.objective.weights(ones_G1 > 0, max_tokens=1),
-        advantages_GT=advantages_G[:, None],
-        logprobs_GT=before_G1,
-        old_GT=before_G1,
-        sampled_GT=before_G1,
-        reference_GT=before_G1 if algorithm.kl is not None else None,
-        updated_GT=before_G1,
-    )
+    weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1)
+    reference_G1 = before_G1 if algorithm.kl is not None else None
+    tokens = TokenGrid(before_G1, before_G1, advantages_G[:, None], weights_G1, ones_G1 > 0, reference_NT=reference_G1)
     kl_coef = algorithm.kl_coef
-    stages = group_stages(algorithm, tokens, kl_coef=kl_coef)
+    stages = group_stages(algorithm, tokens, before_G1, kl_coef=kl_coef)
     # The gradient by the logits of a softmax, from that by the log-probs of its outcomes.
     slope_G = torch.tensor([one["sum"] for one in stages["gradient"]["completions"]], dtype=torch.float64)
     slope_G = slope_G - before_G.exp() * slope_G.sum()
     updated_G = torch.log_softmax(-learning_rate * slope_G, 0)
-    stages = group_stages(algorithm, replace(tokens, updated_GT=updated_G[:, None]), kl_coef=kl_coef)
+    stages = group_stages(algorithm, tokens, updated_G[:, None], kl_coef=kl_coef)
     stages["kl"]["reason"] = "the policy starts equal to the reference" if algorithm.kl else "kl_coef is 0"
     stages["loss"]["batch"] = {"groups": 1, "completions": size}
     stages["update"] |= {"learning_rate": learning_rate, "grad_norm": float(slope_G.norm())}

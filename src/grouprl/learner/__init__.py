@@ -1,7 +1,7 @@
 """Turns groups into a packed batch, assigns credit to every token, and updates the weights."""
 
-from grouprl.learner.batch import PolicyEvaluation, ScoredGroups, TokenGrid, make_batch
-from grouprl.learner.credit import assign_credit
+from grouprl.algorithms.losses import TokenGrid
+from grouprl.learner.batch import PolicyEvaluation, ScoredGroups, assign_credit, make_batch
 from grouprl.learner.critic import CriticLearner
 from grouprl.learner.learner import Learner
 from grouprl.learner.optimizer import Optimizer

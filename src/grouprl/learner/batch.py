@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import high_entropy_mask, token_weights
-from grouprl.algorithms.credit import Credit
+from grouprl.algorithms import high_entropy_mask, kl_estimate
+from grouprl.algorithms.advantages import BatchRewards, Credit
 from grouprl.algorithms.spec import Algorithm
+from grouprl.learner.critic import Valuation
 from grouprl.types import Batch, Group, RewardOutcome, Sampling, StopReason
 
 
@@ -63,6 +64,7 @@ def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bo
         trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         sampling=sampling,
+        observations={row: one.observations for row, one in enumerate(completions) if one.observations},
     )
 
 
@@ -73,48 +75,59 @@ def padded(rows: Sequence[Sequence[float]], mask_NT: Tensor, dtype: torch.dtype)
     return grid
 
 
-@dataclass(frozen=True)
-class TokenGrid:
-    """The completion tokens of a pack: [n, T] tensors on the learner's device, 0 outside the completions."""
+def assign_credit(
+    outcomes_N: Sequence[RewardOutcome],
+    reward_weights: Mapping[str, float],
+    batch: Batch,
+    before: PolicyEvaluation,
+    algorithm: Algorithm,
+    *,
+    kl_coef: float,
+) -> Credit:
+    """Computes the advantages of a batch's tokens: see `assign` of the algorithm's advantage.
 
-    logprobs_NT: Tensor  # log-probs under the policy; the gradient flows through these alone
-    old_logprobs_NT: Tensor  # log-probs in the denominator of the ratio, see `UpdateWork.old_NT`
-    sampler_logprobs_NT: Tensor  # log-probs that the sampler reported
-    reference_NT: Tensor | None  # log-probs under the reference; None = the algorithm has none
-    advantages_NT: Tensor
-    weights_NT: Tensor  # weight of each token in the loss, computed from the whole batch
-    mask_NT: Tensor  # bool, tokens that exist
-    counted_NT: Tensor  # bool, those that metrics describe: of trained completions with an advantage, whatever is read
-    rows: tuple[int, ...]  # row of the batch of each completion
+    Args:
+        outcomes_N: one outcome for each row of the batch.
+        reward_weights: weight of each reward in the total, by name.
+        batch: the completions.
+        before: the reference's log-probs and the critic's values, where the algorithm has them.
+        algorithm: the algorithm that defines the advantage.
+        kl_coef: the KL coefficient of this step.
+    """
+    return algorithm.advantage.assign(
+        BatchRewards(
+            rewards_N=torch.tensor([outcome.total for outcome in outcomes_N], dtype=torch.float64),
+            groups_N=torch.tensor(batch.group_of_N),
+            mask_NT=batch.mask_NT,
+            trained_NT=batch.trained_NT,
+            components={name: component(outcomes_N, name) for name in reward_weights},
+            weights=reward_weights,
+            steps=[[(step.reward, step.end) for step in outcome.steps] for outcome in outcomes_N],
+            kl_NT=_kl_in_reward(batch, before, algorithm, kl_coef),
+            values_NT=None if before.values_NT is None else before.values_NT.cpu(),
+        )
+    )
 
 
-@dataclass(frozen=True)
-class Valuation:
-    """What a critic learns from a batch: [N, T] tensors."""
+def component(outcomes_N: Sequence[RewardOutcome], name: str) -> Tensor:
+    """Returns [N] float64 values of one reward; NaN where it does not apply or the completion is invalid."""
+    values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
+    return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
 
-    values_NT: Tensor  # before the first update
-    returns_NT: Tensor
-    counted_NT: Tensor  # bool, tokens of its loss
 
-    @staticmethod
-    def of(values_NT: Tensor | None, credit: Credit) -> Valuation | None:
-        """None where there is no critic, or the credit has no returns for one."""
-        if values_NT is None or credit.returns_NT is None or credit.counted_NT is None:
-            return None
-        return Valuation(values_NT, credit.returns_NT, credit.counted_NT)
+def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
+    """Returns the values of each completion's tokens, without padding."""
+    return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
-    @property
-    def explained_variance(self) -> float:
-        """1 - Var(returns - values) / Var(returns) of the counted tokens: 1 for a perfect critic, 0 for a constant."""
-        returns, values = (one.cpu()[self.counted_NT].double() for one in (self.returns_NT, self.values_NT))
-        spread = float(returns.var(correction=0)) if len(returns) else 0.0
-        return 1 - float((returns - values).var(correction=0)) / spread if spread > 0 else float("nan")
 
-    def weights(self, rows: Sequence[int]) -> Tensor:
-        """[N, T] weights of the value loss, which is a mean over the counted tokens of these rows."""
-        counted_NT = torch.zeros_like(self.counted_NT)
-        counted_NT[list(rows)] = self.counted_NT[list(rows)]
-        return token_weights(counted_NT, aggregate="token_mean")
+def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, kl_coef: float) -> Tensor:
+    """Returns [N, T] float64, the KL penalty subtracted from each token's reward; exactly 0 at the reference."""
+    kl = algorithm.kl
+    if kl is None or kl.kl_in != "reward" or before.reference_NT is None or before.at_reference:
+        return torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
+    policy_NT = batch.old_logprobs_NT if before.policy_NT is None else before.policy_NT.cpu()
+    kl_NT = kl_estimate(policy_NT.double(), before.reference_NT.cpu().double(), kind=kl.kl_estimator)
+    return kl_coef * torch.where(batch.mask_NT, kl_NT, 0.0)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from grouprl.algorithms import value_loss
+from grouprl.algorithms import token_weights, value_loss
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.values import CriticPart, SharedCritic
-from grouprl.learner.batch import Valuation
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import Pack, cut, to_grid
 from grouprl.models.critic import Critic
+
+
+@dataclass(frozen=True)
+class Valuation:
+    """What a critic learns from a batch: [N, T] tensors."""
+
+    values_NT: Tensor  # before the first update
+    returns_NT: Tensor
+    counted_NT: Tensor  # bool, tokens of its loss
+
+    @staticmethod
+    def of(values_NT: Tensor | None, credit: Credit) -> Valuation | None:
+        """None where there is no critic, or the credit has no returns for one."""
+        if values_NT is None or credit.returns_NT is None or credit.counted_NT is None:
+            return None
+        return Valuation(values_NT, credit.returns_NT, credit.counted_NT)
+
+    @property
+    def explained_variance(self) -> float:
+        """1 - Var(returns - values) / Var(returns) of the counted tokens: 1 for a perfect critic, 0 for a constant."""
+        returns, values = (one.cpu()[self.counted_NT].double() for one in (self.returns_NT, self.values_NT))
+        spread = float(returns.var(correction=0)) if len(returns) else 0.0
+        return 1 - float((returns - values).var(correction=0)) / spread if spread > 0 else float("nan")
+
+    def weights(self, rows: Sequence[int]) -> Tensor:
+        """[N, T] weights of the value loss, which is a mean over the counted tokens of these rows."""
+        counted_NT = torch.zeros_like(self.counted_NT)
+        counted_NT[list(rows)] = self.counted_NT[list(rows)]
+        return token_weights(counted_NT, aggregate="token_mean")
 
 
 @dataclass(frozen=True)

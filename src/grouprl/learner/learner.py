@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.algorithms.credit import Credit
-from grouprl.algorithms.kl import Kl
+from grouprl.algorithms.advantages import Credit
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, TokenGrid, UpdateWork
-from grouprl.learner.credit import token_rows
+from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, UpdateWork, token_rows
 from grouprl.learner.critic import CriticLearner, ValueLoss
 from grouprl.learner.experts import ExpertShares, choices
 from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
@@ -169,14 +168,7 @@ class Learner:
             columns["values_NT"] = self.critic.critic.values(hidden_CH)
         return columns
 
-    def learn(
-        self,
-        batch: Batch,
-        credit: Credit,
-        before: PolicyEvaluation,
-        *,
-        step: int,
-    ) -> LearnResult:
+    def learn(self, batch: Batch, credit: Credit, before: PolicyEvaluation, *, step: int) -> LearnResult:
         """Makes `passes` passes over the batch, with `minibatches` updates each.
 
         Args:
@@ -315,12 +307,7 @@ class Learner:
         return ExpertShares(torch.tensor(list(counts), device=self.device).sum(0) / tokens, tokens)
 
     def _policy_loss(
-        self,
-        work: UpdateWork,
-        pack: Pack,
-        weights_NT: Tensor,
-        value: ValueLoss | None,
-        shares: ExpertShares | None,
+        self, work: UpdateWork, pack: Pack, weights_NT: Tensor, value: ValueLoss | None, shares: ExpertShares | None
     ) -> tuple[Tensor, tuple[PackMetrics, TokenPass]]:
         a, batch, bonus = self.algorithm, work.batch, self.entropy_coefs[1]
         with autocast(self.device, self.dtype), noted_routing() as noted:
@@ -331,13 +318,13 @@ class Learner:
         counted_nT = mask_nT & (weights_nT > 0).any(1, keepdim=True) & (advantages_nT != 0).any(1, keepdim=True)
         loss, stats = self.token_loss(
             TokenGrid(
-                logprobs_NT=logprobs_nT,
-                old_logprobs_NT=logprobs_nT.detach() if work.old_NT is None else cut(pack, work.old_NT),
+                logprobs_nT,
+                logprobs_nT.detach() if work.old_NT is None else cut(pack, work.old_NT),
+                advantages_nT,
+                weights_nT,
+                mask_nT,
                 sampler_logprobs_NT=sampled_nT,
                 reference_NT=None if reference_NT is None else cut(pack, reference_NT),
-                advantages_NT=advantages_nT,
-                weights_NT=weights_nT,
-                mask_NT=mask_nT,
                 counted_NT=counted_nT,
                 rows=pack.rows,
             )
@@ -364,20 +351,8 @@ class Learner:
 
         The ratio is exp(log-prob - old log-prob); `grouprl.algorithms.surrogates` has the other surrogates.
         """
-        kl = self.algorithm.kl or Kl()
-        return self.algorithm.objective.loss(
-            tokens.logprobs_NT,
-            tokens.old_logprobs_NT,
-            tokens.advantages_NT,
-            tokens.weights_NT,
-            ref_logprobs_NT=tokens.reference_NT,
-            kl_coef=self.kl_coef if self.algorithm.pulls else 0.0,
-            kl=kl.kl_estimator,
-            kl_unbiased=kl.kl_unbiased,
-            sampler_logprobs_NT=tokens.sampler_logprobs_NT,
-            mask_NT=tokens.mask_NT,
-            counted_NT=tokens.counted_NT,
-        )
+        a = self.algorithm
+        return a.objective.loss(tokens, a.kl, self.kl_coef if a.pulls else 0.0)
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:

@@ -20,7 +20,7 @@ from grouprl.models.head import output_head
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
-from grouprl.types import Batch, Sampling
+from grouprl.types import Batch, ObservedTokens, Sampling
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ def make_packs(
     """
     lengths = batch.mask_NT.sum(1).tolist()
     read = [length - (0 if read_last else 1) for length in lengths]
+    for row, observations in batch.observations.items():
+        read[row] += sum(len(one.token_ids) for one in observations)
     by_group: dict[int, list[int]] = {}
     for row in rows:
         if lengths[row]:
@@ -101,16 +103,22 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
         last = at + len(prompt) - 1
         at += len(prompt)
         for row in group:
-            spans.append(batch.token_ids_NT[row, : read[row]])
-            # The prompt's last token predicts the first token of every completion.
-            predictors.append(torch.cat([torch.tensor([last]), torch.arange(at, at + lengths[row] - 1)]))
+            ids_T, places_T = with_observations(
+                batch.token_ids_NT[row, : lengths[row]], batch.observations.get(row, ())
+            )
+            spans.append(ids_T[: read[row]])
+            # The token before a completion's token predicts it; before the first one it is the prompt's last token.
+            predictors.append(torch.where(places_T > 0, at + places_T - 1, last))
             at += read[row]
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
     context = None
     if batch.sampling.penalizes or batch.sampling.structure is not None:
         own = [torch.tensor(prompt) for prompt, group in zip(whole_prompts, groups, strict=True) for _ in group]
-        whole = [torch.cat([prompt, batch.token_ids_NT[row]]) for prompt, row in zip(own, rows, strict=True)]
-        before_C = torch.tensor([*map(len, own)])[row_C] + column_C
+        written = [with_observations(batch.token_ids_NT[row], batch.observations.get(row, ())) for row in rows]
+        whole = [torch.cat([prompt, ids_T]) for prompt, (ids_T, _) in zip(own, written, strict=True)]
+        before_C = (
+            torch.tensor([*map(len, own)])[row_C] + pad_sequence([at_T for _, at_T in written], True)[row_C, column_C]
+        )
         states_C = batch.states_NT[rows][mask_nT]
         context = Context(*(part.to(device) for part in (pad_sequence(whole, True), row_C, before_C, states_C)))
     return Pack(
@@ -125,6 +133,20 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
         column_C=column_C.to(device),
         context=context,
     )
+
+
+def with_observations(token_ids_T: Tensor, observations: Sequence[ObservedTokens]) -> tuple[Tensor, Tensor]:
+    """The tokens that the policy read of a completion: its own with the observations between them.
+
+    Returns:
+        All tokens, and the place among them of each own token.
+    """
+    places_T, parts, begun = torch.arange(len(token_ids_T)), [], 0
+    for one in observations:
+        parts += [token_ids_T[begun : one.after], torch.tensor(one.token_ids)]
+        places_T[one.after :] += len(one.token_ids)
+        begun = one.after
+    return torch.cat([*parts, token_ids_T[begun:]]), places_T
 
 
 def to_grid(pack: Pack, values_C: Tensor) -> Tensor:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import compress
 
 import torch
 from torch import Tensor
 
-from grouprl.algorithms import clipped_tokens, policy_ratios
-from grouprl.algorithms.losses import Objective
+from grouprl.algorithms import policy_ratios
+from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.stages import GroupTokens, group_stages
+from grouprl.algorithms.stages import cut_sides, group_stages
 from grouprl.algorithms.surrogates import left_out
-from grouprl.learner.batch import PolicyEvaluation, UpdateWork
-from grouprl.learner.credit import token_rows
+from grouprl.learner.batch import PolicyEvaluation, UpdateWork, token_rows
 from grouprl.learner.packs import Pack, PackOutput
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
@@ -81,13 +81,7 @@ def cut_tokens(
     ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if own else old_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
-    if not objective.cuts:  # a bounded weight keeps its gradient
-        return left_NT
-    low, high = objective.range
-    below_NT, above_NT = clipped_tokens(ratios_NT, advantages_NT, clip_low=low, clip_high=high)
-    largest = objective.largest_ratio
-    far_NT = (advantages_NT < 0) & (ratios_NT > largest) if largest is not None else torch.zeros_like(below_NT)
-    return left_NT | below_NT | above_NT | far_NT
+    return reduce(torch.logical_or, cut_sides(objective, ratios_NT, advantages_NT).values(), left_NT)
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
@@ -117,17 +111,16 @@ def watched_stages(
     old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
     logprobs_NT = _grid(old_NT, last_pass)
     weights_NT = algorithm.objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)
-    tokens = GroupTokens(
-        mask_GT=batch.mask_NT[rows],
-        weights_GT=weights_NT[rows],
-        advantages_GT=work.advantages_NT[rows],
-        logprobs_GT=logprobs_NT[rows],
-        old_GT=(logprobs_NT if work.old_NT is None else old_NT)[rows],
-        sampled_GT=batch.old_logprobs_NT[rows],
-        reference_GT=None if reference_NT is None else reference_NT.cpu()[rows],
-        updated_GT=_grid(logprobs_NT, again)[rows],
+    tokens = TokenGrid(
+        logprobs_NT[rows],
+        (logprobs_NT if work.old_NT is None else old_NT)[rows],
+        work.advantages_NT[rows],
+        weights_NT[rows],
+        batch.mask_NT[rows],
+        sampler_logprobs_NT=batch.old_logprobs_NT[rows],
+        reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
     )
-    stages = group_stages(algorithm, tokens, kl_coef=kl_coef)
+    stages = group_stages(algorithm, tokens, _grid(logprobs_NT, again)[rows], kl_coef=kl_coef)
     batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
     return {**stages, "loss": {**stages["loss"], "batch": batch_size}}
 

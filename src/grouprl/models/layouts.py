@@ -259,7 +259,7 @@ def _compiled_flex() -> Any:
 
 
 def _take(tensor: Tensor, index: Tensor) -> Tensor:
-    # Forward and backward take less than half the time of tensor[index] on a CPU (benchmarks/attention_forms.py).
+    # Forward and backward take less than half the time of tensor[index] on a CPU.
     return tensor.index_select(0, index.flatten()).view(*index.shape, *tensor.shape[1:])
 
 

@@ -11,7 +11,7 @@ from grouprl.types import UserError, nearest_name
 BUNDLED = {"abacus": Path(__file__).parent / "assets" / "abacus"}
 """The models that come with the package, by name."""
 
-PLAIN, QUESTION = "plain", "question"  # the built-in chat templates
+PLAIN, QUESTION, TOOLS = "plain", "question", "tools"  # the built-in chat templates
 ALL_LINEAR = "all-linear"  # of an adapter's targets: every linear layer
 
 
@@ -30,7 +30,7 @@ class ModelSource(Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """None = the tokenizer's; `plain`, `question` or a file."""
+        """None = the tokenizer's; `plain`, `question`, `tools` or a file."""
         ...
 
     @property

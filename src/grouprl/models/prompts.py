@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.templates import hidden_tags, is_rendered_chat, try_template
+from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat, try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
 _TRIED: set[str] = set()  # templates that stayed within the limits
@@ -23,9 +23,14 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
         longest: most tokens of the prompt, so that a completion still fits the context.
 
     Raises:
-        UserError: the tokenizer has no chat template for messages, or the prompt is empty or too long.
+        UserError: the tokenizer has no chat template for messages, the prompt is empty or too long, or it is plain text
+            where there are tools.
     """
     if isinstance(problem.prompt, str) or is_rendered_chat(problem.prompt, tokenizer):
+        if problem.tools and not is_rendered(problem.prompt_text, tokenizer):
+            raise UserError(
+                f"{problem.where}: expected chat messages, for tools stand in a chat template, got plain text"
+            )
         ids = _text_ids(problem.prompt_text, tokenizer)
     else:
         if tokenizer.chat_template is None:
@@ -34,7 +39,7 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
                 "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts "
                 "(with task.examples: model.chat_template=question)"
             )
-        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer)
+        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer, problem.tools)
     if not 1 <= len(ids) <= longest:
         raise UserError(
             f"{problem.where}: expected a prompt of 1 to {longest} tokens (the model's context less "
@@ -67,17 +72,26 @@ def conversation_token_ids(
 
 
 def _rendered(
-    problem_id: str, messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, *, answer_follows: bool = True
+    problem_id: str,
+    messages: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    answer_follows: bool = True,
 ) -> list[int]:
     if (template := str(tokenizer.chat_template)) not in _TRIED:
-        try_template(messages, tokenizer)
+        try_template(messages, tokenizer, tools)
         _TRIED.add(template)
     # A last message of the assistant is the beginning of the completion, as in TRL's data: the policy continues it.
     continues = answer_follows and messages[-1]["role"] == "assistant"
     begins = answer_follows and not continues
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=begins, continue_final_message=continues, return_dict=False
+            messages,
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=begins,
+            continue_final_message=continues,
+            return_dict=False,
         )
     except Exception as error:  # a template is a program, which can raise anything
         if continues and "continue_final_message" in str(error):

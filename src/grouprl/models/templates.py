@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.files import read_needed
-from grouprl.models.names import PLAIN, QUESTION
+from grouprl.models.names import PLAIN, QUESTION, TOOLS
 from grouprl.types import Message, UserError
 
 _SECONDS, _BYTES = 2, 256 << 20
@@ -40,6 +41,20 @@ _QUESTION_TEMPLATE = (
     "{% else %}{{ 'Question: ' + message['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\nAnswer:' }}{% endif %}"
 )
+# ChatML with the calls of Hermes and Qwen2.5, for base models and for templates without tools. The tokenizer's own end
+# token ends a turn, because the policy ends one with it.
+_TOOLS_TEMPLATE = r"""{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if system or tools %}{{- '<|im_start|>system\n' + system + ('\n\n' if system and tools else '') }}
+{%- if tools %}{{- 'You can call tools:\n<tools>' }}{% for tool in tools %}{{- '\n' + tool | tojson }}{% endfor %}
+{{- '\n</tools>\nTo call one, write:\n<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>' }}
+{%- endif %}{{- eos_token + '\n' }}{% endif %}{% for message in messages %}{% if message.role == 'tool' %}
+{{- '' if loop.previtem.role == 'tool' else '<|im_start|>user' }}
+{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{{- '' if (loop.nextitem or {}).role == 'tool' else eos_token + '\n' }}
+{%- elif not loop.first or message.role != 'system' %}{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}{{- '\n' if message.content or not loop.first else '' }}
+{{- '<tool_call>\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '\n</tool_call>' }}
+{%- endfor %}{{- eos_token + '\n' }}{% endif %}{% endfor %}{{- '<|im_start|>assistant\n' if add_generation_prompt }}"""
 # Ends with an expression, because the newline after a block would be trimmed from the template that follows.
 _FOLD = (
     "{% if messages[0]['role'] == 'system' %}{% if messages | length > 1 and messages[1]['role'] == 'user' %}"
@@ -48,7 +63,7 @@ _FOLD = (
     "{% set messages = [{'role': 'user', 'content': messages[0]['content']}] + messages[1:] %}"
     "{% endif %}{% endif %}{{ '' }}"
 )
-_BUILT_IN = {PLAIN: _PLAIN_TEMPLATE, QUESTION: _QUESTION_TEMPLATE}
+_BUILT_IN = {PLAIN: _PLAIN_TEMPLATE, QUESTION: _QUESTION_TEMPLATE, TOOLS: _TOOLS_TEMPLATE}
 _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
 _USER: Message = {"role": "user", "content": "What is 2 + 3?"}
 _FOLDED: dict[str, bool] = {}  # by template: whether it gets _FOLD
@@ -74,7 +89,7 @@ def prepare_template(
         begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + built_in
     elif template is not None:
-        what = f"model.chat_template: expected null, {PLAIN}, {QUESTION} or a file with a Jinja template"
+        what = f"model.chat_template: expected null, {PLAIN}, {QUESTION}, {TOOLS} or a file with a Jinja template"
         tokenizer.chat_template = read_needed(Path(template), what, most=_MOST_TEMPLATE)
     _set_arguments(tokenizer, path, arguments)
     if tokenizer.chat_template is not None and _lacks_system(tokenizer):
@@ -154,7 +169,9 @@ def lost_contents(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
     return [content for content in contents if content.strip() not in text]
 
 
-def try_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> None:
+def try_template(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
+) -> None:
     """Renders in a process of its own, which the kernel ends at a limit: one loop or product can hang or fill memory.
 
     Raises:
@@ -169,7 +186,8 @@ def try_template(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase
             if (memory := Path("/proc/self/statm")).exists():
                 held = int(memory.read_text().split()[5]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_DATA, (held + _BYTES, held + _BYTES))
-            tokenizer.apply_chat_template([*map(dict, messages)], add_generation_prompt=True, tokenize=False)
+            shown, offered = [*map(dict, messages)], [*map(dict, tools)] or None
+            tokenizer.apply_chat_template(shown, tools=offered, add_generation_prompt=True, tokenize=False)
         except MemoryError:
             os._exit(1)
         finally:  # other errors are reported when this process renders

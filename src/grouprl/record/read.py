@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
@@ -18,7 +19,17 @@ from grouprl.files import is_number, opened, parse_object, read_json, read_text
 from grouprl.record.layout import RunDirectory, refuse_links, run_at
 from grouprl.record.rollouts import open_recorded, recorded_counts
 from grouprl.record.rows import checked_rows, parsed, truth
-from grouprl.types import Completion, Group, Problem, RewardOutcome, StepReward, StopReason, TokenTrace, UserError
+from grouprl.types import (
+    Completion,
+    Episode,
+    Group,
+    Problem,
+    RewardOutcome,
+    StepReward,
+    StopReason,
+    TokenTrace,
+    UserError,
+)
 
 Row = Mapping[str, Any]
 _MOST_LINES = 1_000_000  # of a JSON-lines file; a row takes a kilobyte of memory or more
@@ -204,11 +215,24 @@ def read_rollouts(directory: str | Path, step: int) -> tuple[RecordedGroup, ...]
             "ORDER BY group_index, completion_index",
             (step,),
         ).fetchall()
+        episodes = recorded_episodes(path, database, step)
     groups = groupby(rows, key=lambda row: row["group_index"])
-    return tuple(recorded_group(path, list(members)) for _, members in groups)
+    return tuple(recorded_group(path, list(members), episodes) for _, members in groups)
 
 
-def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
+def recorded_episodes(path: Path, database: sqlite3.Connection, step: int) -> dict[tuple[int, int], Episode]:
+    """The episodes of a step by group and completion; empty where completions have a single turn.
+
+    Raises:
+        UserError: the JSON in a row is damaged.
+    """
+    found = database.execute("SELECT * FROM episodes WHERE step = ?", (step,)).fetchall()
+    return {(row["group_index"], row["completion_index"]): _episode(path, row) for row in found}
+
+
+def recorded_group(
+    path: Path, rows: Sequence[sqlite3.Row], episodes: Mapping[tuple[int, int], Episode] = MappingProxyType({})
+) -> RecordedGroup:
     """Makes a group from rows of the database at `path`, which have all columns of its completions and its problem.
 
     Raises:
@@ -219,7 +243,11 @@ def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
     prompt = head["prompt"] if messages is None else tuple(messages)
     problem = Problem(head["problem_id"], prompt, parsed(path, head, "columns"))
     return RecordedGroup(
-        group=Group(problem, _numbers(head["prompt_ids"], "<i4"), tuple(_completion(row) for row in rows)),
+        group=Group(
+            problem,
+            _numbers(head["prompt_ids"], "<i4"),
+            tuple(_completion(row, episodes.get((row["group_index"], row["completion_index"]))) for row in rows),
+        ),
         outcomes=tuple(_outcome(path, row) for row in rows),
         advantages=tuple(row["advantage"] for row in rows),
         token_advantages=tuple(_token_advantages(row) for row in rows),
@@ -228,7 +256,14 @@ def recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
     )
 
 
-def _completion(row: sqlite3.Row) -> Completion:
+def _episode(path: Path, row: sqlite3.Row) -> Episode:
+    try:
+        return Episode.of(parsed(path, row, "episode"))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: expected the episode of a completion, got {error}: restore the file") from error
+
+
+def _completion(row: sqlite3.Row, episode: Episode | None) -> Completion:
     return Completion(
         index=row["completion_index"],
         token_ids=_numbers(row["token_ids"], "<i4"),
@@ -237,16 +272,16 @@ def _completion(row: sqlite3.Row) -> Completion:
         text=row["text"],
         stop_reason=StopReason(row["stop_reason"]),
         weights_version=row["weights_version"],
+        episode=episode,
     )
 
 
 def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     components = parsed(path, row, "components")
-    penalty = components.get("soft_overlong") or 0.0
     earned = math.nan if row["earned"] is None else row["earned"]
     steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
     extra = parsed(path, row, "extra") or {}
-    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), penalty, extra)
+    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), extra)
 
 
 def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:

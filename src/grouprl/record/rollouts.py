@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ CREATE TABLE IF NOT EXISTS completions (
   entropies BLOB,                     -- little-endian float32, of the policy there; NULL = not read
   reference_logprobs BLOB,            -- little-endian float32; NULL = no reference
   updated_logprobs BLOB,              -- little-endian float32, after the update; NULL = not looked at again
-  earned REAL,                        -- the reward before the length penalty; NULL = invalid
+  earned REAL,                        -- weighted sum of the reward functions; NULL = invalid
   kept INTEGER NOT NULL,              -- 1 = its group was learned from, 0 = dropped
   extra TEXT,                         -- JSON object: what rewards logged, by REWARD/COLUMN; NULL = nothing
   old_logprobs BLOB,                  -- little-endian float32, below the ratio; NULL = `logprobs`, the sampler's
@@ -63,6 +64,13 @@ CREATE TABLE IF NOT EXISTS stages (
   stage TEXT NOT NULL,           -- ratio, kl, loss, gradient, update
   value TEXT NOT NULL,           -- JSON object: what the learner computed of each completion in `completions`
   PRIMARY KEY (step, stage)
+);
+CREATE TABLE IF NOT EXISTS episodes (  -- completions of several turns, with tools or an environment
+  step INTEGER NOT NULL,
+  group_index INTEGER NOT NULL,
+  completion_index INTEGER NOT NULL,
+  episode TEXT NOT NULL,         -- JSON object: messages, calls, rewards of turns, and the tokens shown between turns
+  PRIMARY KEY (step, group_index, completion_index)
 );
 -- One entry for each group: where a problem came, without reading every completion.
 CREATE INDEX IF NOT EXISTS visits ON completions (problem_id, step, group_index) WHERE completion_index = 0;
@@ -129,6 +137,13 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
+        episodes = [
+            (record.step, group_index, one.index, json_text(asdict(one.episode)))
+            for group_index, group in enumerate(record.groups)
+            for one in group.completions
+            if one.episode is not None
+        ]
+        database.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
         stages = [(record.step, watched, stage, json_text(value)) for stage, value in record.stages.items()]
         database.executemany("INSERT INTO stages VALUES (?, ?, ?, ?)", stages)
 
@@ -136,7 +151,7 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
 def drop_after(database: sqlite3.Connection, step: int) -> None:
     """Removes all later steps, and the problems that only they have."""
     with database:
-        for table in ("completions", "stages"):
+        for table in ("completions", "stages", "episodes"):
             database.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
         database.execute("DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM completions)")
 

@@ -12,15 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from grouprl.types import Completion, Group, Problem, UserError
+from grouprl.types import Completion, Episode, Group, Problem, UserError
 
 PROVIDED = ("trainer_state", "log_extra", "log_metric")
 _MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
 Extra = bool | int | float | str | None
 """A value that a reward recorded beside a completion."""
-OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *PROVIDED)
+OF_EPISODES = ("environment_reward", "environments")
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *OF_EPISODES, *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _HERE = Path(__file__)
 _T = TypeVar("_T")
@@ -55,6 +57,26 @@ class TrainingState:
 
 OUTSIDE = TrainingState()
 """The state of a call that belongs to no run."""
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """One call of a reward function: the completions of a group, or with `whole` of several groups."""
+
+    name: str
+    keywords: Mapping[str, Sequence[Any]]  # of `call_keywords`
+    per_step: bool = False
+    about: str = ""  # the problem, for messages
+    state: TrainingState = OUTSIDE
+    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+
+    def __len__(self) -> int:
+        return len(self.keywords["completions"])
+
+    @property
+    def divides(self) -> bool:
+        """Whether the function can be called for each of the completions."""
+        return not self.whole and len(self) > 1
 
 
 class RewardLog:
@@ -124,8 +146,16 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
         "prompts": [_prompt(problem) for problem, _ in pairs],
         "completions": [_completion(problem, completion) for problem, completion in pairs],
         "completion_ids": [list(completion.token_ids) for _, completion in pairs],
+        **(_of_episodes([one.episode for _, one in pairs]) if any(one.episode for _, one in pairs) else {}),
         **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
     }
+
+
+def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, list[Any]]:
+    """The environments' verdicts, and their objects as TRL gives them: here what their plain attributes were."""
+    verdicts = [one.reward if one else None for one in episodes]
+    objects = [SimpleNamespace(**one.attributes) if one else None for one in episodes]
+    return dict(zip(OF_EPISODES, (verdicts, objects), strict=True))
 
 
 def _prompt(problem: Problem) -> str | list[dict[str, str]]:
@@ -135,7 +165,9 @@ def _prompt(problem: Problem) -> str | list[dict[str, str]]:
     return [dict(message) for message in (messages[:-1] if problem.begun else messages)]
 
 
-def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, str]]:
+def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, Any]]:
+    if completion.episode is not None:
+        return [dict(message) for message in completion.episode.messages]
     text = problem.begun + completion.text
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +12,10 @@ from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks
-from grouprl.rewards.calls import OUTSIDE, Invalid, TrainingState, call_keywords, gather
+from grouprl.rewards.calls import OUTSIDE, Invalid, RewardCall, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.learned import learned_reward
-from grouprl.rewards.outcomes import Overlong
+from grouprl.rewards.outcomes import NO_PENALTY, Overlong
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.rewards.scorer import Scorer, signature_of
 from grouprl.rewards.workers.frames import ParcelError, pack
@@ -23,7 +23,7 @@ from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, cores
 from grouprl.rewards.workers.zygote import Source
 from grouprl.tasks import Task
 from grouprl.tasks.mixture import PartReward
-from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from grouprl.types import SOFT_OVERLONG, Completion, Group, Problem, RewardOutcome, StopReason, UserError
 
 _IN_A_CALL = 32  # problems; a gold answer is read in at most 0.1 s, and a call may take seconds
 _NAMED = 3
@@ -88,16 +88,31 @@ def configured_scorer(
     the first step (`state_before`); None = without epochs.
     """
     whole = verifier_of(task.verifier, rewards, task.own_rewards)
-    buffer, scoring = config.algorithm.groups.overlong_buffer, config.rollout.scoring
+    scoring = config.rollout.scoring
     return open_scorer(
         rewards,
         verifier=whole if verified else measured_verifier(config, task, rewards),
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
-        overlong=Overlong(buffer, config.rollout.max_tokens) if buffer else None,
+        overlong=_penalty(config),
         ranks=ranks,
         elsewhere=elsewhere,
         state=state or TrainingState(0, config.steps),
     )
+
+
+def _penalty(config: RunConfig) -> Overlong:
+    return Overlong(config.algorithm.groups.overlong_buffer, config.rollout.max_tokens)
+
+
+def scored_under(
+    config: RunConfig,
+    groups: Sequence[Group],
+    outcomes: Sequence[Sequence[RewardOutcome]],
+    weights: Mapping[str, float],
+) -> tuple[list[tuple[RewardOutcome, ...]], dict[str, float]]:
+    """Replaces what the algorithm adds to recorded rewards, by that of another configuration; also in their weights."""
+    added = _penalty(config)
+    return [added.penalized(*pair) for pair in zip(groups, outcomes, strict=True)], added.weights(weights)
 
 
 @contextmanager
@@ -106,7 +121,7 @@ def open_scorer(
     *,
     verifier: WeightedReward | None = None,
     limits: ScoringConfig | None = None,
-    overlong: Overlong | None = None,
+    overlong: Overlong = NO_PENALTY,
     ranks: Ranks | None = None,
     elsewhere: OpenWorkers | None = None,
     state: TrainingState = OUTSIDE,
@@ -117,7 +132,7 @@ def open_scorer(
         rewards: the rewards that score the completions.
         verifier: a completion is correct when this reward is 1.0 or more.
         limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
-        overlong: the length penalty of each completion; None = there is none.
+        overlong: the length penalty of each completion.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
         elsewhere: opens workers on other machines; None = this machine runs them.
         state: before the first step, for rewards that ask for `trainer_state`.
@@ -129,6 +144,11 @@ def open_scorer(
     limits, ranks = limits or ScoringConfig(), ranks or Ranks()
     _refuse_parts([*rewards, *filter(None, [verifier])], ranks)
     known = {reward.name: reward for reward in rewards}
+    if SOFT_OVERLONG in known:
+        raise UserError(
+            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
+            "rename the reward"
+        )
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
             verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
@@ -245,7 +265,11 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
     given = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
     readers = [reward for reward in scorer.called if given and _reads_answers(reward, scorer)]
     pending = [
-        (reward, part, scorer.pool.submit(reward.name, call_keywords([Group(one, (), (_NOTHING,)) for one in part])))
+        (
+            reward,
+            part,
+            scorer.pool.submit(RewardCall(reward.name, call_keywords([Group(one, (), (_NOTHING,)) for one in part]))),
+        )
         for reward in readers
         for part in (given[at : at + _IN_A_CALL] for at in range(0, len(given), _IN_A_CALL))
     ]

@@ -23,7 +23,6 @@ RewardFunction = Callable[..., Any]
 Scope = Literal["group", "batch"]
 """The completions of one call: those of a group, or of all groups that are scored together."""
 
-SOFT_OVERLONG = "soft_overlong"
 _LARGEST_WEIGHT = 1e6
 
 _MOST_MODULES, _MOST_BYTES = 1000, 4 << 20  # of all the files; the tree of a source takes 400 times its size

@@ -8,20 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from grouprl.algorithms import overlong_penalty
 from grouprl.models.prompts import completion_texts
 from grouprl.rewards.calls import CallValues, Invalid, Value
-from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward
-from grouprl.types import Completion, Group, RewardOutcome, StepReward, UserError
+from grouprl.rewards.functions import WeightedReward
+from grouprl.types import SOFT_OVERLONG, Completion, Episode, Group, RewardOutcome, StepReward, UserError
 
 Row = Mapping[str, Value]  # the values of one completion by reward name
 Metrics = Sequence[tuple[str, float]]  # what rewards logged
 Scored = tuple[Sequence[RewardOutcome], Sequence[str], Metrics]  # with the reasons why completions are invalid
 
+Number = TypeVar("Number", float, float | None)
 _WINDOW = 200  # completions over which invalid ones are counted, if a step has fewer
 _FEW = 50  # the share is computed over at least so many completions
 
@@ -118,6 +119,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def turn_rewards(episode: Episode | None) -> tuple[StepReward, ...]:
+    """What an environment gave for the turns of an episode, for algorithms that give credit to steps."""
+    if episode is None:
+        return ()
+    pairs = zip(episode.ends, episode.turn_rewards, strict=True)
+    return tuple(StepReward(end, reward) for end, reward in pairs if reward is not None)
+
+
 def step_rewards(
     reward: WeightedReward,
     pairs: Sequence[tuple[int, float]],
@@ -159,14 +168,25 @@ def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTra
 class Overlong:
     """The length penalty of an algorithm: DAPO's soft overlong punishment, see `algorithms.overlong_penalty`."""
 
-    buffer: float  # share of max_tokens over which the penalty goes from 0 to -1
-    max_tokens: int
+    buffer: float = 0.0  # share of max_tokens over which the penalty goes from 0 to -1; 0 = there is none
+    max_tokens: int = 1
 
-    def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> list[RewardOutcome]:
-        """Adds the penalty to the outcomes [G] of a group, also as the component `soft_overlong`."""
+    def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> tuple[RewardOutcome, ...]:
+        """Makes the penalty a component of the outcomes [G] of a group, in the place of one that they have."""
         lengths_G = torch.tensor([len(completion) for completion in group.completions])
-        penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer)
-        return [
-            replace(outcome, penalty=penalty, components={**outcome.components, SOFT_OVERLONG: penalty})
-            for outcome, penalty in zip(outcomes, penalties_G.tolist(), strict=True)
-        ]
+        penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer).tolist()
+        return tuple(
+            replace(one, components=_others(one.components) | ({SOFT_OVERLONG: penalty} if self.buffer else {}))
+            for one, penalty in zip(outcomes, penalties_G, strict=True)
+        )
+
+    def weights(self, others: Mapping[str, float]) -> dict[str, float]:
+        """The weight of each component of the total, by name, from those of the reward functions."""
+        return ({SOFT_OVERLONG: 1.0} if self.buffer else {}) | _others(others)
+
+
+def _others(values: Mapping[str, Number]) -> dict[str, Number]:
+    return {name: value for name, value in values.items() if name != SOFT_OVERLONG}
+
+
+NO_PENALTY = Overlong()

@@ -10,10 +10,10 @@ from typing import Any
 
 from grouprl.leaves import LeafNames
 from grouprl.rewards.formats import Regex, ThinkFormat
-from grouprl.rewards.functions import SOFT_OVERLONG, FromFile, RewardFunction, WeightedReward
+from grouprl.rewards.functions import FromFile, RewardFunction, WeightedReward
 from grouprl.rewards.lengths import CosineLength, NearLength
 from grouprl.rewards.repetition import Repetition
-from grouprl.rewards.rules import boxed_format, correct_answer, last_number
+from grouprl.rewards.rules import boxed_format, correct_answer, environment, last_number
 from grouprl.rewards.steps import equation_steps
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
@@ -24,6 +24,7 @@ REWARDS = LeafNames(
         "boxed_format": boxed_format,
         "correct_answer": correct_answer,
         "cosine_length": CosineLength,
+        "environment": environment,
         "last_number": last_number,
         "near_length": NearLength,
         "regex": Regex,
@@ -61,11 +62,6 @@ def resolve_rewards(
         rewards = tuple(built_in(name, weight=weight, own=own) for name, weight in spec.items())
     else:
         rewards = _numbered([_weighted(item, own) for item in spec], spec)
-    if any(reward.name == SOFT_OVERLONG for reward in rewards):
-        raise UserError(
-            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
-            "rename the reward"
-        )
     name, times = Counter(reward.name for reward in rewards).most_common(1)[0]
     if times > 1:
         raise UserError(

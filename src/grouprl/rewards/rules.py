@@ -55,6 +55,21 @@ def strict_members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+def environment(
+    prompts: Texts,
+    completions: Texts,
+    completion_ids: Ids,
+    *,
+    environment_reward: Sequence[float | None] | None = None,
+    **columns: Any,
+) -> Values:
+    """The verdict of the environment; None where it gave none, or where there is no environment.
+
+    Range: that of the environment. Failure modes: those of the environment, which sees every call of the policy.
+    """
+    return list(environment_reward or [None] * len(completions))
+
+
 def boxed_format(prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
     r"""1.0 when the last \boxed{...} is closed and not empty, else 0.0.
 

@@ -15,6 +15,7 @@ from grouprl.rewards.calls import (
     OUTSIDE,
     CallValues,
     PendingValues,
+    RewardCall,
     Signature,
     TrainingState,
     call,
@@ -25,8 +26,9 @@ from grouprl.rewards.calls import (
     run_in_thread,
     signature,
 )
-from grouprl.rewards.functions import SOFT_OVERLONG, WeightedReward, truth_of
+from grouprl.rewards.functions import WeightedReward, truth_of
 from grouprl.rewards.outcomes import (
+    NO_PENALTY,
     InvalidCount,
     Overlong,
     Row,
@@ -38,6 +40,7 @@ from grouprl.rewards.outcomes import (
     rows_of,
     shared_out,
     step_rewards,
+    turn_rewards,
     written,
 )
 from grouprl.rewards.workers.pool import RewardWorkers
@@ -90,7 +93,7 @@ class Scorer:
         verifier: WeightedReward | None,
         pool: RewardWorkers,
         max_invalid: float,
-        overlong: Overlong | None = None,
+        overlong: Overlong = NO_PENALTY,
         ranks: Ranks | None = None,
         state: TrainingState = OUTSIDE,
     ) -> None:
@@ -104,9 +107,8 @@ class Scorer:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each component of the total, by name; the length penalty comes first."""
-        penalty = {} if self.overlong is None else {SOFT_OVERLONG: 1.0}
-        return penalty | {reward.name: reward.weight for reward in self.rewards if not reward.per_step}
+        """The weight of each component of the total, by name."""
+        return self.overlong.weights({reward.name: reward.weight for reward in self.rewards if not reward.per_step})
 
     @property
     def process_weights(self) -> dict[str, float]:
@@ -166,9 +168,7 @@ class Scorer:
         return PendingGroup(
             group,
             {
-                one.name: self.pool.submit(
-                    one.name, keywords, per_step=one.per_step, about=group.problem.id, state=self._state
-                )
+                one.name: self.pool.submit(RewardCall(one.name, keywords, one.per_step, group.problem.id, self._state))
                 for one in by_group
             },
         )
@@ -250,7 +250,7 @@ class Scorer:
                 for one, row in zip(found, rows, strict=True)
             ]
             logged = [pair for given in calls.values() for pair in given.metrics]
-            yield found if self.overlong is None else self.overlong.penalized(group, found), reasons, logged
+            yield self.overlong.penalized(group, found), reasons, logged
 
     def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
         """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
@@ -300,7 +300,9 @@ class Scorer:
                 terms.append(reward.weight * value)
         failures = "; ".join(filter(None, (failure(reward, row) for reward in self.rewards)))
         uncalled = ", ".join(f"{reward.name} was not called" for reward in self.rewards if reward.name not in row)
-        reason = failures or uncalled or ("" if terms else "no reward applies")
+        steps += turn_rewards(completion.episode)
+        lost = completion.episode.invalid if completion.episode else ""
+        reason = lost or failures or uncalled or ("" if terms else "no reward applies")
         correct = is_correct(row.get(self.verifier.name)) if self.verifier else None
         return RewardOutcome(math.nan if reason else math.fsum(terms), components, reason, steps, correct=correct)
 
@@ -316,7 +318,7 @@ def batch_calls(
     found = [reward for reward in rewards if reward.has_one_call]
     keywords = call_keywords(groups) if found else {}
     begun = {  # the workers run these beside the calls in this process
-        reward.name: pool.submit(reward.name, keywords, per_step=reward.per_step, state=state, whole=True)
+        reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, whole=True))
         for reward in found
         if not reward.in_process
     }

@@ -54,6 +54,13 @@ class UnitQueue:
                 rows -= len(taken[-1].keys)
         return taken
 
+    def ended(self, finished: Finished) -> Finished:
+        """Takes completions that ended; gives those that are over, here all of them."""
+        return finished
+
+    def wait(self) -> None:
+        """Waits for units; here none can come."""
+
 
 class Decoding:
     """Schedules rows and group slots. Rows 0..n-1 and slots 0..g-1 are live; the last ones fill gaps."""
@@ -84,10 +91,12 @@ class Decoding:
         """Admits waiting groups, then draws one token for every live row; gives the rows that finished."""
         PROGRESS.mark()
         finished = self._admit()
+        if not self._live and not finished:
+            self._waiting.wait()
         if self._live:  # not all admitted rows ended at their first token
             prompts = [len(unit.prompt_ids) for unit in self._slots]
             finished += self._retire(self._rows.draw(self._forward.decode_step(self._rows, self._members, prompts)))
-        return finished
+        return self._waiting.ended(finished)
 
     def _admit(self) -> Finished:
         shape = self._forward.shape

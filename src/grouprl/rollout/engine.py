@@ -31,12 +31,16 @@ def requests(
     *,
     completions: int,
     longest_prompt: int,
+    opened: Callable[[Problem], Problem] | None = None,
 ) -> list[Request]:
     """One request for each visit, with the prompt tokens of its problem and its random stream.
+
+    `opened` adds to a problem what an environment shows before the first turn.
 
     Raises:
         UserError: a prompt has more than `longest_prompt` tokens.
     """
+    visits = visits if opened is None else [(opened(problem), stream) for problem, stream in visits]
     asked = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=longest_prompt), completions, stream)
         for problem, stream in visits

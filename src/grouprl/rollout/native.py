@@ -24,6 +24,7 @@ from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
+from grouprl.rollout.episodes import Conversation, EpisodeQueue
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
@@ -47,10 +48,15 @@ class NativeEngine:
         seed: int,
         max_rows: int,
         dtype: str = "float32",
+        conversation: Conversation | None = None,
     ) -> None:
-        """`max_rows`: completions decoded at once; `seed`: of the run; `dtype`: of the computation."""
+        """`max_rows`: completions decoded at once; `seed`: of the run; `dtype`: of the computation.
+
+        With a conversation every completion is an episode, whose turns it answers.
+        """
         self._model, self._tokenizer = model, tokenizer
         self._seed, self._max_rows, self._dtype = seed, max_rows, dtype
+        self._conversation = conversation
         self._ends = end_token_ids(model, tokenizer)
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._version = 0
@@ -80,7 +86,8 @@ class NativeEngine:
             for index, request in enumerate(requests)
             for first in range(0, request.completions, rows)
         ]
-        waiting = UnitQueue(units)
+        talk = self._conversation
+        waiting = UnitQueue(units) if talk is None else EpisodeQueue(units, requests, talk, self._seed)
         share = -(-sum(request.completions for request in requests) // lanes)
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
@@ -130,13 +137,16 @@ class NativeEngine:
         packed = is_packed(self._model)
         layers = attention_layers(self._model) if packed else []
         before = shared if packed else 0
+        groups = min(len(units), SLOTS * max(1, rows // min(len(unit.keys) for unit in units)))
+        # A later turn is alone in its slot, which holds all tokens of its episode so far.
+        earlier = 0 if self._conversation is None else self._conversation.most_tokens - sampling.max_tokens
         shape = CacheShape(
             layers=len(layers),
             kv_heads=layers[0].kv_heads if packed else 0,
             head_size=layers[0].key_size if packed else 0,
-            groups=min(len(units), SLOTS * max(1, rows // min(len(unit.keys) for unit in units))),
+            groups=groups if self._conversation is None else max(groups, rows),
             rows=rows,
-            prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before,
+            prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before + earlier,
             own_tokens=sampling.max_tokens,
             before=before,
         )

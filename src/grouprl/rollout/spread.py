@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from grouprl.models.shard import gathered
 from grouprl.ranks import Ranks
 from grouprl.rollout.engine import Engine, Request
-from grouprl.types import Completion, Group, Sampling, StopReason
+from grouprl.types import Completion, Episode, Group, Sampling, StopReason
 
 
 class SpreadEngine:
@@ -58,14 +58,23 @@ class SpreadEngine:
         return groups
 
 
-def completion_rows(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
+def completion_rows(completions: Sequence[Completion]) -> list[list[Any]]:
     """Makes JSON of the completions of a group."""
-    return [astuple(one) for one in completions]
+    return [[*asdict(one).values()] for one in completions]
 
 
 def completions_of(rows: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
     """The completions of which `completion_rows` made JSON."""
     return tuple(
-        Completion(index, tuple(token_ids), tuple(logprobs), tuple(plain), text, StopReason(reason), version)
-        for index, token_ids, logprobs, plain, text, reason, version in rows
+        Completion(
+            index,
+            tuple(token_ids),
+            tuple(logprobs),
+            tuple(plain),
+            text,
+            StopReason(reason),
+            version,
+            episode=None if episode is None else Episode.of(episode),
+        )
+        for index, token_ids, logprobs, plain, text, reason, version, episode in rows
     )

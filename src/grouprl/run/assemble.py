@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,14 @@ from grouprl.learner import CriticLearner, Learner, Optimizer
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
-from grouprl.models.load import check_tokens, context_length, fingerprint, frozen_copy, load_model, load_tokenizer
+from grouprl.models.load import (
+    check_tokens,
+    context_length,
+    fingerprint,
+    frozen_copy,
+    load_model,
+    load_tokenizer,
+)
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
@@ -27,6 +34,7 @@ from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
 from grouprl.rollout.engine import EarlyEngine, structured_sampling
+from grouprl.rollout.episodes import Conversation, Conversations, bound
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
@@ -34,6 +42,8 @@ from grouprl.step import StepParts
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
 from grouprl.types import Problem, UserError
+
+_FEW = 16  # problems
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ def assemble(
     saved: tuple[Checkpoint, TrainerState] | None = None,
     ranks: Ranks | None = None,
     samplers: Any | None = None,
+    conversations: Conversations | None = None,
 ) -> RunParts:
     """Loads and checks the parts of a run.
 
@@ -64,6 +75,7 @@ def assemble(
         saved: checkpoint and state of the run to resume; None = a new run.
         ranks: those that compute the run together; None = a single process.
         samplers: the actors that sample; None = this process does.
+        conversations: its environments; None = completions have a single turn.
 
     Raises:
         UserError: model, data or rewards do not fit the run.
@@ -80,10 +92,13 @@ def assemble(
     tokenizer = load_tokenizer(config.model)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks)
-    engine = _engine(config, learner, tokenizer, found, samplers)
-    parts = _parts(config, task, scorer, learner, tokenizer, engine)
+    talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
+    engine = _engine(config, learner, tokenizer, found, samplers, talk)
+    most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
+    opened = None if conversations is None else conversations.opened
+    parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
     visits = [(problem, "") for problem in evaluated]
-    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt)
+    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
@@ -97,7 +112,8 @@ def assemble(
     parts.engine.load_weights(state.updates)
     # Only of the start model: after an explosion rounding alone is larger.
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
-        check_sampler(engine, learner.policy, most_tokens=config.rollout.max_tokens)
+        alone = NativeEngine(learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows)
+        check_sampler(alone, learner.policy, most_tokens=config.rollout.max_tokens)
     return RunParts(parts, held_out, state, _ahead(config, parts, saved))
 
 
@@ -178,7 +194,12 @@ def _shard(
 
 
 def _engine(
-    config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, start: str, samplers: Any | None
+    config: RunConfig,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    start: str,
+    samplers: Any | None,
+    conversation: Conversation | None,
 ) -> Engine:
     """Makes the engine that samples; a server is checked now, before the run directory is touched."""
     policy, rows, seed = learner.policy, config.rollout.max_rows, config.seed
@@ -193,7 +214,8 @@ def _engine(
     if samplers is not None:
         engine = leaf("cluster.engine")(samplers, policy, start, rows)
     else:
-        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=config.model.dtype)
+        dtype = config.model.dtype
+        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=dtype, conversation=conversation)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
@@ -207,14 +229,21 @@ def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, Trainer
 
 
 def _parts(
-    config: RunConfig, task: Task, scorer: Scorer, learner: Learner, tokenizer: PreTrainedTokenizerBase, engine: Engine
+    config: RunConfig,
+    task: Task,
+    scorer: Scorer,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: Engine,
+    most_tokens: int,
 ) -> StepParts:
     policy, rollout = learner.policy, config.rollout
-    longest_prompt = context_length(policy) - rollout.max_tokens
+    longest_prompt = context_length(policy) - most_tokens
     if longest_prompt < 1:
+        name = "rollout" if most_tokens == rollout.max_tokens else "environment"
         raise UserError(
-            f"rollout.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
-            f"got {rollout.max_tokens}: lower it"
+            f"{name}.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
+            f"got {most_tokens}: lower it"
         )
     return StepParts(
         task=task,
@@ -244,8 +273,10 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
     for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=refills):
         if problem.id not in checked:
             checked.add(problem.id)
-            prompt_token_ids(problem, parts.tokenizer, longest=parts.longest_prompt)
-        if len(checked) == len(problems):
+            whole = problem if parts.opened is None else parts.opened(problem)
+            prompt_token_ids(whole, parts.tokenizer, longest=parts.longest_prompt)
+        # An environment may take a second to begin, so that only some begin before the run does.
+        if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
             return
 
 

@@ -1,4 +1,4 @@
-"""Decides how a run is resumed: what may change, and the checkpoint to continue from."""
+"""Decides how a run is resumed: what may change, the checkpoint to continue from, and its record, which it opens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Any
 
 from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.own_code import own_code
-from grouprl.config.run import RunConfig, load_config
+from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.files import read_json
 from grouprl.learner.optimizer import follows_the_end
-from grouprl.ranks import Ranks, was_begun
+from grouprl.ranks import Ranks, note_begun, was_begun
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
-from grouprl.record.read import incomplete_steps
+from grouprl.record.read import incomplete_steps, read_summary
+from grouprl.record.write import NoRecord, RunRecord
 from grouprl.run.assemble import RunParts
-from grouprl.run.checkpoint import TrainerState, read_state
+from grouprl.run.checkpoint import TrainerState, prune_checkpoints, read_state
+from grouprl.run.ended import Run, report_of
 from grouprl.run.machine import with_dtype
+from grouprl.run.terminal import Terminal
 from grouprl.run.trust import code_of, refuse_changed_code
 from grouprl.tasks import Task
 from grouprl.types import UserError
@@ -293,3 +296,61 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(tree, dict):
         return {key: value for name, part in tree.items() for key, value in _flat(part, f"{prefix}{name}.").items()}
     return {prefix[:-1]: tree}
+
+
+# The record of a run, new or continued
+
+
+def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Terminal) -> Run:
+    """Completes what a kill in the last moment of a run left: the database as one file, the report. Trains nothing.
+
+    Args:
+        directory: a run that has made all of its steps.
+        step: the last of them.
+        lock: a handle of `lock_directory` on the leading rank; None on the others, which do nothing.
+        terminal: gets what happened.
+    """
+    files = RunDirectory(directory)
+    if lock is not None:
+        unfinished = [path for path in directory.glob("*.tmp") if path.is_symlink() or not path.is_dir()]
+        left = [*unfinished, *filter(Path.exists, files.rollout_side_files)]
+        if left:
+            RunRecord.reopen(directory, step, lock=lock).close()
+            for path in unfinished:
+                path.unlink()
+        if left or not files.report.exists():
+            terminal.say(f"Completed what a kill at the end of {directory} left: {report_of(directory)}")
+        terminal.say(
+            f"{directory} has finished all of its {step} steps: nothing is missing. To train further, give a larger "
+            "number, steps=N, or in Python RunConfig(steps=N)."
+        )
+    return Run(directory, read_summary(directory), True)
+
+
+def open_record(
+    directory: Path, config: RunConfig, parts: RunParts, *, resume: bool, lock: int | None, terminal: Terminal
+) -> RunRecord:
+    """Starts the record of a new run, or continues it after the step of `parts` and renames later checkpoints.
+
+    Args:
+        directory: the run.
+        config: its configuration.
+        parts: what the run is made of.
+        resume: whether the run exists.
+        lock: with `resume`, a handle of `lock_directory`, which the caller closes.
+        terminal: gets a line for each renamed checkpoint.
+    """
+    if not parts.step_parts.learner.ranks.leads:
+        return NoRecord(directory)
+    if not resume:
+        if not RunDirectory(directory).exists:  # else it is refused, to ranks that are started again too
+            note_begun(directory)
+        return RunRecord.create(directory, dump_config(config))
+    step = parts.state.step
+    note_begun(directory)
+    for path in RunDirectory(directory).set_aside_after(step):
+        terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
+    prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
+    record = RunRecord.reopen(directory, step, lock=lock)
+    record.settings(dump_config(config))
+    return record

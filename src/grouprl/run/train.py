@@ -28,6 +28,7 @@ from grouprl.rewards.configured import configured_scorer, is_measured_by, state_
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rewards.workers.pool import OpenWorkers
+from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.ended import Run as Run
@@ -36,9 +37,15 @@ from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of, warnings_of
-from grouprl.run.opening import finished_run, open_record
 from grouprl.run.process import StopRequest, stop_on_signal
-from grouprl.run.resume import chosen_on_all, code_of_run, locked_checkpoint, with_run_dtype
+from grouprl.run.resume import (
+    chosen_on_all,
+    code_of_run,
+    finished_run,
+    locked_checkpoint,
+    open_record,
+    with_run_dtype,
+)
 from grouprl.run.terminal import Terminal, TrainingBars
 from grouprl.run.trust import record_code
 from grouprl.run.verdict import verdict
@@ -87,28 +94,26 @@ def train(
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
-        ranks = stack.enter_context(
-            open_ranks(**dict(config.distributed), device=config.model.device, threads=config.model.threads)
-        )
+        ranks = _ranks(stack, config)
         if not ranks.leads:
             terminal = Terminal(Console(quiet=True))
-        ranks.agree(
-            f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
-        )
-        opening = [leaf("trackers")(config, terminal.say, leads=ranks.leads)] if config.trackers.names else []
-        trackers = [stack.enter_context(one) for one in opening]
+        names = config.trackers.names
+        trackers = [stack.enter_context(leaf("trackers")(config, terminal.say, leads=ranks.leads))] if names else []
         lock = saved = None
         if resume:
             lock, made, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
             if made is not None:
                 return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
+        conversations = stack.enter_context(open_conversations(config, task))
         samplers, scorers = _elsewhere(stack, config, ranks, terminal)
         before = state_before(config, task)
-        scoring = configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
-        scorer = stack.enter_context(scoring)
+        scorer = stack.enter_context(
+            configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
+        )
+        assembled = partial(assemble, config, task, scorer, ranks=ranks, samplers=samplers, conversations=conversations)
         with terminal.status("loading the model"):
-            parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
+            parts = assembled(saved=saved)
         code = code_of_run(config, task, parts, ranks, directory if resume else None, trust_code)
         for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")
@@ -125,10 +130,17 @@ def train(
                 found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, terminal), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
-            parts = assemble(config, task, scorer, saved=saved, ranks=ranks, samplers=samplers)
+            parts = assembled(saved=saved)
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, found, parts.state.step)
                 return loop(parts, record).run()
+
+
+def _ranks(stack: ExitStack, config: RunConfig) -> Ranks:
+    settings = dict(config.distributed)
+    ranks = stack.enter_context(open_ranks(**settings, device=config.model.device, threads=config.model.threads))
+    ranks.agree(f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions")
+    return ranks
 
 
 def _elsewhere(stack: ExitStack, config: RunConfig, ranks: Ranks, terminal: Terminal) -> tuple[Any, OpenWorkers | None]:

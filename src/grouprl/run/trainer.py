@@ -18,7 +18,7 @@ from grouprl.evaluation.evaluate import Metrics
 from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
-from grouprl.models.objects import folder_of
+from grouprl.models.save import folder_of
 from grouprl.ranks import show_errors_once
 from grouprl.record.layout import RunDirectory, model_at
 from grouprl.record.write import held_files
@@ -30,7 +30,7 @@ from grouprl.run.resume import newest_good, resumes, with_run_dtype
 from grouprl.run.terminal import Terminal, in_notebook
 from grouprl.run.train import Callback, Run, train
 from grouprl.tasks import Task, load_task, task_from_list
-from grouprl.tasks.base import Split
+from grouprl.tasks.base import Split, with_environment
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
@@ -54,6 +54,9 @@ class Trainer:
         tokenizer: of a model object; None = the one of the place that it was loaded from.
         eval_task: what the policy is evaluated on, in any form of `task`: rows as they are, or the held-out problems
             of a task. The verifier is the task's. None = the held-out problems of `task`.
+        tools: functions that the policy may call, with type hints and a Google docstring (TRL's form).
+        environment_factory: makes the environment of an episode, whose methods are tools; or a dict of several, of
+            which a problem's column `environment` names its own (TRL's form).
         callback: called with the frozen `StepRecord` of each step; an exception in it stops the run.
     """
 
@@ -64,6 +67,8 @@ class Trainer:
     config: RunConfig = field(default_factory=RunConfig)
     tokenizer: PreTrainedTokenizerBase | None = None
     eval_task: Any = None
+    tools: Sequence[Any] = ()
+    environment_factory: Any = None
     callback: Callback | None = None
 
     def __post_init__(self) -> None:
@@ -179,6 +184,9 @@ class Trainer:
 
     @cached_property
     def _task(self) -> Task:
+        return with_environment(self._without_environment(), self.tools, self.environment_factory)
+
+    def _without_environment(self) -> Task:
         if self.task is not None and not isinstance(self.task, str):
             task = self._evaluated_on(_made(self._with_an_end(self.task)))
             return with_examples(task, self.config.task.examples)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import dump_config
 from grouprl.config.supervised import SftConfig
 from grouprl.learner.packs import Pack, pack_forward
+from grouprl.leaves import leaf
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import authored_completion, prompt_token_ids
@@ -19,21 +22,22 @@ from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord
 from grouprl.rewards import completion_text
+from grouprl.rollout.episodes import KINDS
 from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
-from grouprl.tasks import WordProblems, load_task
+from grouprl.tasks import Task, WordProblems, load_task
 from grouprl.tasks.base import solution
-from grouprl.tasks.files import read_rows, text_or_messages
+from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
-from grouprl.types import Batch, Group, Problem
+from grouprl.types import Batch, Group, Problem, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
 
 
-Pair = tuple[Problem, str]
-"""A prompt and the completion to imitate."""
+Pair = tuple[Problem, str | Sequence[Mapping[str, Any]]]
+"""A prompt and the completion to imitate: a text, or messages with calls of tools and their results."""
 
 
 def sft(config: SftConfig) -> Path:
@@ -63,7 +67,7 @@ def sft(config: SftConfig) -> Path:
         return {"loss": -logprobs_C.sum() / batch.mask_NT.sum()}
 
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
-        fit("sft", model, groups, SupervisedLoss(metrics, config), record, terminal)
+        fit("sft", model, groups, SupervisedLoss(metrics, config, model), record, terminal)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     return out
@@ -75,17 +79,35 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
     `word_problems` makes as many as are asked for; other tasks give their first train problems and the solutions.
     """
     if config.pairs.path is not None:
-        return [
-            (Problem(row[0], text_or_messages(row, "prompt")), completion_text(text_or_messages(row, "completion")))
-            for row in read_rows(config.pairs.path)
-        ]
+        return [_of_row(row) for row in read_rows(config.pairs.path)]
     task = load_task(**config.task.model_dump())
+    schemas = leaf("environments.schemas")(task) if any(getattr(task, kind, None) for kind in KINDS) else ()
+    return [(_with_tools(problem, schemas), written) for problem, written in _of_task(config, task)]
+
+
+def _of_row(row: Row) -> Pair:
+    """A row's pair; several messages are a conversation. `tools` has the schemas that its prompt shows."""
+    written, tools = text_or_messages(row, "completion"), row[1].get("tools") or ()
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(
+            f"{row[0]}: expected a list of JSON schemas in column 'tools', got {tools!r:.60}: write what "
+            "transformers' get_json_schema gives"
+        )
+    problem = Problem(row[0], text_or_messages(row, "prompt"), tools=tuple(tools))
+    return problem, completion_text(written) if isinstance(written, str) or len(written) == 1 else written
+
+
+def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
     if isinstance(task, WordProblems):
-        return list(cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed))
+        return cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
     config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
-    return [
+    return (
         (problem, solution(task, problem, "pairs.path")) for problem in task.problems("train")[: config.pairs.count]
-    ]
+    )
+
+
+def _with_tools(problem: Problem, schemas: tuple[Mapping[str, Any], ...]) -> Problem:
+    return replace(problem, tools=schemas) if schemas else problem
 
 
 def _model(
@@ -93,7 +115,7 @@ def _model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if config.new_model is None:
         return load_model(config.model, device=device), load_tokenizer(config.model)
-    texts = [text for problem, written in pairs[:_TOKENIZER_PAIRS] for text in (problem.prompt_text, written)]
+    texts = [text for problem, written in pairs[:_TOKENIZER_PAIRS] for text in (problem.prompt_text, str(written))]
     tokenizer = new_tokenizer(texts, config.new_model.vocabulary)
     return new_model(config.new_model, tokenizer, seed=config.seed).to(device), tokenizer
 
@@ -104,7 +126,10 @@ def _encode(
     """Encodes the pairs as groups of one completion each; the model also learns the end token."""
     groups = []
     for problem, text in pairs:
-        completion = authored_completion(0, text, tokenizer)
+        if isinstance(text, str):
+            completion = authored_completion(0, text, tokenizer)
+        else:
+            completion = leaf("environments.authored")(problem, text, tokenizer)
         prompt_ids = prompt_token_ids(problem, tokenizer, longest=context - len(completion))
         groups.append(Group(problem, prompt_ids, (completion,)))
         advance(1)

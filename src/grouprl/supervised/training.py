@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,9 +15,11 @@ from transformers import PreTrainedModel
 
 from grouprl.config.supervised import SupervisedConfig
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, make_packs
+from grouprl.learner.packs import Pack, after, make_packs
+from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast, resolve_device
+from grouprl.models.prefix import LearnedPrefix, read_prefix, shared_tokens
 from grouprl.models.progress import PROGRESS
 from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.record.layout import RunDirectory
@@ -49,6 +52,7 @@ class SupervisedLoss:
 
     pack_metrics: PackMetrics
     config: SupervisedConfig
+    network: PreTrainedModel | None = None  # the only reader of the packs: what all prompts begin with is read once
 
     def metrics(self, groups: Sequence[Group], *, gradient: bool = False) -> dict[str, float]:
         """The metrics of the groups; `gradient` also adds the gradient of the loss to the gradients of the model."""
@@ -58,7 +62,9 @@ class SupervisedLoss:
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
         budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device.type))
         totals: defaultdict[str, float] = defaultdict(float)
-        for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True):
+        shared, prefix = self._prefix(batch, device, gradient=gradient)
+        for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True, shared=shared):
+            pack = pack if prefix is None else after(prefix.read, pack)
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
                 metrics = self.pack_metrics(batch, pack)
             if gradient:
@@ -66,7 +72,18 @@ class SupervisedLoss:
             PROGRESS.mark()
             for name, value in metrics.items():
                 totals[name] += float(value.detach())
+        if prefix is not None:
+            prefix.backward()
         return dict(totals)
+
+    def _prefix(self, batch: Batch, device: torch.device, *, gradient: bool) -> tuple[int, LearnedPrefix | None]:
+        """How many tokens all prompts begin with, and what the packs read of them."""
+        network = self.network
+        if network is None or not is_packed(network) or not (shared := shared_tokens(batch.prompts)):
+            return 0, None
+        with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
+            found = read_prefix(partial(hidden_states, network), batch.prompts[0][:shared], device)
+        return shared, LearnedPrefix(found)
 
 
 def fit(

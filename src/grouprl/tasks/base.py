@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, cast, overload
 
 from grouprl.types import Problem, UserError
 
@@ -203,6 +203,9 @@ class DerivedTask:
     traits: Callable[[str], Mapping[str, bool]]
     verifier_given: bool  # whether the user chose the verifier
     rows_of: Task | None  # held-out splits may be cut from its train rows
+    tools: Sequence[Any] = ()  # what the policy may call, or talk with: see `grouprl.rollout.episodes`
+    environment: Any = None
+    game: Any = None
 
     @property
     def given(self) -> Collection[Split] | None:
@@ -233,6 +236,17 @@ def derived(
         traits=task.traits,
         verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
         rows_of=task if cut else None,
+        **{kind: getattr(task, kind) for kind in ("tools", "environment", "game") if hasattr(task, kind)},
+    )
+
+
+def with_environment(task: Task, tools: Sequence[Any], environment: Any) -> Task:
+    """The task with tools and an environment for its problems; without rewards of its own it has the verdict's."""
+    if not tools and environment is None:
+        return task
+    rewards = task.default_rewards or ({"environment": 1.0} if environment is not None else {})
+    return replace(
+        cast(DerivedTask, derived(task, task.problems, default_rewards=rewards)), tools=tools, environment=environment
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grouprl.tasks.answers import EQUATION_STEPS, BoxedAnswers, boxed, gold_answer
 from grouprl.tasks.base import DrawnProblems, Split, check_setting
@@ -67,6 +68,10 @@ class WordProblems(DrawnProblems, BoxedAnswers):
         """The solution step by step."""
         return worked_solution(problem)
 
+    def worked(self, problem: Problem) -> str | Sequence[Mapping[str, Any]]:
+        """The completion that a cold start imitates: the solution, or messages where a tool is called."""
+        return worked_solution(problem)
+
 
 def operations(problem: Problem) -> tuple[Operation, ...]:
     """The chain of operations of a problem, read from the calculator marks (`<<2+3=5>>`) of its gold solution."""
@@ -99,7 +104,9 @@ def direct_guess(problem: Problem, rng: random.Random) -> str:
     return rng.choice(_GUESSES).format(rng.choice(wrong or guesses["right"]))
 
 
-def cold_start_pairs(task: WordProblems, count: int, worked_share: float, seed: int) -> Iterator[tuple[Problem, str]]:
+def cold_start_pairs(
+    task: WordProblems, count: int, worked_share: float, seed: int
+) -> Iterator[tuple[Problem, str | Sequence[Mapping[str, Any]]]]:
     """`count` pairs of a train problem and a completion: worked with probability `worked_share`, else a direct guess.
 
     The train problems come in order and start again after the last one; every pair draws its own completion.
@@ -108,4 +115,4 @@ def cold_start_pairs(task: WordProblems, count: int, worked_share: float, seed: 
     for index in range(count):
         problem = train[index % len(train)]
         rng = random.Random(f"cold_start/{seed}/{index}")
-        yield problem, worked_solution(problem) if rng.random() < worked_share else direct_guess(problem, rng)
+        yield problem, task.worked(problem) if rng.random() < worked_share else direct_guess(problem, rng)

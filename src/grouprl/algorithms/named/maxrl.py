@@ -6,10 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.advantages import CompletionAdvantage, Statistics, group_statistics
 from grouprl.algorithms.option import option
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.statistics import Statistics, group_statistics
 from grouprl.types import UserError
 
 

@@ -9,8 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from grouprl.algorithms.advantages import Std
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.statistics import Std
 from grouprl.config.algorithm import options
 from grouprl.lab.report.prompts import SharedBeginning, asked_by, shared_beginning
 from grouprl.lab.report.recorded import missing_problem, read_config, recorded, run_algorithm

@@ -15,8 +15,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from grouprl.algorithms import clipped_tokens, kl_estimate
+from grouprl.algorithms import kl_estimate
 from grouprl.algorithms.spec import Algorithm
+from grouprl.algorithms.stages import cut_sides
 from grouprl.config.algorithm import all_options
 from grouprl.files import is_number, read_file
 from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
@@ -133,24 +134,16 @@ def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm
 
 
 def clipped_sides(ratios_T: Tensor, advantages_T: Tensor, algorithm: Algorithm) -> list[str | None]:
-    """Where PPO's clip cut the gradient of a token's objective (arXiv:1707.06347, equation 7).
-
-    A ratio beyond the bounds is cut on the side alone to which the advantage would move it further: "low" (below
-    1 - clip_low with a negative advantage), "high" (above 1 + clip_high with a positive one) or "dual" (above dual_clip
-    with a negative one); else None. GMPO's clip does the same; other surrogates cut no gradient.
+    """The side on which the clip cut the gradient of each token, see `cut_sides`; None = it cut nothing.
 
     Args:
         ratios_T: [T] of the learner's probability to the old one.
         advantages_T: [T].
         algorithm: with `ratio="sequence"`, ratios_T is the completion's at every token.
     """
-    if not algorithm.objective.cuts:
-        return [None] * len(ratios_T)
-    (low, high), bound = algorithm.objective.range, algorithm.objective.largest_ratio
-    low_1T, high_1T = clipped_tokens(ratios_T[None], advantages_T[None], clip_low=low, clip_high=high)
-    dual_T = torch.zeros_like(low_1T[0]) if bound is None else (ratios_T > bound) & (advantages_T < 0)
-    rows = zip(low_1T[0].tolist(), high_1T[0].tolist(), dual_T.tolist(), strict=True)
-    return ["low" if low else "high" if high else "dual" if dual else None for low, high, dual in rows]
+    sides = cut_sides(algorithm.objective, ratios_T[None], advantages_T[None])
+    rows = zip(*(cut_1T[0].tolist() for cut_1T in sides.values()), strict=True)
+    return [next((side for side, cut in zip(sides, row, strict=True) if cut), None) for row in rows]
 
 
 def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorithm: Algorithm) -> dict[str, Any]:

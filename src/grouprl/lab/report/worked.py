@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from grouprl.algorithms.advantages import CompletionAdvantage
+from grouprl.algorithms.advantages import CompletionAdvantage, Statistics, Std, group_statistics
 from grouprl.algorithms.spec import Algorithm
-from grouprl.algorithms.statistics import Statistics, Std, group_statistics
 from grouprl.config.algorithm import options
 from grouprl.types import UserError
 

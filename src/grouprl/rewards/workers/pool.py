@@ -9,22 +9,21 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from grouprl.config.run import ScoringConfig
 from grouprl.models.progress import PROGRESS
 from grouprl.rewards.calls import (
-    OUTSIDE,
     CallValues,
     Invalid,
     PendingValues,
+    RewardCall,
     Signature,
-    TrainingState,
     decode,
     readable,
 )
@@ -36,8 +35,6 @@ from grouprl.types import UserError
 _CHECK_SECONDS = 0.5  # between two checks of an idle worker
 _LONGEST_REPLY = 64 << 20
 
-Keywords = Mapping[str, Sequence[Any]]
-
 
 class RewardWorkers(Protocol):
     """What calls reward functions elsewhere than in this process."""
@@ -46,16 +43,7 @@ class RewardWorkers(Protocol):
         """The signature of each function."""
         ...
 
-    def submit(
-        self,
-        name: str,
-        keywords: Keywords,
-        *,
-        per_step: bool = False,
-        about: str = "",
-        state: TrainingState = OUTSIDE,
-        whole: bool = False,
-    ) -> PendingValues:
+    def submit(self, call: RewardCall) -> PendingValues:
         """See `RewardPool.submit`."""
         ...
 
@@ -66,19 +54,7 @@ OpenWorkers = Callable[[Mapping[str, Source], ScoringConfig], AbstractContextMan
 
 @dataclass(frozen=True)
 class _Job:
-    name: str
-    per_step: bool
-    keywords: Keywords
-    completions: Sequence[Any]
-    about: str  # the problem, for messages
-    state: TrainingState
-    whole: bool = False  # it compares its completions, so that it is never called for a part of them
-
-    @property
-    def divides(self) -> bool:
-        """Whether the function can be called for each of the completions."""
-        return not self.whole and len(self.completions) > 1
-
+    call: RewardCall
     future: PendingValues = field(default_factory=Future)
 
 
@@ -126,24 +102,12 @@ class RewardPool:
                 thread.start()
         return self._signatures
 
-    def submit(
-        self,
-        name: str,
-        keywords: Keywords,
-        *,
-        per_step: bool = False,
-        about: str = "",
-        state: TrainingState = OUTSIDE,
-        whole: bool = False,
-    ) -> PendingValues:
-        """Starts one call on the completions of a group; see `gather`. Raises ValueError when the pool is closed.
-
-        `about` names the problem, for messages; with `whole` the completions are those of several groups.
-        """
+    def submit(self, call: RewardCall) -> PendingValues:
+        """Starts one call; see `gather`. Raises ValueError when the pool is closed."""
         if self._closed:
             raise ValueError("expected an open pool of rewards, got a closed one")
-        arguments = self.signatures()[name].arguments(keywords)
-        return self._put(_Job(name, per_step, arguments, keywords["completions"], about, state, whole), priority=1)
+        self.signatures()
+        return self._put(call, priority=1)
 
     @property
     def pids(self) -> list[int]:
@@ -161,8 +125,8 @@ class RewardPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _put(self, job: _Job, priority: int) -> PendingValues:
-        self._jobs.put((priority, next(self._numbers), job))
+    def _put(self, call: RewardCall, priority: int) -> PendingValues:
+        self._jobs.put((priority, next(self._numbers), job := _Job(call)))
         return job.future
 
     def _serve(self) -> None:
@@ -175,7 +139,7 @@ class RewardPool:
                 worker = self._kept_alive(worker)
                 continue
             try:
-                with PROGRESS.doing(partial(_described, job, worker)):
+                with PROGRESS.doing(partial(_described, job.call, worker)):
                     worker = self._run(job, self._alive(worker))
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
                 job.future.set_exception(_user_error(error))
@@ -196,17 +160,17 @@ class RewardPool:
 
     def _run(self, job: _Job, worker: Worker) -> Worker:
         """Runs a job; returns the worker for the next one."""
-        found = self._attempt(job, worker)
-        if isinstance(found, _Failure) and not job.divides and not found.hung and (worker.jobs or found.died):
+        found = self._attempt(job.call, worker)
+        if isinstance(found, _Failure) and not job.call.divides and not found.hung and (worker.jobs or found.died):
             # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
             self._processes.end(worker)
             worker = self._processes.fork()
-            found = self._attempt(job, worker)
+            found = self._attempt(job.call, worker)
         worker.jobs += 1
         if isinstance(found, _Failure):
             if found.died:
                 self._processes.end(worker)
-            job.future.set_result(self._apart(job, found))
+            job.future.set_result(self._apart(job.call, found))
         else:
             called, grown = found
             if grown > self._limits.memory_mib // 2:
@@ -214,21 +178,19 @@ class RewardPool:
             job.future.set_result(called)
         return worker
 
-    def _apart(self, job: _Job, failure: _Failure) -> CallValues | list[PendingValues]:
+    def _apart(self, call: RewardCall, failure: _Failure) -> CallValues | list[PendingValues]:
         """Starts a call for each completion of a failed call; if that is of no use, returns the reason."""
-        if not job.divides or failure.of_call:
-            return CallValues([Invalid(readable(failure.reason))] * len(job.completions), {})
-        singles = [{name: [values[n]] for name, values in job.keywords.items()} for n in range(len(job.completions))]
+        if not call.divides or failure.of_call:
+            return CallValues([Invalid(readable(failure.reason))] * len(call), {})
+        singles = [{name: [values[n]] for name, values in call.keywords.items()} for n in range(len(call))]
         # Before further groups, because they may stop the run.
-        return [
-            self._put(_Job(job.name, job.per_step, keywords, [completion], job.about, job.state), priority=0)
-            for keywords, completion in zip(singles, job.completions, strict=True)
-        ]
+        return [self._put(replace(call, keywords=keywords), priority=0) for keywords in singles]
 
-    def _attempt(self, job: _Job, worker: Worker) -> tuple[CallValues, int] | _Failure:
+    def _attempt(self, call: RewardCall, worker: Worker) -> tuple[CallValues, int] | _Failure:
         """Makes a call; returns what it gave and the growth of the worker in MiB."""
         limits = self._limits
-        message = pack((job.name, job.per_step, job.state, job.keywords, job.completions))
+        arguments = self.signatures()[call.name].arguments(call.keywords)
+        message = pack((call.name, call.per_step, call.state, arguments, call.keywords["completions"]))
         started = time.monotonic()
         try:
             send_frame(worker.channel, message, seconds=limits.seconds)
@@ -238,7 +200,7 @@ class RewardPool:
                 return _Failure(f"needed more than {limits.memory_mib} MiB of memory", died=True)
             if "values" not in reply:
                 return _Failure(str(reply["error"]), of_call=bool(reply.get("of_call")))
-            return decode(reply, len(job.completions)), int(reply["grown"])
+            return decode(reply, len(call)), int(reply["grown"])
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
@@ -247,9 +209,9 @@ class RewardPool:
             return _Failure("wrote into the connection of its worker", died=True)
 
 
-def _described(job: _Job, worker: Worker | None) -> str:
-    about = "the batch" if job.whole else f"problem {job.about or 'unknown'}"
-    return f"reward {job.name} of {about}, worker {worker.pid if worker else 'not started'}"
+def _described(call: RewardCall, worker: Worker | None) -> str:
+    about = "the batch" if call.whole else f"problem {call.about or 'unknown'}"
+    return f"reward {call.name} of {about}, worker {worker.pid if worker else 'not started'}"
 
 
 def _user_error(error: BaseException) -> BaseException:

@@ -60,7 +60,7 @@ Status = Literal["ok", "tied", "beaten", "no verdict"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TaskVerdict:
     """The best trick against gold.
 
     >>> verdict_of(()).text
@@ -83,7 +83,7 @@ class RewardCheck:
     left_out: Mapping[str, str]  # kinds of completions that could not be made, and their needs
     rewards: tuple[RewardFacts, ...]
     warnings: tuple[str, ...]
-    verdict: Verdict
+    verdict: TaskVerdict
 
     @property
     def beaten(self) -> bool:
@@ -167,7 +167,7 @@ def _said(name: str, outcome: RewardOutcome) -> str:
     return (_failure(name, outcome) or "None") if value is None else f"{value:.6g}"
 
 
-def verdict_of(kinds: Sequence[KindScores]) -> Verdict:
+def verdict_of(kinds: Sequence[KindScores]) -> TaskVerdict:
     """Compares the trick with the best mean with the median of gold.
 
     `beaten` needs a mean strictly above that median. A trick that ends in the right answer must also exceed gold's
@@ -176,7 +176,7 @@ def verdict_of(kinds: Sequence[KindScores]) -> Verdict:
     gold = {scores.kind: scores for scores in kinds}.get(GOLD)
     if gold is None or gold.total is None:
         why = "the task has no gold completions" if gold is None else f"no gold completion is valid: {gold.reason}"
-        return Verdict("no verdict", f"No verdict: {why}.")
+        return TaskVerdict("no verdict", f"No verdict: {why}.")
     aim = gold.total
     tricks = [(scores.kind, scores.total.mean) for scores in kinds if scores.kind.trick and scores.total]
     beating = [
@@ -184,16 +184,16 @@ def verdict_of(kinds: Sequence[KindScores]) -> Verdict:
     ]
     cheap = beating or [(kind, mean) for kind, mean in tricks if not kind.right]
     if not cheap:
-        return Verdict("ok", "No trick beats gold: no trick is valid.")
+        return TaskVerdict("ok", "No trick beats gold: no trick is valid.")
     names = tuple(kind.name for kind, _ in sorted(cheap, key=lambda pair: pair[1], reverse=True))
     best, mean = names[0], max(mean for _, mean in cheap)
     compared = f"has a mean of {mean:.2f}; the median of gold is {aim.median:.2f}."
     if beating:
         more = f" Above gold as well: {', '.join(names[1:])}." if names[1:] else ""
-        return Verdict("beaten", f"Gold is beaten: the trick '{best}' {compared}{more}", best, names)
+        return TaskVerdict("beaten", f"Gold is beaten: the trick '{best}' {compared}{more}", best, names)
     if not _above(aim.median, mean):
-        return Verdict("tied", f"The trick '{best}' scores as much as gold: it {compared}", best)
-    return Verdict("ok", f"No trick beats gold: the best of them, '{best}', {compared}", best)
+        return TaskVerdict("tied", f"The trick '{best}' scores as much as gold: it {compared}", best)
+    return TaskVerdict("ok", f"No trick beats gold: the best of them, '{best}', {compared}", best)
 
 
 def cautions(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from grouprl.config.yaml_text import read_yaml
 
 Versions = tuple[tuple[int, ...], tuple[int, ...]]
-Verdict = Literal["equal", "changed", "not needed", "unsupported"]
+TaskVerdict = Literal["equal", "changed", "not needed", "unsupported"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Given:
 class Outcome:
     """The verdict on a value, the settings here that it becomes, by dotted key, and a few words."""
 
-    verdict: Verdict
+    verdict: TaskVerdict
     ours: Mapping[str, Any] = field(default_factory=dict)
     words: str = ""
 

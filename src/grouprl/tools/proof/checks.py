@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms import group_advantages
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig, RunConfig
 from grouprl.learner import Learner, ScoredGroups, make_batch
@@ -202,6 +203,8 @@ def exact_gradient(algorithm: Algorithm) -> Check:
     advantages_N = group_advantages(rewards_Y[rows_N], groups_N, baseline="leave_one_out", scale="none").double()
     chance_N = chances_Y.detach()[pairs_MG].prod(1).repeat_interleave(2) / 2
     weights_NT = chance_N[:, None].expand(-1, _LENGTH)
-    loss, _ = algorithm.objective.loss(logprobs_YT[rows_N], logprobs_YT.detach()[rows_N], advantages_N, weights_NT)
+    advantages_NT, mask_NT = advantages_N[:, None].expand_as(weights_NT), weights_NT > 0
+    tokens = TokenGrid(logprobs_YT[rows_N], logprobs_YT.detach()[rows_N], advantages_NT, weights_NT, mask_NT)
+    loss, _ = algorithm.objective.loss(tokens)
     (found,) = torch.autograd.grad(-loss, logits)
     return Check("exact policy gradient, listed policy", relative([found], [exact]), 1e-6)

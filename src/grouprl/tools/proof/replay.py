@@ -26,16 +26,14 @@ from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
-from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
-from grouprl.rewards.functions import SOFT_OVERLONG
-from grouprl.rewards.outcomes import Overlong
+from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, scored_under, state_before
 from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
 from grouprl.step import update_policy
 from grouprl.tasks import load_task
-from grouprl.types import Group, RewardOutcome, TokenTrace, UserError
+from grouprl.types import RewardOutcome, TokenTrace, UserError
 
 # Settings that may differ from the run's: with any other, the run would have sampled other completions.
 _FREE = ("algorithm", "rewards", "rollout.scoring", "learner.micro_batch_tokens")
@@ -308,7 +306,7 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
 
 
 def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> ScoredGroups:
-    """Scores the recorded completions again where the rewards changed; applies the changed filter and penalty."""
+    """Scores the recorded completions again where the rewards changed; applies the changed filter."""
     per_step = "step" in {config.algorithm.advantage.credit, changed.algorithm.advantage.credit}
     if changed.rewards != config.rewards or (per_step and changed.algorithm.advantage != config.algorithm.advantage):
         task = load_task(**changed.task.model_dump())
@@ -319,23 +317,6 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
             scorer.begin_step(scored.step)
             outcomes = scorer.finish([scorer.begin(group) for group in scored.groups], tokenizer)
             return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=scorer.weights)
-    groups, buffer = changed.algorithm.groups, changed.algorithm.groups.overlong_buffer
-    outcomes = [tuple(scored_group) for scored_group in scored.outcomes]
-    if buffer != config.algorithm.groups.overlong_buffer:
-        outcomes = [_penalized(*pair, changed) for pair in zip(scored.groups, outcomes, strict=True)]
-    kept = _kept(changed, outcomes) if groups != config.algorithm.groups else scored.kept
-    weights = {SOFT_OVERLONG: 1.0, **scored.weights} if buffer else scored.weights
+    outcomes, weights = scored_under(changed, scored.groups, scored.outcomes, scored.weights)
+    kept = _kept(changed, outcomes) if changed.algorithm.groups != config.algorithm.groups else scored.kept
     return replace(scored, outcomes=outcomes, kept=kept, weights=weights)
-
-
-def _penalized(group: Group, outcomes: Sequence[RewardOutcome], changed: RunConfig) -> tuple[RewardOutcome, ...]:
-    plain = [
-        replace(
-            outcome,
-            penalty=0.0,
-            components={name: value for name, value in outcome.components.items() if name != SOFT_OVERLONG},
-        )
-        for outcome in outcomes
-    ]
-    buffer = changed.algorithm.groups.overlong_buffer
-    return tuple(Overlong(buffer, changed.rollout.max_tokens).penalized(group, plain) if buffer else plain)

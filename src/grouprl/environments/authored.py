@@ -1,0 +1,68 @@
+"""Conversations that somebody wrote, as completions to imitate: the assistant's turns are learned, the rest is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.environments.base import Call
+from grouprl.environments.formats import ToolFormat
+from grouprl.models.prompts import authored_completion
+from grouprl.rollout.episodes import joined
+from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
+
+
+def authored_episode(
+    problem: Problem, messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
+) -> Completion:
+    """The completion of messages after a prompt, in the form of chat templates: assistant, tool, ..., assistant.
+
+    Args:
+        problem: its tools decide the form of calls.
+        messages: begin and end with the assistant; `tool_calls` of a message stand after its content.
+        tokenizer: of the model that learns it.
+
+    Raises:
+        UserError: the roles do not alternate so, or the chat template cannot write tools.
+    """
+    form = ToolFormat.of(tokenizer, problem.tools)
+    parts = [(is_own, list(part)) for is_own, part in groupby(messages, lambda one: one["role"] == "assistant")]
+    if not parts or not parts[0][0] or not parts[-1][0] or any(own and len(part) > 1 for own, part in parts):
+        roles = ", ".join(str(one["role"]) for one in messages)
+        raise UserError(
+            f"{problem.where}: expected a completion that begins and ends with the assistant, with results of tools or "
+            f"a message between its turns, got {roles}: change the messages"
+        )
+    turns: list[Completion] = []
+    observations: list[ObservedTokens] = []
+    made: list[Call] = []
+    for is_own, part in parts:
+        if is_own:
+            made = [_call(one["function"]) for one in part[0].get("tool_calls") or ()]
+            text = form.written(str(part[0].get("content") or ""), made)
+            turns.append(authored_completion(0, text, tokenizer))
+        else:
+            ids = _shown(form, problem, made, part)
+            observations.append(ObservedTokens(sum(map(len, turns)), ids))
+    return joined(turns, observations, Episode((), tuple(dict(message) for message in messages)))
+
+
+def _call(function: Mapping[str, Any]) -> Call:
+    return Call(str(function["name"]), function.get("arguments") or {})
+
+
+def _shown(
+    form: ToolFormat, problem: Problem, made: Sequence[Call], part: Sequence[Mapping[str, Any]]
+) -> tuple[int, ...]:
+    if not made and len(part) == 1:
+        return form.message_ids(str(part[0]["role"]), str(part[0]["content"]), ended=True)
+    if len(made) != len(part):
+        raise UserError(
+            f"{problem.where}: expected a result for each of {len(made)} calls, got {len(part)} messages: add or "
+            "remove messages of the role tool"
+        )
+    pairs = [(call, str(one["content"])) for call, one in zip(made, part, strict=True)]
+    return form.observation_ids(pairs, ended=True)

@@ -1,0 +1,59 @@
+"""The task `calculator`: word problems with a tool that computes, so that the policy learns when to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from grouprl.tasks.answers import boxed, gold_answer
+from grouprl.tasks.arithmetic import UnreadableError, evaluate
+from grouprl.tasks.word_problems import WordProblems, operations
+from grouprl.types import Problem
+
+
+def calculate(expression: str) -> str:
+    """Computes an arithmetic expression exactly.
+
+    Args:
+        expression: Numbers, + - * / and brackets.
+    """
+    try:
+        value = evaluate(expression)
+    except UnreadableError as error:
+        return f"error: {error}"
+    return str(value) if isinstance(value, Fraction | int) else f"{value:g}"
+
+
+@dataclass(frozen=True)
+class Calculator(WordProblems):
+    """Word problems of `word_problems` with the tool `calculate`.
+
+    `difficulty` is the largest number of operations, 1 to 4. The answer stands in a box, as there; how often the policy
+    calls the tool is the metric `episodes/calls`.
+    """
+
+    name = "calculator"
+
+    @property
+    def tools(self) -> Sequence[Any]:
+        """What the policy may call."""
+        return (calculate,)
+
+    def worked(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
+        """One call with the whole chain of operations, its result, and the answer in a box."""
+        chain = operations(problem)
+        expression = str(chain[0].left)
+        for step in chain:
+            expression = (
+                f"({expression}) {step.symbol} {step.right}"
+                if " " in expression
+                else (f"{expression} {step.symbol} {step.right}")
+            )
+        called = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": expression}}}
+        return (
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+            {"role": "tool", "name": "calculate", "content": calculate(expression)},
+            {"role": "assistant", "content": boxed(gold_answer(problem.columns["answer"]))},
+        )

@@ -1,0 +1,256 @@
+"""The conversations of a run: after each turn of the policy, calls go to the episode's environment.
+
+The loop belongs to GroupRL: environments never see tokens, and what the policy sampled is never rendered again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.config.run import EnvironmentConfig, RunConfig
+from grouprl.environments.base import Call, Environment, EnvironmentSource, Fault, Observation, Opening
+from grouprl.environments.calls import Entry
+from grouprl.environments.formats import ToolFormat
+from grouprl.environments.shapes import source_of
+from grouprl.rollout.engine import Request
+from grouprl.rollout.episodes import Answer
+from grouprl.tasks import Task
+from grouprl.types import Completion, Episode, Problem, StopReason, ToolCall, UserError
+
+_THREADS = 512  # answers that wait at once; a thread starts when it is needed
+_FAILURES = frozenset({Fault.TIMEOUT, Fault.CRASH})  # of the tool; the others are mistakes of the policy or of the tool
+_SEED = 0  # of resets: all episodes of a problem begin alike
+
+
+@contextmanager
+def open_conversations(config: RunConfig, task: Task) -> Iterator[ToolConversations]:
+    """Starts the environments of a run; its end closes them.
+
+    Raises:
+        UserError: the tools or the environment cannot be used.
+    """
+    source = source_of(config.environment, task).ready()
+    conversations = ToolConversations(source, config.environment)
+    try:
+        yield conversations
+    finally:
+        conversations.close()
+
+
+class ToolConversations:
+    """The environments of a run, before a tokenizer is there."""
+
+    def __init__(self, source: EnvironmentSource, settings: EnvironmentConfig) -> None:
+        self._source, self._settings = source, settings
+        self._bound: list[ToolConversation] = []
+        self._opened: dict[str, Problem] = {}  # by id
+
+    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> ToolConversation:
+        """The conversation in the format of a tokenizer's chat template; `max_tokens` is the longest turn.
+
+        Args:
+            tokenizer: the policy's tokenizer.
+            end_ids: the tokens that end a turn.
+            max_tokens: the longest turn.
+
+        Raises:
+            UserError: the template cannot render tools.
+        """
+        made = ToolConversation(self._source, self._settings, tokenizer, end_ids, max_tokens)
+        self._bound.append(made)
+        return made
+
+    def close(self) -> None:
+        """Ends all environments."""
+        for one in self._bound:
+            one.close()
+        self._source.close()
+
+    def opened(self, problem: Problem) -> Problem:
+        """The problem with the tools, and with what `reset` adds to its prompt."""
+        if (found := self._opened.get(problem.id)) is None:
+            environment = self._source.open(problem)
+            try:
+                tools, opening = tuple(environment.tools), environment.reset(problem, _SEED)
+            finally:
+                environment.close()
+            found = self._opened[problem.id] = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
+        return found
+
+
+def _with_opening(problem: Problem, opening: Opening) -> Any:
+    if isinstance(problem.prompt, str):
+        raise UserError(
+            f"{problem.where}: expected a prompt of chat messages for a task with tools or an environment, got plain "
+            "text: use a task with messages, or a prompt such as [{'role': 'user', 'content': '...'}]"
+        )
+    messages = [*problem.prompt]
+    if opening.text:
+        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{opening.text}".strip()}
+    return (*messages, *opening.messages)
+
+
+@dataclass
+class _Live:
+    """An episode that is going on."""
+
+    environment: Environment
+    started: float
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
+    after_results: bool = False  # whether the next turn follows results of tools
+    ended: str = ""
+    invalid: str = ""
+
+
+class ToolConversation:
+    """See `grouprl.rollout.episodes.Conversation`."""
+
+    def __init__(
+        self,
+        source: EnvironmentSource,
+        settings: EnvironmentConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        max_tokens: int,
+    ) -> None:
+        if settings.max_tokens < max_tokens:
+            raise UserError(
+                f"environment.max_tokens: expected at least rollout.max_tokens={max_tokens}, one turn, got "
+                f"{settings.max_tokens}: raise it"
+            )
+        self.most_tokens = settings.max_tokens
+        self._source, self._settings, self._max_tokens = source, settings, max_tokens
+        self._tokenizer, self._end_ids = tokenizer, end_ids
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
+        self._live: dict[tuple[str, str, int], _Live] = {}
+
+    def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+        """See `grouprl.rollout.episodes.Conversation`."""
+        return self._threads.submit(self._answer, request, turns, shown)
+
+    def close(self) -> None:
+        """Ends all environments that are still open."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for live in list(self._live.values()):
+            live.environment.close()
+        self._live.clear()
+
+    def _answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Answer:
+        key = request.stream, request.problem.id, turns[-1].index
+        live = self._live.get(key) or self._begun(key, request.problem)
+        ids = self._observed(live, turns[-1], len(turns) - 1, self.format_of(request.problem))
+        used = sum(map(len, turns)) + shown
+        if not live.ended and used + len(ids) + self._max_tokens > self.most_tokens:
+            live.ended = "tokens"
+        if not live.ended and len(turns) >= self._settings.turns:
+            live.ended = "turns"
+        if not live.ended and time.monotonic() - live.started > self._settings.episode_seconds:
+            live.ended = "seconds"
+        if not live.ended:
+            return Answer(ids)
+        del self._live[key]
+        return Answer(episode=_episode(live))
+
+    def _begun(self, key: tuple[str, str, int], problem: Problem) -> _Live:
+        live = _Live(self._source.open(problem), time.monotonic())
+        self._live[key] = live
+        # The prompt has its opening already, see `Conversations.task`.
+        live.environment.reset(problem, _SEED)
+        return live
+
+    def format_of(self, problem: Problem) -> ToolFormat:
+        """The format of a problem's conversations.
+
+        Raises:
+            UserError: the chat template cannot write them.
+        """
+        return ToolFormat.of(self._tokenizer, problem.tools, self._end_ids)
+
+    def _observed(self, live: _Live, turn: Completion, place: int, form: ToolFormat) -> tuple[int, ...]:
+        """Lets the environment answer a turn; gives the tokens to append, or ends the episode."""
+        text, after_results = form.turn_text(turn.token_ids), live.after_results
+        found = [] if turn.stop_reason is StopReason.LENGTH else form.calls(text, after_results=after_results)
+        live.after_results = bool(found)
+        said = form.said(text, after_results=after_results) if found else text
+        live.messages.append(_assistant(said, found))
+        live.rewards.append(None)
+        if turn.stop_reason is StopReason.LENGTH:
+            live.ended = "length"
+            return ()
+        ended = turn.stop_reason is StopReason.END
+        if found:
+            if len(live.calls) + len(found) > self._settings.calls:
+                live.ended = "calls"
+                return ()
+            return self._called(live, found, place, form, ended=ended)
+        reply = live.environment.reply(text)
+        if reply is None:
+            live.ended = "finished"
+            return ()
+        self._judge(live, reply)
+        live.messages.append({"role": "user", "content": reply.text})
+        return form.message_ids("user", reply.text, ended=ended)
+
+    def _called(
+        self, live: _Live, found: Sequence[Entry], place: int, form: ToolFormat, *, ended: bool
+    ) -> tuple[int, ...]:
+        made = iter(live.environment.call([one for one in found if isinstance(one, Call)]))
+        results = []
+        for one in found:
+            given = next(made) if isinstance(one, Call) else Observation(one.reason, fault=one.fault)
+            arguments = json.dumps(one.arguments, ensure_ascii=False) if isinstance(one, Call) else one.text
+            name = one.tool if isinstance(one, Call) else ""
+            live.calls.append(ToolCall(place, name, arguments, given.text, given.seconds, given.fault or ""))
+            live.messages.append({"role": "tool", "name": name, "content": given.text})
+            results.append((one, given.text))
+            self._judge(live, given)
+        return () if live.ended else form.observation_ids(results, ended=ended)
+
+    def _judge(self, live: _Live, given: Observation) -> None:
+        """Notes the reward of a turn, and what a fault means for the episode."""
+        if given.reward is not None:
+            live.rewards[-1] = given.reward + (live.rewards[-1] or 0.0)
+        if given.done:
+            live.ended = live.ended or "finished"
+        if given.fault is not None:
+            choice = self._settings.failures if given.fault in _FAILURES else self._settings.mistakes
+            if choice != "tell":
+                live.ended = given.fault.value
+            if choice == "invalid":
+                live.invalid = f"{given.fault.value}: {given.text}"
+
+
+def _assistant(text: str, found: Sequence[Entry]) -> Mapping[str, Any]:
+    calls = [
+        {"type": "function", "function": {"name": one.tool, "arguments": dict(one.arguments)}}
+        for one in found
+        if isinstance(one, Call)
+    ]
+    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+
+
+def _episode(live: _Live) -> Episode:
+    try:
+        verdict = live.environment.verdict()
+    finally:
+        live.environment.close()
+    return Episode(
+        observations=(),
+        messages=tuple(live.messages),
+        calls=tuple(live.calls),
+        turn_rewards=tuple(live.rewards),
+        reward=verdict.reward,
+        ended=live.ended,
+        invalid=live.invalid,
+        attributes=verdict.attributes,
+    )

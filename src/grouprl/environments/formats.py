@@ -1,0 +1,272 @@
+"""How a model's chat template writes conversations with tools: which calls it reads, and the ids of an observation.
+
+What the policy sampled is never rendered again. The ids of an observation come from the template's difference on a
+short synthetic conversation, so they depend on what is observed alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grouprl.environments.base import Call, Schema
+from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
+from grouprl.models.templates import try_template
+from grouprl.types import UserError
+
+Messages = list[dict[str, Any]]
+_NAME, _PARAMETER, _SAID, _OTHER, _ANSWER = "zq_probe", "zq_word", "zqSaidqz", "zqOtherqz", "zqAnswerqz"
+_WORD = {"type": "string", "description": "The word."}
+_PARAMETERS = {"type": "object", "properties": {_PARAMETER: _WORD}, "required": [_PARAMETER]}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "Finds it.", "parameters": _PARAMETERS}}
+_CALL, _USER = Call(_NAME, {}), {"role": "user", "content": "Hello."}
+_TURN: Messages = [_USER, {"role": "assistant", "content": _SAID}]
+_PLAIN_NAME, _CALL_ID = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z0-9]{9}")  # Mistral's ids have 9 characters
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """The format of a tokenizer's chat template; `of` finds it."""
+
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
+    end_ids: tuple[int, ...]  # tokens that end a turn
+    form: CallForm | None = None  # None = the conversation has no tools
+    offers_always: bool = False  # whether the template fails without tools
+    makes_many_calls: bool = True  # whether the template writes several calls in one turn
+    arguments_are_text: bool = False  # whether the template takes a call's arguments as a JSON text
+    begins_thought: tuple[bool, bool] = (False, False)  # whether <think> ends what follows a message, a result
+
+    @staticmethod
+    def of(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Schema] = (), end_ids: Sequence[int] = ()) -> ToolFormat:
+        """Finds the format of a tokenizer, once, by rendering a synthetic conversation.
+
+        Args:
+            tokenizer: the policy's tokenizer, with the chat template of the run.
+            tools: the tools of the environment; () = it has none, such as a text game.
+            end_ids: the tokens that end a completion; () = the tokenizer's end token.
+
+        Raises:
+            UserError: the template drops tools or their results, or writes calls that cannot be read, or ends a turn
+                without an end token.
+        """
+        if tokenizer.chat_template is None or not tokenizer.is_fast:
+            got = "no template" if tokenizer.is_fast else "a tokenizer without offsets"
+            raise _refusal(tokenizer, "renders a conversation", got)
+        ends = tuple(end_ids) or (tokenizer.eos_token_id,)
+        return _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
+
+    def calls(self, text: str, *, after_results: bool = False) -> list[Entry]:
+        """Reads the text of a turn, of `turn_text`, which follows results of tools or a message; [] = no call."""
+        if self.form is None:
+            return []
+        return read_calls(text, self.form, in_thought=self.begins_thought[after_results])
+
+    def said(self, text: str, *, after_results: bool = False) -> str:
+        """What a turn says before its first call; see `calls`."""
+        if self.form is None:
+            return text
+        return before_calls(text, self.form, in_thought=self.begins_thought[after_results]).rstrip()
+
+    def turn_text(self, token_ids: Sequence[int]) -> str:
+        """The text of a turn without its end token. It has special tokens, because the marks of calls can be such."""
+        kept = list(token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids)
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def observation_ids(self, results: Sequence[tuple[Entry, str]], *, ended: bool) -> tuple[int, ...]:
+        """Token ids that follow a turn with calls: their results, and the beginning of the next turn.
+
+        Args:
+            results: the calls of the turn in their order, each with the text that its tool gave.
+            ended: whether the turn's last token is an end token; else the ids begin with one.
+        """
+        turn, answers = self.exchange([call for call, _ in results])
+        return self._ids(turn, answers, [text for _, text in results])[ended:]
+
+    def message_ids(self, role: str, text: str, *, ended: bool) -> tuple[int, ...]:
+        """Token ids that follow a turn without calls: a message, and the beginning of the next turn."""
+        return self._ids(_TURN, [{"role": role}], [text])[ended:]
+
+    def written(self, content: str, calls: Sequence[Call]) -> str:
+        """The text of an authored turn, as the template writes it without its end token.
+
+        Raises:
+            UserError: the template does not write the turn as it is, or not several calls in one.
+        """
+        if not calls:
+            return content
+        if len(calls) > 1 and not self.makes_many_calls:
+            raise _refusal(self.tokenizer, "writes several calls in a turn", "one that writes one")
+        turn, _ = self.exchange(calls)
+        turn[1]["content"] = content
+        for made, call in zip(turn[1]["tool_calls"], calls, strict=True):
+            arguments = dict(call.arguments)
+            made["function"]["arguments"] = json.dumps(arguments) if self.arguments_are_text else arguments
+        text = self.rendered(turn, begin=False)
+        prompts = [self.rendered([_USER], begin=begin, tools=True) for begin in (True, False)]
+        text = text[len(next((one for one in prompts if text.startswith(one)), "")) :]
+        ends = [str(self.tokenizer.decode([token])) for token in self.end_ids]
+        text = text[: max(text.rfind(end) for end in ends)]
+        if [one for one in self.calls(text) if isinstance(one, Call)] != [replace(one, id="") for one in calls]:
+            raise _refusal(self.tokenizer, "writes calls as they are read", repr(text))
+        return text
+
+    def exchange(self, made: Sequence[Entry]) -> tuple[Messages, Messages]:
+        """A conversation that ends with calls, the probe in the last of them, and their answers without contents."""
+        named = [_identity(call, place) for place, call in enumerate(made)]
+        written, calls = named if self.makes_many_calls else named[:1], []
+        for place, (name, identity) in enumerate(written, 1):
+            arguments = {_PARAMETER: _SAID if place == len(written) else _OTHER}
+            function = {"name": name, "arguments": json.dumps(arguments) if self.arguments_are_text else arguments}
+            calls.append({"type": "function", "id": identity, "function": function})
+        answers = [{"role": "tool", "name": name, "tool_call_id": identity} for name, identity in named]
+        return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], answers
+
+    def rendered(self, messages: Messages, what: str = "it", *, begin: bool = True, tools: bool = False) -> str:
+        """Renders messages, with tools where one has calls or `tools` says so; raises a UserError that names `what`."""
+        offers = tools or self.offers_always or any("tool_calls" in message for message in messages)
+        render, offered = self.tokenizer.apply_chat_template, [_TOOL] if offers else None
+        try:
+            return str(render(messages, tools=offered, add_generation_prompt=begin, tokenize=False))
+        except Exception as error:  # a template is a program, which can raise anything
+            raise _refusal(self.tokenizer, f"renders {what}", f"{type(error).__name__}: {error}") from error
+
+    def end_of_turn(self, text: str) -> tuple[int, int]:
+        """From where to where the end token of the turn with the probe stands; (-1, -1) = nowhere."""
+        said = text.find(_SAID)
+        ends = [str(end) for end in self.tokenizer.convert_ids_to_tokens(list(self.end_ids))]
+        found = [(place, place + len(end)) for end in ends if (place := text.find(end, said)) >= 0]
+        return min(found) if said >= 0 and found else (-1, -1)
+
+    def _ids(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> tuple[int, ...]:
+        """Token ids from the turn's end token on. Only marks in the template's own text become their tokens."""
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # half of a surrogate pair is no text
+        pieces = self._pieces(turn, answers, texts)
+        whole, own = "".join(pieces), [place % 2 == 0 for place, piece in enumerate(pieces) for _ in piece]
+        batch = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = []
+        for token, (start, stop) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
+            mark = self._marks.get(token, "")
+            if mark and (place := whole.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
+                start, stop = place, place + len(mark)
+            elif token == self.tokenizer.unk_token_id:
+                mark = ""  # of a letter that the tokenizer does not know
+            ids += self._plain_ids(whole[start:stop]) if mark and not all(own[start:stop]) else [token]
+        return tuple(ids)
+
+    def _pieces(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> list[str]:
+        """What is rendered from the turn's end token on: by turns the template's own text and one of the texts."""
+        probes = _probes(len(texts))
+        skeleton = self.rendered(turn + _filled(answers, probes))
+        rest, pieces = skeleton[self.end_of_turn(skeleton)[0] :], []
+        for place, (probe, text) in enumerate(zip(probes, texts, strict=True)):
+            own, _, rest = rest.partition(probe)
+            # The template may trim a text, or write it as JSON: what it writes stands in the place of the probe.
+            before, written = skeleton[: len(skeleton) - len(rest) - len(probe)], ""
+            with suppress(UserError):  # a template can fail with a text, such as an empty one
+                written = self.rendered(turn + _filled(answers, [*probes[:place], text, *probes[place + 1 :]]))
+            inside = written.startswith(before) and written[len(before) :].endswith(rest)
+            pieces += [own, written[len(before) : len(written) - len(rest)] if inside else text]
+        return [*pieces, rest]
+
+    @cached_property
+    def _marks(self) -> Mapping[int, str]:
+        """Tokens that have a meaning for the template: special ones, and added ones in brackets, such as <think>."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {token: one.content for token, one in added if one.special or re.fullmatch(r"[<\[].+[>\]]", one.content)}
+
+    def _plain_ids(self, text: str) -> list[int]:
+        """Token ids of a text as plain text: it is cut where the tokenizer finds a mark."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(text) < 2 or self._marks.keys().isdisjoint(ids):
+            return ids
+        return self._plain_ids(text[:1]) + self._plain_ids(text[1:])
+
+    def check(self, turn: Messages, answers: Messages, what: str) -> bool:
+        """Whether <think> ends answers to a turn; raises a UserError if the template does not write them apart."""
+        probes = _probes(len(answers))
+        alone = self.rendered(turn, what, begin=False)
+        whole = self.rendered(turn + _filled(answers, probes), what)
+        (_, end), (_, start) = self.end_of_turn(alone), self.end_of_turn(whole)
+        said, kept = (text[text.find(_SAID) : stop] for text, stop in ((alone, end), (whole, start)))
+        if end < 0 or said != kept or alone[end:].strip():
+            ends = " or ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.end_ids))))
+            raise _refusal(self.tokenizer, f"ends each turn of the assistant with {ends}", repr(alone[-40:]))
+        if any(whole.count(probe) != 1 or whole.find(probe) < start for probe in probes):
+            raise _refusal(self.tokenizer, f"renders {what}", repr(whole[start:]))
+        apart = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (whole[:start], whole)]
+        if [*apart[0], *self._ids(turn, answers, probes)[1:]] != apart[1]:
+            raise _refusal(self.tokenizer, f"renders {what} apart from the turn before", "other token ids together")
+        return whole.rstrip().endswith(THINK)
+
+
+def _probes(count: int) -> list[str]:
+    return [f"zqShown{place}qz" for place in range(count)]
+
+
+def _filled(answers: Messages, contents: Sequence[str]) -> Messages:
+    return [answer | {"content": content} for answer, content in zip(answers, contents, strict=True)]
+
+
+def _identity(call: Entry, place: int) -> tuple[str, str]:
+    """The name and the id that a template may write beside a result: the policy's own where they are plain words."""
+    name, own = (call.tool, call.id) if isinstance(call, Call) else ("", "")
+    plain = name if _PLAIN_NAME.fullmatch(name) else "unknown"
+    return plain, own if _CALL_ID.fullmatch(own) else f"call{place:05d}"
+
+
+def _refusal(tokenizer: PreTrainedTokenizerBase, expected: str, got: str) -> UserError:
+    return UserError(
+        f"the chat template of {tokenizer.name_or_path}: expected one that {expected}, got {got}: "
+        "set model.chat_template=tools, or use an instruction-tuned model whose template has tools"
+    )
+
+
+@lru_cache(maxsize=8)
+def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, end_ids: tuple[int, ...]) -> ToolFormat:
+    try_template([*_TURN, _USER], tokenizer, [_TOOL] if has_tools else [])
+    found = ToolFormat(tokenizer, end_ids)
+    if has_tools:
+        found = _with_form(found)
+        after_results = [found.check(*found.exchange([_CALL] * count), f"{count} results of tools") for count in (1, 2)]
+    after_message = found.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
+    return replace(found, begins_thought=(after_message, after_results[0] if has_tools else after_message))
+
+
+def _with_form(bare: ToolFormat) -> ToolFormat:
+    """The format with the form of calls that the template writes."""
+    prompts = [bare.rendered([_USER], "tools", begin=begin, tools=True) for begin in (True, False)]
+    if any(shown not in prompts[0] for shown in (_NAME, _PARAMETER)):
+        raise _refusal(bare.tokenizer, "renders tools", "a prompt without them")
+    fails = True
+    with suppress(UserError):
+        fails = not bare.rendered(_TURN)
+    got = "none"
+    for many, as_text in ((True, False), (True, True), (False, False), (False, True)):
+        tried = replace(bare, offers_always=fails, makes_many_calls=many, arguments_are_text=as_text)
+        with suppress(UserError):
+            text = tried.rendered(tried.exchange([_CALL] * 2)[0], begin=False)
+            prompt = next((one for one in prompts if text.startswith(one)), "")
+            got = text[len(prompt) :]
+            written = [Call(_NAME, {_PARAMETER: word}) for word in ((_OTHER, _SAID) if many else (_SAID,))]
+            if form := next((form for form in FORMS if read_calls(got, form) == written), None):
+                return replace(tried, form=form)
+    forms = ", ".join(form.name for form in FORMS)
+    raise _refusal(bare.tokenizer, f"writes calls of tools in a known form ({forms})", repr(got))
+
+
+def rewrites_history(tokenizer: PreTrainedTokenizerBase, *, role: str = "user") -> bool:
+    """Whether the template drops the thought of an assistant's turn when a turn of this role, user or tool, follows."""
+    content, whole = f"{THINK}\n{_OTHER}\n{THOUGHT}\n\n{_ANSWER}", ""
+    for as_text in (False, True):
+        bare = ToolFormat(tokenizer, (), arguments_are_text=as_text)
+        turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
+        with suppress(UserError):
+            whole = whole or bare.rendered([_USER, *_filled([turn[1], *answers], [content, "Go on."])], tools=True)
+    return _ANSWER in whole and _OTHER not in whole

@@ -1,0 +1,180 @@
+"""Episodes: completions of several turns, between which an environment answers.
+
+A row of the decoding is held by a turn, not by an episode: while a tool runs, the row serves others. When the answer
+is there, the next turn enters the queue with all tokens so far as its prompt. Sampled ids are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Condition
+from typing import Protocol
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grouprl.config.run import RunConfig
+from grouprl.leaves import leaf
+from grouprl.models.load import end_token_ids
+from grouprl.rollout.decoding import Finished, Unit, UnitQueue
+from grouprl.rollout.engine import Request
+from grouprl.rollout.sampler import row_key
+from grouprl.tasks import Task
+from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
+
+KINDS = ("tools", "environment", "game")  # attributes of a task that has one
+_TICK = 0.05  # seconds that an idle decoding waits at once, so that a stop of the run reaches it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What follows a turn: the tokens that the policy is shown next, or the episode, which is over."""
+
+    token_ids: tuple[int, ...] = ()
+    episode: Episode | None = None  # its observations and ends are filled in by the engine
+
+
+class Conversation(Protocol):
+    """The environments of a run; `grouprl.environments` makes one."""
+
+    most_tokens: int  # of an episode after its prompt, observations included
+
+    def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+        """Answers the last turn of an episode, in another thread.
+
+        Args:
+            request: of the episode's group; the completions' index says which episode it is.
+            turns: what the policy wrote in each turn so far.
+            shown: tokens of the observations so far.
+        """
+        ...
+
+
+class Conversations(Protocol):
+    """What opens the conversations of a run, before a tokenizer is there."""
+
+    def opened(self, problem: Problem) -> Problem:
+        """The problem with the tools, and with what an environment adds to its prompt."""
+        ...
+
+    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> Conversation:
+        """The conversation in the format of a tokenizer's chat template.
+
+        Args:
+            tokenizer: the policy's tokenizer.
+            end_ids: the tokens that end a turn.
+            max_tokens: the longest turn.
+
+        Raises:
+            UserError: the template cannot render tools.
+        """
+        ...
+
+
+def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[Conversations | None]:
+    """Starts the environments of a run, which end with the block; None where neither configuration nor task has any.
+
+    Raises:
+        UserError: they cannot be used, or the run samples elsewhere.
+    """
+    if not config.environment.given and not any(getattr(task, kind, None) for kind in KINDS):
+        return nullcontext()
+    if config.rollout.engine.name != "native" or config.cluster.backend != "none":
+        raise UserError(
+            "environment: expected rollout.engine.name=native and cluster.backend=none with tools or an environment, "
+            f"got {config.rollout.engine.name} and {config.cluster.backend}: set both"
+        )
+    if config.rollout.regex is not None:
+        raise UserError("rollout.regex: expected none with tools or an environment, got one: remove one of them")
+    opened: AbstractContextManager[Conversations] = leaf("conversations")(config, task)
+    return opened
+
+
+def bound(
+    conversations: Conversations | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> Conversation | None:
+    """The conversation of a model whose turns have at most `max_tokens` tokens; None = completions have one turn."""
+    if conversations is None:
+        return None
+    return conversations.bind(tokenizer, end_token_ids(model, tokenizer), max_tokens=max_tokens)
+
+
+class EpisodeQueue(UnitQueue):
+    """The turns that no decoding has admitted yet. It lasts until the last episode is over."""
+
+    def __init__(
+        self, units: Sequence[Unit], requests: Sequence[Request], conversation: Conversation, seed: int
+    ) -> None:
+        super().__init__(units)
+        self._requests, self._conversation, self._seed = requests, conversation, seed
+        self._turns: dict[tuple[int, int], list[Completion]] = {}
+        self._observations: dict[tuple[int, int], list[ObservedTokens]] = {}
+        self._unfinished = sum(len(unit.keys) for unit in units)
+        self._over: Finished = []
+        self._error: BaseException | None = None
+        self._changed = Condition(self._lock)
+
+    def __bool__(self) -> bool:
+        return self._unfinished > 0
+
+    def ended(self, finished: Finished) -> Finished:
+        """Takes turns that ended, and lets the environments answer; gives the episodes that are over by now."""
+        for place, turn in finished:
+            key = place, turn.index
+            turns = self._turns.setdefault(key, [])
+            turns.append(turn)
+            shown = sum(len(one.token_ids) for one in self._observations.setdefault(key, []))
+            self._conversation.answer(self._requests[place], tuple(turns), shown).add_done_callback(
+                partial(self._answered, key)
+            )
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            over, self._over = self._over, []
+            self._unfinished -= len(over)
+        return over
+
+    def wait(self) -> None:
+        """Waits a moment for a turn or an end, where a decoding has nothing else to do."""
+        with self._changed:
+            if not self._units and not self._over:
+                self._changed.wait(_TICK)
+
+    def _answered(self, key: tuple[int, int], future: Future[Answer]) -> None:
+        turns, observations = self._turns[key], self._observations[key]
+        with self._changed:
+            if future.cancelled() or (error := future.exception()) is not None:
+                self._error = self._error or (RuntimeError("an answer was cancelled") if future.cancelled() else error)
+            elif (answer := future.result()).episode is not None:
+                self._over.append((key[0], joined(turns, observations, answer.episode)))
+            else:
+                observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids))
+                self._units.append(self._next(key, turns, observations))
+            self._changed.notify_all()
+
+    def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Unit:
+        request = self._requests[key[0]]
+        pairs = zip(turns, observations, strict=True)
+        written = [token for turn, shown in pairs for token in (*turn.token_ids, *shown.token_ids)]
+        stream = f"{request.stream}/turn {len(turns)}"  # the same numbers whatever ran beside the episode
+        row = row_key(self._seed, stream, request.problem.id, key[1])
+        return Unit(key[0], (*request.prompt_ids, *written), (row,), key[1])
+
+
+def joined(turns: Sequence[Completion], observations: Sequence[ObservedTokens], episode: Episode) -> Completion:
+    """The completion of an episode: the tokens of all its turns. Its text is theirs, one after the other."""
+    ends, at = [], -1
+    for turn in turns:
+        ends.append(at := at + len(turn))
+    return replace(
+        turns[-1],
+        token_ids=tuple(token for turn in turns for token in turn.token_ids),
+        logprobs=tuple(value for turn in turns for value in turn.logprobs),
+        plain_logprobs=tuple(value for turn in turns for value in turn.plain_logprobs),
+        text="\n".join(turn.text for turn in turns),
+        weights_version=turns[0].weights_version,
+        episode=replace(episode, observations=tuple(observations), ends=tuple(ends)),
+    )

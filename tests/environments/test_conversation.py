@@ -1,0 +1,277 @@
+"""The loop between the policy's turns and its environment: authored turns in place of a policy, whole small runs."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouprl import Trainer
+from grouprl.algorithms import step_advantages
+from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.authored import authored_episode
+from grouprl.environments.conversation import ToolConversations
+from grouprl.environments.shapes import open_games, open_tools
+from grouprl.models.prompts import authored_completion, prompt_token_ids
+from grouprl.record.read import read_rollouts
+from grouprl.rewards.calls import call_keywords
+from grouprl.rewards.outcomes import turn_rewards
+from grouprl.rollout import Request
+from grouprl.rollout.episodes import joined
+from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, StopReason, UserError
+from small_runs import small_config
+from tool_templates import STYLES, tool_tokenizer
+
+TOKENIZER = tool_tokenizer(STYLES["tools"])
+PROBLEM = Problem("p", ({"role": "user", "content": "What is 4 + 5?"},), {"start": 4})
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: One number.
+        b: The other.
+    """
+    return a + b
+
+
+def fail(reason: str) -> str:
+    """Fails.
+
+    Args:
+        reason: Why.
+    """
+    raise RuntimeError(reason)
+
+
+class Adder:
+    """The same as a class: it counts its calls, and pays for each."""
+
+    def reset(self, start: int = 0, **row: Any) -> None:
+        self.start, self.count = start, 0
+
+    def add(self, a: int, b: int) -> int:
+        """Adds two numbers.
+
+        Args:
+            a: One number.
+            b: The other.
+        """
+        self.count += 1
+        return a + b
+
+    def get_reward(self) -> float:
+        return float(self.count)
+
+
+class Echo:
+    """A game that answers three times, and pays the place of its answer."""
+
+    def reset(self) -> str:
+        self.turn = 0
+        return "It begins."
+
+    def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.turn += 1
+        return f"You wrote {text}", float(self.turn), self.turn == 3, {}
+
+
+def called(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def played(
+    source: Any,
+    script: Sequence[str | dict[str, Any]],
+    problem: Problem = PROBLEM,
+    *,
+    longest: int = 100,
+    **settings: Any,
+) -> tuple[Completion, Problem]:
+    """What becomes of these turns in the place of a policy's."""
+    conversations = ToolConversations(source, EnvironmentConfig(**settings))
+    try:
+        talk = conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=longest)
+        opened = conversations.opened(problem)
+        request = Request(opened, prompt_token_ids(opened, TOKENIZER, longest=2000), 1)
+        written: list[Completion] = []
+        observations: list[ObservedTokens] = []
+        for turn in script:
+            text = turn if isinstance(turn, str) else written_by(opened, turn)
+            written.append(authored_completion(0, text, TOKENIZER))
+            answer = talk.answer(request, written, sum(len(one.token_ids) for one in observations)).result()
+            if answer.episode is not None:
+                assert len(written) == len(script), answer.episode
+                return joined(written, observations, answer.episode), opened
+            observations.append(ObservedTokens(sum(map(len, written)), answer.token_ids))
+        raise AssertionError("the episode goes on")
+    finally:
+        conversations.close()
+
+
+def written_by(problem: Problem, message: dict[str, Any]) -> str:
+    return TOKENIZER.decode(authored_episode(problem, [message], TOKENIZER).token_ids[:-1])
+
+
+TURNS = [called(("add", {"a": 4, "b": 5})), "It is 9."]
+
+
+def test_functions_and_a_class_of_the_same_tool_give_the_same_episode():
+    ours, problem = played(open_tools([add]), TURNS)
+    theirs, other = played(open_tools(environments=Adder), TURNS)
+    assert problem.tools == other.tools
+    assert (ours.token_ids, ours.observations) == (theirs.token_ids, theirs.observations)
+    assert ours.episode is not None
+    assert theirs.episode is not None
+    assert ours.episode.messages == theirs.episode.messages
+    assert (ours.episode.reward, theirs.episode.reward) == (None, 1.0)
+    assert theirs.episode.attributes == {"start": 4, "count": 1}
+
+
+def test_an_episode_is_the_conversation_that_the_template_writes():
+    found, problem = played(open_tools([add]), [called(("add", {"a": 4, "b": 5}), ("add", {"a": -1, "b": 1})), *TURNS])
+    messages = [*problem.prompt, *found.episode.messages]  # type: ignore[union-attr]
+    whole = TOKENIZER.apply_chat_template(messages, tools=list(problem.tools), return_dict=False)
+    ids, begun = list(prompt_token_ids(problem, TOKENIZER, longest=2000)), 0
+    for one in found.observations:
+        ids += [*found.token_ids[begun : one.after], *one.token_ids]
+        begun = one.after
+    ids += found.token_ids[begun:]
+    assert ids == whole[: len(ids)]
+    assert not TOKENIZER.decode(whole[len(ids) :]).strip()
+    assert [call.result for call in found.episode.calls] == ["9", "0", "9"]  # type: ignore[union-attr]
+    authored = authored_episode(problem, found.episode.messages, TOKENIZER)  # type: ignore[union-attr]
+    assert (authored.token_ids, authored.observations) == (found.token_ids, found.observations)
+
+
+def test_what_rewards_get_of_an_episode():
+    found, problem = played(open_tools(environments=Adder), TURNS)
+    keywords = call_keywords([Group(problem, (1,), (found,))])
+    assert [message["role"] for message in keywords["completions"][0]] == ["assistant", "tool", "assistant"]
+    assert keywords["completion_ids"] == [list(found.token_ids)]
+    assert keywords["environment_reward"] == [1.0]
+    assert keywords["environments"][0].count == 1
+
+
+WRONG: dict[str, tuple[str | dict[str, Any], str, str]] = {
+    "broken JSON": ('<tool_call>\n{"name": "add", "arguments": {"a": 4\n</tool_call>', "format", "JSON"),
+    "unknown tool": (called(("multiply", {"a": 4, "b": 5})), "unknown_tool", "multiply"),
+    "wrong type": (called(("add", {"a": "four", "b": 5})), "arguments", "a"),
+    "missing": (called(("add", {"a": 4})), "arguments", "b"),
+    "exception": (called(("fail", {"reason": "no luck"})), "exception", "no luck"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_mistake_is_told_by_default(kind: str):
+    turn, fault, said = WRONG[kind]
+    found, _ = played(open_tools([add, fail]), [turn, "Well."])
+    assert found.episode is not None
+    (call,) = found.episode.calls
+    assert call.fault == fault
+    assert said in call.result
+    assert (found.episode.ended, found.episode.invalid) == ("finished", "")
+
+
+def test_a_mistake_can_end_the_episode_or_make_it_invalid():
+    turn = WRONG["exception"][0]
+    ended, _ = played(open_tools([add, fail]), [turn], mistakes="end")
+    invalid, _ = played(open_tools([add, fail]), [turn], mistakes="invalid")
+    assert ended.episode is not None
+    assert invalid.episode is not None
+    assert (ended.episode.ended, ended.episode.invalid) == ("exception", "")
+    assert invalid.episode.invalid.startswith("exception: ")
+    assert "no luck" in invalid.episode.invalid
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "ended"),
+    [({"turns": 2}, 2, "turns"), ({"calls": 2}, 3, "calls"), ({"max_tokens": 220}, None, "tokens")],
+    ids=["turns", "calls", "tokens"],
+)
+def test_limits_end_an_episode(settings: dict[str, int], count: int | None, ended: str):
+    turns = [TURNS[0]] * (count or 1)
+    found, _ = played(open_tools([add]), turns, longest=200 if ended == "tokens" else 100, **settings)
+    assert found.episode is not None
+    assert found.episode.ended == ended
+    assert len(found.observations) == len(turns) - 1
+
+
+def test_a_turn_longer_than_it_may_be_ends_the_episode():
+    conversations = ToolConversations(open_tools([add]), EnvironmentConfig())
+    try:
+        opened = conversations.opened(PROBLEM)
+        talk = conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=8)
+        turn = authored_completion(0, "a long story", TOKENIZER, StopReason.LENGTH)
+        answer = talk.answer(Request(opened, (1,), 1), [turn], 0).result()
+    finally:
+        conversations.close()
+    assert answer.episode is not None
+    assert answer.episode.ended == "length"
+
+
+def test_a_game_answers_messages_and_pays_by_turn():
+    found, problem = played(open_games(Echo), ["one", "two", "three"])
+    assert problem.prompt[-1]["content"] == "What is 4 + 5?\n\nIt begins."  # type: ignore[index]
+    assert found.episode is not None
+    assert found.episode.turn_rewards == (1.0, 2.0, 3.0)
+    assert found.episode.reward == 6.0
+    assert [one["content"] for one in found.episode.messages if one["role"] == "user"] == [
+        f"You wrote {text}" for text in ("one", "two", "three")
+    ]
+
+
+def test_plain_text_prompts_are_refused():
+    with pytest.raises(UserError, match="expected a prompt of chat messages"):
+        played(open_tools([add]), TURNS, Problem("p", "What is 4 + 5?"))
+
+
+# Whole runs
+
+
+def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny: Path, tmp_path: Path, no_page: None):
+    def run(name: str, steps: int, *, resume: bool = False) -> list[dict[str, Any]]:
+        config = small_config(
+            tmp_path,
+            name,
+            steps=steps,
+            model={"chat_template": "tools"},
+            rollout={"problems_per_step": 2, "group_size": 4, "max_tokens": 24},
+            environment={"max_tokens": 140, "turns": 3},
+            evaluation={"problems": 0},
+            checkpoint={"every": 2},
+        )
+        trainer = Trainer(model=str(tiny), task="guess_number", rewards=[letters], config=config)
+        rows = trainer.train(resume=resume).metrics()
+        return [{key: row[key] for key in row if not re.search("time|second|rss", key)} for row in rows]
+
+    whole = run("whole", 4)
+    run("parts", 2)
+    parts = run("parts", 4, resume=True)
+    assert parts == whole
+    for step in (2, 3):
+        ours, theirs = (read_rollouts(tmp_path / name, step) for name in ("whole", "parts"))
+        assert [one.group for one in ours] == [one.group for one in theirs]
+    episodes = [one.episode for group in read_rollouts(tmp_path / "whole", 3) for one in group.group.completions]
+    assert all(one is not None and one.messages[0]["role"] == "assistant" for one in episodes)
+    assert sum(len(one.ends) for one in episodes if one) / 8 == whole[2]["episodes/turns"]
+
+
+def letters(completions: list[Any], **columns: Any) -> list[float]:
+    return [float(sum(len(str(message["content"])) for message in completion) % 7) for completion in completions]
+
+
+def test_rewards_of_turns_are_credit_for_the_turns_by_hand():
+    """Two episodes of two turns and of one: rewards 1, 0 and 0, mean 1/3, deviation sqrt(2)/3, so 1.414 and -0.707."""
+    first = Episode((), (), ends=(1, 3), turn_rewards=(1.0, 0.0))
+    second = Episode((), (), ends=(2,), turn_rewards=(0.0,))
+    steps = [turn_rewards(first), turn_rewards(second)]
+    advantages = step_advantages(
+        [[one.reward for one in row] for row in steps], [[one.end for one in row] for row in steps], [0, 0], [4, 3]
+    )
+    above, below = 2**0.5, -(0.5**0.5)
+    expected = [[above + below, above + below, below, below], [below, below, below, 0.0]]
+    assert advantages.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
