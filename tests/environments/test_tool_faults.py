@@ -16,9 +16,9 @@ from grouprl.environments.processes import ProcessSource
 from grouprl.environments.shapes import open_tools
 from grouprl.types import Problem, UserError
 
-LIMITS = EnvironmentConfig(tool_seconds=1.0, episode_seconds=2.0, result_characters=300, memory_mib=96)
+LIMITS = EnvironmentConfig(tool_seconds=2.0, episode_seconds=10.0, result_characters=300, memory_mib=96)
 TIMEOUT, CRASH, EXCEPTION = Fault.TIMEOUT, Fault.CRASH, Fault.EXCEPTION
-LATE = "error: act took longer than 1 s"
+LATE = "error: act took longer than 2 s"
 WROTE = "error: act wrote into the connection of its process"
 NOT_TEXT = "error: TypeError: expected text, a number, a list or a dict as the tool's result, got "
 
@@ -160,7 +160,7 @@ def test_coroutines_of_an_object_run_side_by_side_and_a_lost_one_loses_no_other(
     environment.reset(PROBLEM, 0)
     calls = [Call("later", {"way": "hang"}), Call("count_and", {"way": "fine"}), Call("later", {"way": "fine"})]
     assert [each.text for each in environment.call(calls)] == [
-        "error: later took longer than 1 s; the environment is gone",
+        "error: later took longer than 2 s; the environment is gone",
         "1: fine",
         "fine",
     ]

@@ -153,7 +153,7 @@ def _late_thread() -> str:
 
 def _late_hang() -> str:
     def later() -> None:
-        time.sleep(1.1)
+        time.sleep(2.1)
         _send_all(_frame({"request": 1, "place": 0, "text": "late"}))
 
     threading.Thread(target=later, daemon=True).start()
@@ -251,7 +251,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "threads": _threads,
     "fork once": _forks_once,
     "10 MB": lambda: "x" * 10_485_760,
-    "huge JSON": lambda: {f"key {n}": [n] * 20 for n in range(20_000)},
+    "huge JSON": lambda: {f"key {n}": [n] * 20 for n in range(5_000)},
     "nan": lambda: float("nan"),
     "nan inside": lambda: {"a": float("nan")},
     "none": lambda: None,

@@ -50,7 +50,9 @@ def _mismatch(place: str, value: Any, schema: Schema) -> str:
             return f"expected {place} of {len(parts)} items, got {len(value)}"
         inside = [(f"{place}[{n}]", one, part) for n, (one, part) in enumerate(zip(value, parts, strict=True))]
     elif isinstance(value, Mapping):
-        inside = [(f"{place}.{key}", one, schema.get("additionalProperties", {})) for key, one in value.items()]
+        others = schema.get("additionalProperties")
+        known = {**dict.fromkeys(value, others if isinstance(others, Mapping) else {}), **schema.get("properties", {})}
+        inside = [(f"{place}.{key}", one, known[key]) for key, one in value.items()]
     else:
         return ""
     return next(filter(None, (_mismatch(*one) for one in inside)), "")

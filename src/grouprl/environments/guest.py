@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from grouprl.rewards.workers.zygote import (
 )
 from grouprl.types import UserError
 
+_LONE = re.compile("[\ud800-\udfff]")  # half of a character, which no tokenizer takes
 _RESERVED = ("reset", "get_reward")  # methods of a class of tools that are no tools
 _LONGEST_ATTRIBUTE = 1000  # characters
 _OWN_NAMES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -238,8 +240,7 @@ class _Guest:
         return {"text": self._cut(_content(value))}
 
     def _cut(self, text: str) -> str:
-        most = self._work.characters
-        return text if len(text) <= most else f"{text[:most]}… [cut: {len(text):,} characters]"
+        return cut(text, self._work.characters)
 
     def _reset(self, key: str, row: Mapping[str, Any], seed: int) -> Reply:
         """Makes the object and resets it. The random numbers of the process begin with the seed."""
@@ -287,6 +288,12 @@ class _Guest:
 
 async def _awaited(value: Any) -> Any:
     return await value
+
+
+def cut(text: str, most: int) -> str:
+    """Text of at most so many characters, with a mark where it was longer, and without halves of characters."""
+    whole = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[:most])
+    return whole if len(text) <= most else f"{whole}… [cut: {len(text):,} characters]"
 
 
 def as_text(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import select
 import socket
 import threading
@@ -20,7 +19,7 @@ from typing import Any, Self
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import complaint
 from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
-from grouprl.environments.guest import EnvironmentWork
+from grouprl.environments.guest import EnvironmentWork, cut
 from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
 from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
 from grouprl.types import Problem, UserError
@@ -30,7 +29,6 @@ _MOST_PROCESSES = 64  # that the process of an environment may start
 _CLOSING_SECONDS = 5.0
 _LONGEST_REPLY = 16 << 20  # bytes; results are cut before they are sent
 _KILLED = "was killed, or closed the connection of its process"
-_LONE = re.compile("[\ud800-\udfff]")  # half of a character, which no tokenizer takes
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class _Reply:
         fault, reward = reply.get("fault"), reply.get("reward")
         if reward is not None and not math.isfinite(reward):
             raise ValueError
-        text = _LONE.sub("\N{REPLACEMENT CHARACTER}", reply["text"])
+        text = cut(reply["text"], _LONGEST_REPLY)  # for its halves of characters
         return cls(text, fault and Fault(fault), reward, bool(reply.get("done")), dict(reply.get("attributes", {})))
 
     def shown(self, subject: str, seconds: float = 0.0) -> Observation:
@@ -58,10 +56,6 @@ class _Reply:
         if self.fault is None:
             return Observation(self.text, reward=self.reward, done=self.done, seconds=seconds)
         return Observation(f"error: {subject * self.lost}{self.text}", fault=self.fault, seconds=seconds)
-
-
-class _BombError(Exception):
-    """A process started too many others."""
 
 
 class ProcessSource:
@@ -127,10 +121,10 @@ class ProcessEnvironment:
     ) -> None:
         """`key` is that of the object's class; None = there are functions alone."""
         self._source, self._key = source, key
-        self._methods = {_name(schema) for schema in methods.get("tools", ())}
+        self._methods = {schema["function"]["name"] for schema in methods.get("tools", ())}
         self._coroutines = set(methods.get("async", ()))
         self.tools: Sequence[Schema] = (*functions["tools"], *methods.get("tools", ()))
-        self._schemas = {_name(schema): schema for schema in self.tools}
+        self._schemas = {schema["function"]["name"]: schema for schema in self.tools}
         self._home: Worker | None = None  # the process of the object
         self._gone = ""  # why the object cannot be asked any more
         self._spares: list[Worker] = []  # processes for functions
@@ -155,15 +149,10 @@ class ProcessEnvironment:
             try:
                 self._home = self._forked()
                 found = self._asked("reset", self._key, row, seed)
-            except ParcelError as error:
+            except (ParcelError, EOFError, OSError) as error:
                 raise UserError(
-                    f"{where}: expected columns that can be sent to another process, got {error}: use only text, "
-                    "numbers, lists and dictionaries"
-                ) from error
-            except (EOFError, OSError) as error:
-                raise UserError(
-                    f"{where}: expected a process for it, got {type(error).__name__}: {error}: check whether the "
-                    "machine is out of processes, files or memory"
+                    f"{where}: expected a process that takes its columns, got {type(error).__name__}: {error}: use "
+                    "only text, numbers, lists and dictionaries, and see whether the machine is out of processes"
                 ) from error
         if found.fault:
             raise UserError(f"{where}: expected `reset` to begin an episode, got: {found.text}; fix it")
@@ -310,7 +299,7 @@ class ProcessEnvironment:
             return [replies[place] for place in range(count)]
         except TimeoutError:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
-        except _BombError:
+        except ChildProcessError:
             why = f"started more than {_MOST_PROCESSES} processes"
         except (EOFError, OSError):
             why = cause_of_death(self._end(worker)).replace("crashed its process (SIGKILL)", _KILLED)
@@ -322,14 +311,14 @@ class ProcessEnvironment:
 
 
 def _wait(worker: Worker, until: float) -> None:
-    """Waits for the start of a reply. Raises TimeoutError, and _BombError as soon as there are too many processes."""
+    """Waits for the start of a reply. Raises TimeoutError, or ChildProcessError when it started too many."""
     poll = select.poll()
     poll.register(worker.channel, select.POLLIN)
     while not poll.poll(1000 * min(_CHECK_SECONDS, max(0.0, until - time.monotonic()))):
         if time.monotonic() >= until:
             raise TimeoutError
         if _descendants(worker.pid) > _MOST_PROCESSES:
-            raise _BombError
+            raise ChildProcessError
 
 
 def _descendants(pid: int) -> int:
@@ -341,7 +330,3 @@ def _descendants(pid: int) -> int:
             for listed in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
                 waiting += map(int, listed.read_text().split())
     return count + len(waiting) - 1
-
-
-def _name(schema: Schema) -> str:
-    return str(schema["function"]["name"])

@@ -1,0 +1,261 @@
+"""Environments behind an OpenEnv server, spoken to over WebSocket and JSON: one connection is one episode.
+
+After a timeout the connection is dropped, because the late answer would be taken for that of the next request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Self
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.arguments import complaint
+from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
+from grouprl.environments.guest import as_text, cut
+from grouprl.rewards.workers.frames import receive_exactly
+from grouprl.types import Problem, UserError
+
+_VERSION = "0.10"
+_LONGEST = 16 << 20  # bytes of a message
+_ACCEPTED = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
+_TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
+
+
+class WebSocket:
+    """A client's side of one WebSocket connection (RFC 6455)."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        """Connects. Raises OSError or EOFError when no server answers, ValueError when it speaks no WebSocket."""
+        parts = urlsplit(url)
+        secure = parts.scheme in ("https", "wss")
+        address = (parts.hostname or "", parts.port or (443 if secure else 80))
+        until = time.monotonic() + seconds
+        self._socket = socket.create_connection(address, timeout=seconds)
+        if secure:
+            self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=address[0])
+        key = base64.b64encode(os.urandom(16))
+        head = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        head += f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key.decode()}\r\n\r\n"
+        self._socket.sendall(head.encode())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n") and len(answer) < 1 << 14:
+            answer += receive_exactly(self._socket, 1, until)
+        accepted = base64.b64encode(hashlib.sha1(key + _ACCEPTED, usedforsecurity=False).digest())
+        if not answer.startswith(b"HTTP/1.1 101") or accepted not in answer:
+            self.close()
+            raise ValueError(f"no WebSocket, but {answer[:80]!r}")
+
+    def send(self, text: str, kind: int = _TEXT) -> None:
+        """Sends one message. Raises OSError when the server is gone."""
+        data, mask = text.encode(), os.urandom(4)
+        size = len(data)
+        length = struct.pack("!B", 128 | size) if size < 126 else struct.pack("!BH", 254, size)
+        length = struct.pack("!BQ", 255, size) if size > 65_535 else length
+        masked = bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
+        self._socket.sendall(bytes([128 | kind]) + length + mask + masked)
+
+    def receive(self, seconds: float) -> str:
+        """The next text. Raises TimeoutError, EOFError when the connection ends, ValueError for what is no text."""
+        until, found, over = time.monotonic() + seconds, b"", False
+        while not over:
+            first, size = receive_exactly(self._socket, 2, until)
+            if size > 125:
+                size = int.from_bytes(receive_exactly(self._socket, 2 if size == 126 else 8, until))
+            if size + len(found) > _LONGEST:
+                raise ValueError(f"expected at most {_LONGEST} bytes, got {size + len(found)}")
+            data = receive_exactly(self._socket, size, until)
+            if first & 15 == _CLOSE:
+                raise EOFError
+            if first & 15 == _PING:
+                self.send(data.decode(), _PONG)
+            elif first & 15 <= _TEXT:  # or more of the same text
+                found, over = found + data, bool(first & 128)
+        return found.decode()
+
+    def close(self) -> None:
+        """Drops the connection."""
+        self._socket.close()
+
+
+class OpenEnvSource:
+    """Environments of one OpenEnv server.
+
+    Args:
+        url: of the server, such as `http://localhost:8000`.
+        limits: the limits of an episode.
+    """
+
+    def __init__(self, url: str, limits: EnvironmentConfig | None = None) -> None:
+        self.url, self.limits = url.rstrip("/"), limits or EnvironmentConfig()
+        self._tools: tuple[Schema, ...] | None = None
+        self.calls_tools = False  # by name; else the one tool is a step
+
+    def ready(self) -> Self:
+        """Asks the server for its tools, or for the form of its action, which is then the one tool `step`.
+
+        Raises:
+            UserError: no server is there, or it is of another version.
+        """
+        if self._tools is None:
+            try:
+                with urlopen(f"{self.url}/schema", timeout=self.limits.tool_seconds) as reply:
+                    action = json.loads(reply.read(_LONGEST))["action"]
+                self.calls_tools = "tool_name" in action["properties"]
+                self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
+            except (URLError, OSError, EOFError) as error:
+                raise UserError(
+                    f"{self.url}: expected an OpenEnv {_VERSION} server, got {error or 'a closed connection'}: start it"
+                ) from error
+            except (ValueError, LookupError, TypeError) as error:
+                raise UserError(
+                    f"{self.url}: expected an OpenEnv {_VERSION} server, got another answer ({error!r:.80}): install "
+                    f"openenv {_VERSION} there"
+                ) from error
+        return self
+
+    def _listed(self) -> list[Schema]:
+        connection = WebSocket(f"{self.url}/ws", self.limits.tool_seconds)
+        try:
+            connection.send(json.dumps({"type": "step", "data": {"type": "list_tools"}}))
+            reply = json.loads(connection.receive(self.limits.tool_seconds))
+        finally:
+            connection.close()
+        tools = reply["data"]["observation"]["tools"]
+        return [_tool(one["name"], one["description"], one["input_schema"]) for one in tools]
+
+    def open(self, problem: Problem) -> OpenEnvEnvironment:
+        """Makes the environment of an episode; it connects with `reset`. Raises UserError as `ready`."""
+        return OpenEnvEnvironment(self.ready(), self._tools or ())
+
+    def close(self) -> None:
+        """The connections belong to the episodes."""
+
+
+class OpenEnvEnvironment:
+    """One episode on a server; its reward is the sum of those of its steps."""
+
+    def __init__(self, source: OpenEnvSource, tools: Sequence[Schema]) -> None:
+        self._source, self.tools = source, tools
+        self._connection: WebSocket | None = None
+        self._gone = "it was not reset"
+        self._rewards: list[float] = []
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        """Connects, and resets the environment with the seed and the problem's columns. Raises UserError."""
+        where = f"{self._source.url} of {problem.where}"
+        try:
+            self._connection, self._gone = WebSocket(f"{self._source.url}/ws", self._source.limits.tool_seconds), ""
+            found = self._asked({"type": "reset", "data": {**problem.columns, "seed": seed}})
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            raise UserError(f"{where}: expected a server that resets, got {error!r:.200}: see its log") from error
+        if found.fault:
+            raise UserError(
+                f"{where}: expected `reset` to begin an episode, got {found.text:.200}: see the server's log"
+            )
+        self._rewards.clear()  # a server may give 0 before anything was done
+        return Opening(found.text)
+
+    def call(self, calls: Sequence[Call]) -> list[Observation]:
+        """Makes the calls, one after the other: they share the state of the environment."""
+        return [self._called(call) for call in calls]
+
+    def _called(self, call: Call) -> Observation:
+        schemas = {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.tools}
+        if call.tool not in schemas:
+            return _failed(Fault.UNKNOWN_TOOL, f"expected one of the tools {', '.join(schemas)}, got {call.tool!r:.80}")
+        if said := complaint(call.arguments, schemas[call.tool]):
+            return _failed(Fault.ARGUMENTS, f"{call.tool}: {said}")
+        if self._gone:
+            return _failed(Fault.CRASH, f"{call.tool} cannot be called: {self._gone}")
+        named = {"type": "call_tool", "tool_name": call.tool, "arguments": dict(call.arguments)}
+        return self._asked({"type": "step", "data": named if self._source.calls_tools else dict(call.arguments)})
+
+    def _asked(self, message: Mapping[str, Any]) -> Observation:
+        assert self._connection is not None
+        seconds, started = self._source.limits.tool_seconds, time.monotonic()
+        fault = Fault.CRASH
+        try:
+            self._connection.send(json.dumps(message))
+            reply = json.loads(self._connection.receive(seconds))
+            return self._read(reply["type"], reply["data"], time.monotonic() - started)
+        except TimeoutError:
+            fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
+        except (OSError, EOFError):
+            why = "closed the connection"
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            why = f"gave no answer of OpenEnv {_VERSION}"
+        self._connection.close()
+        self._gone = f"the environment is gone, because the server {why}"
+        return _failed(fault, f"the server {why}; the environment is gone", time.monotonic() - started)
+
+    def _read(self, kind: str, data: Mapping[str, Any], seconds: float) -> Observation:
+        most = self._source.limits.result_characters
+        if kind == "error":
+            wrong = Fault.ARGUMENTS if data["code"] == "VALIDATION_ERROR" else Fault.EXCEPTION
+            return _failed(wrong, cut(str(data["message"]), most), seconds)
+        seen, reward = data["observation"], data.get("reward")
+        if reward is not None:
+            self._rewards.append(float(reward))
+        if isinstance(seen.get("error"), Mapping):  # of a call that did not reach the tool, or that raised
+            return _failed(
+                Fault.EXCEPTION, cut(str(seen["error"]["message"]), self._source.limits.result_characters), seconds
+            )
+        text = cut(_shown(seen), self._source.limits.result_characters)
+        return Observation(text, reward=reward, done=bool(data.get("done")), seconds=seconds)
+
+    def reply(self, message: str) -> Observation | None:
+        """None: a server takes calls alone."""
+        return None
+
+    def verdict(self) -> Verdict:
+        """The sum of the rewards that the server gave."""
+        if self._gone:
+            return Verdict(None, self._gone)
+        total = sum(self._rewards)
+        return Verdict(total if self._rewards and math.isfinite(total) else None)
+
+    def close(self) -> None:
+        """Ends the session."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.send(json.dumps({"type": "close"}))
+            self._connection.close()
+        self._connection, self._gone = None, "the episode is closed"
+
+
+def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
+    given = {"properties": {}, **parameters, "type": "object"}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": given}}
+
+
+def _step(action: Mapping[str, Any]) -> Schema:
+    """The form of an action as a tool."""
+    properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
+    kept = {name: action[name] for name in ("required", "$defs") if name in action}
+    return _tool("step", action.get("description", "Acts."), {"properties": properties, **kept})
+
+
+def _shown(seen: Mapping[str, Any]) -> str:
+    """The result of a tool, the one text of an observation, or all of the observation as JSON."""
+    if "tool_name" in seen:
+        result = seen.get("result")
+        return as_text(result.get("data", result) if isinstance(result, Mapping) else result)
+    fields = {name: value for name, value in seen.items() if value not in (None, {}, []) and name != "metadata"}
+    return as_text(next(iter(fields.values())) if len(fields) == 1 else fields) if fields else ""
+
+
+def _failed(fault: Fault, text: str, seconds: float = 0.0) -> Observation:
+    return Observation(f"error: {text}", fault=fault, seconds=seconds)
