@@ -13,7 +13,7 @@ OnFault = Literal["tell", "end", "invalid"]
 
 
 class EnvironmentConfig(Section):
-    """What the policy may call or talk with, and the limits of an episode (docs/environments.md)."""
+    """What the policy may call or talk with, and the limits of an episode (docs/tasks.md)."""
 
     tools: Names = Field((), strict=False, description="functions that the policy may call, each as FILE.py:NAME")
     factory: Place | None = Field(
