@@ -22,6 +22,13 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.kernels.calibration", "ThreadPoolExecutor(1)"): "measures for _SECONDS",
     ("grouprl.kernels.calibration", "pool.submit(_measure, contest).result()"): "measures for _SECONDS",
     ("grouprl.kernels.calibration", "fcntl.flock(opened, fcntl.LOCK_UN)"): "releases",
+    (
+        "grouprl.environments.conversation",
+        "ThreadPoolExecutor(_THREADS, thread_name_prefix='environment')",
+    ): "each call has tool_seconds",
+    ("grouprl.rollout.decoding", "self._waiting.wait()"): "waits for a tick at most",
+    ("grouprl.rollout.episodes", "future.exception()"): "the future is done",
+    ("grouprl.rollout.episodes", "future.result()"): "the future is done",
     ("grouprl.environments.guest", "receive_frame(channel)"): PARENT,
     ("grouprl.environments.processes", "self._busy.acquire(blocking=False)"): "does not wait",
     ("grouprl.environments.processes", "ThreadPoolExecutor(max(1, len(jobs)))"): "each call has tool_seconds",

@@ -6,14 +6,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from grouprl.config.section import Names, Place, Section
+from grouprl.config.section import Names, Place, Section, Text
 from grouprl.types import UserError
 
 OnFault = Literal["tell", "end", "invalid"]
 
 
 class EnvironmentConfig(Section):
-    """What the policy may call or talk with, and the limits of an episode (docs/environments.md)."""
+    """What the policy may call or talk with, and the limits of an episode (docs/tasks.md)."""
 
     tools: Names = Field((), strict=False, description="functions that the policy may call, each as FILE.py:NAME")
     factory: Place | None = Field(
@@ -22,6 +22,7 @@ class EnvironmentConfig(Section):
     game: Place | None = Field(
         None, description="FILE.py:CLASS of a text game with reset and step, which answers what the policy writes"
     )
+    url: Text | None = Field(None, description="address of an OpenEnv 0.10 server, such as http://localhost:8000")
     max_tokens: int = Field(
         1024, ge=1, le=10**7, description="longest episode after its prompt, in tokens, those of tools included"
     )
@@ -43,10 +44,11 @@ class EnvironmentConfig(Section):
     @property
     def given(self) -> bool:
         """Whether the configuration names tools or an environment; else a task may have its own."""
-        return bool(self.tools or self.factory or self.game)
+        return bool(self.tools or self.factory or self.game or self.url)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if self.game and (self.tools or self.factory):
-            raise UserError("environment.game: expected it alone, got environment.tools or factory, too: remove one")
+        given = [name for name in ("game", "url", "tools", "factory") if getattr(self, name)]
+        if given[1:] and given[0] in ("game", "url"):
+            raise UserError(f"environment.{given[0]}: expected it alone, got environment.{given[1]}, too: remove one")
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.base import Schema
 from grouprl.environments.guest import EnvironmentWork
+from grouprl.environments.openenv import OpenEnvSource
 from grouprl.environments.processes import ProcessSource
 from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.frames import ParcelError, pack
@@ -17,12 +19,14 @@ from grouprl.tasks import Task
 from grouprl.types import UserError
 
 
-def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource:
+def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource | OpenEnvSource:
     """The environments that the configuration names; where it names none, those of the task.
 
     Raises:
         UserError: as `open_tools`.
     """
+    if settings.url is not None:
+        return OpenEnvSource(settings.url, settings)
     if settings.game is not None:
         return open_games(settings.game, limits=settings)
     if settings.given:
@@ -34,7 +38,7 @@ def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource:
 
 def tool_schemas(task: Task) -> tuple[Schema, ...]:
     """The schemas of a task's tools, for prompts that show them."""
-    with source_of(EnvironmentConfig(), task) as source:
+    with closing(source_of(EnvironmentConfig(), task)) as source:
         return tuple(source.open(task.problems("train")[0]).tools)
 
 
