@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from grouprl.cli import inspection
+from grouprl.config.run import RunConfig
+from grouprl.evaluation.trial import SampledGroup
+from recorded_episodes import SCRIPT, episode_group
 from small_runs import ROWS, grouprl, small_settings, write_rows
 
 REWARDS = """
@@ -68,6 +72,31 @@ def test_escapes_that_the_model_wrote_do_not_reach_the_terminal(tiny: Path) -> N
     assert not set("\x1b\x07\u202e\x9b") & set(ended.out)
     assert r"a\x1b[2J\x07\u202eb\x9b31m" in ended.out
     assert ":smile: [bold]d" in ended.out
+
+
+def test_an_episode_is_printed_as_a_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(inspection, "sample_group", lambda *_: SampledGroup(episode_group(), (), ()))
+    inspection.show_group(RunConfig(), problem=0, prompt="17 * 3?")
+    out = capsys.readouterr().out
+    said = [line.strip() for line in out.splitlines()]
+    start = said.index("[assistant]")
+    assert said[start + 2 : start + 9] == [
+        '[tool] calculate {"expression": "17 * 3"} (0.01 s)',
+        "51",
+        "[assistant]",
+        "Is it 51?",
+        "[user]",
+        "Yes.",
+        "[assistant]",
+    ]
+    assert "(ended: finished; the environment's reward: 1)" in said
+    assert '[tool] calculate {"expression": "9 ** 9 ** 9"} (10.00 s, timeout)' in said
+    assert "(ended: timeout; invalid: timeout: expected an answer within 10 s, got none)" in said
+    assert SCRIPT in out
+    assert not set("\x1b\u202e") & set(out)
 
 
 @pytest.mark.usefixtures("no_page")

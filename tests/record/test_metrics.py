@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from grouprl.evaluation.metrics import step_metrics
 from grouprl.record.metrics import METRICS, metric_of
+from grouprl.tasks import load_task
+from grouprl.types import RewardOutcome
+from recorded_episodes import episode_group
 from small_runs import grouprl, metrics
 
 QUICK = (
@@ -51,3 +55,13 @@ def test_names_with_a_part_of_their_own() -> None:
         assert found is not None
         assert found.name == expected
     assert metric_of("rewards/correct_answer") is metric_of("nonsense") is None
+
+
+def test_every_metric_of_episodes_is_in_the_table() -> None:
+    found = step_metrics(load_task("word_problems"), [episode_group()], [[RewardOutcome(1.0, {"verdict": 1.0})] * 4])
+    assert [name for name in found if metric_of(name) is None] == []
+    # 3 + 2 + 1 + 2 turns, and 1 + 2 + 1 + 1 calls, of which two failed.
+    assert (found["episodes/turns"], found["episodes/calls"]) == (2.0, 1.25)
+    assert found["episodes/faults/timeout"] == found["episodes/faults/json"] == 0.2
+    assert found["episodes/ended/turns"] == 0.25
+    assert found["tokens/observed"] == 8 + 4 + 20 + 5

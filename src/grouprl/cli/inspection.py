@@ -19,7 +19,7 @@ from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal, visible
 from grouprl.run.verdict import counted
 from grouprl.tasks import Task, load_task
-from grouprl.types import Problem, RewardOutcome, UserError
+from grouprl.types import Episode, Problem, RewardOutcome, UserError
 
 _OTHERS = 20  # problems whose prompts are compared
 
@@ -98,8 +98,24 @@ def _completion_grid(found: SampledGroup) -> Table:
             components = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
             grid.add_row("", Text("  ".join(components), "dim"))
         # Text, not markup: rich would interpret brackets in a completion.
-        grid.add_row("", Text(visible(completion.text) + "\n"))
+        talk = completion.text if completion.episode is None else _conversation(completion.episode)
+        grid.add_row("", Text(visible(talk) + "\n"))
     return grid
+
+
+def _conversation(episode: Episode) -> str:
+    """What was said in an episode, each message below its role, and how it ended."""
+    lines, calls = [], iter(episode.calls)
+    for message in episode.messages:
+        if message["role"] == "tool":
+            call = next(calls)
+            took = f"{call.seconds:.2f} s" + (f", {call.fault}" if call.fault else "")
+            lines += [f"[tool] {call.tool} {call.arguments} ({took})", call.result]
+        else:
+            lines += [f"[{message['role']}]", message["content"]]
+    verdict = "" if episode.reward is None else f"; the environment's reward: {episode.reward:g}"
+    invalid = f"; invalid: {episode.invalid}" if episode.invalid else ""
+    return "\n".join((*lines, f"(ended: {episode.ended}{verdict}{invalid})"))
 
 
 def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:

@@ -21,10 +21,8 @@ _TRACES = (
     "old_logprobs",
 )
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(
-        ("problem_id", "text", "components", "stop_reason", "prompt", "columns", "stage", "value", "episode"), (str,)
-    ),
-    **dict.fromkeys(("invalid_reason", "step_rewards", "messages", "extra"), (str, type(None))),
+    **dict.fromkeys(("problem_id", "text", "components", "stop_reason", "prompt", "columns", "stage", "value"), (str,)),
+    **dict.fromkeys(("invalid_reason", "step_rewards", "messages", "extra", "episode"), (str, type(None))),
     **dict.fromkeys(("step", "group_index", "completion_index", "length", "weights_version"), (int,)),
     "correct": (int, type(None)),
     "kept": (int,),

@@ -12,6 +12,7 @@ from typing import Any
 from grouprl.algorithms.advantages import Std
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
+from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.prompts import SharedBeginning, asked_by, shared_beginning
 from grouprl.lab.report.recorded import missing_problem, read_config, recorded, run_algorithm
 from grouprl.lab.report.worked import CompletionParts, Spread, against_record, deviation_kind, of_step
@@ -26,6 +27,7 @@ Place = tuple[int, int]
 MOST_GROUPS = 200  # in a page
 MOST_VISITS = 100
 _PROMPT, _TEXT = 200, 600  # characters of a prompt and of a completion in a list
+_EPISODE = 20_000  # characters of an episode in a group, which may have hundreds of them
 _NEWEST = 1 << 62  # after every step
 
 
@@ -70,10 +72,11 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
     return {"step": step, "steps": None if first is None else [first, last], "total": total, "groups": groups}
 
 
-def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
+def one_group(folder: Path, step: int, group: int, *, most: int = _EPISODE) -> dict[str, Any]:
     """A group with everything but its tokens, and its statistics by `against_record`.
 
-    Of each completion `weights` gives the factor of each reward in the total, None where the run recorded none.
+    Of each completion `weights` gives the factor of each reward in the total, None where the run recorded none, and
+    `episode` its `conversation`, with at most so many characters.
     `watched`: whether the run recorded the stages of this group, see `lab.explain_group`.
 
     Raises:
@@ -83,7 +86,8 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
     with recorded(folder) as database:
         rows = database.execute(
             "SELECT completion_index, problem_id, text, reward, components, invalid_reason, correct, advantage, "
-            "length, stop_reason, weights_version, step_rewards, extra FROM completions "
+            "length, stop_reason, weights_version, step_rewards, extra, token_advantages, episode FROM completions "
+            "LEFT JOIN episodes USING (step, group_index, completion_index) "
             "WHERE step = ? AND group_index = ? ORDER BY completion_index",
             (step, group),
         ).fetchall()
@@ -109,7 +113,7 @@ def one_group(folder: Path, step: int, group: int) -> dict[str, Any]:
         "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
         "watched": watched is not None,
-        "completions": [_whole(database_path, row, {**rewards.process, **rewards.weights}) for row in rows],
+        "completions": [_whole(database_path, row, {**rewards.process, **rewards.weights}, most) for row in rows],
     }
 
 
@@ -181,7 +185,7 @@ def _listed(
     }
 
 
-def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[str, Any]:
+def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float], most: int) -> dict[str, Any]:
     components = parsed(path, row, "components")
     return {
         **_completion(row, "text", "invalid_reason", "advantage", "weights_version"),
@@ -189,6 +193,7 @@ def _whole(path: Path, row: sqlite3.Row, weights: Mapping[str, float]) -> dict[s
         "weights": {name: weights.get(name) for name in components},
         "step_rewards": parsed(path, row, "step_rewards"),
         "extra": parsed(path, row, "extra"),
+        "episode": conversation(path, row, most=most),
     }
 
 

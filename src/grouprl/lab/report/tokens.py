@@ -20,6 +20,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.stages import cut_sides
 from grouprl.config.algorithm import all_options
 from grouprl.files import is_number, read_file
+from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
 from grouprl.models.received import refuse_tokenizer
 from grouprl.record.layout import RunDirectory
@@ -38,6 +39,7 @@ _OBJECTIVE = (
     *("kl_in", "kl_coef", "passes", "minibatches"),
 )
 _JUMP, _AROUND, _MOST_JUMPS = 4, 10, 5  # times the median, of so many neighbors; and steps that are shown
+_EPISODE = 1_000_000  # characters of an episode
 _NO_KL = 1e-6  # nats a token: rounding
 _OF_KL = ("learner_logprobs", "reference_logprobs")
 _ASSETS = Path(__file__).parents[2] / "models" / "assets"
@@ -45,7 +47,9 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a piece of SentencePiece's byte f
 _NO_CHARACTER = "\ufffd"  # what decoding gives for bytes that are none
 
 
-def one_completion(folder: Path, step: int, group: int, index: int, *, root: Path) -> dict[str, Any]:
+def one_completion(
+    folder: Path, step: int, group: int, index: int, *, root: Path, most: int = _EPISODE
+) -> dict[str, Any]:
     """Everything that is recorded of the tokens of a completion, and what follows from it.
 
     Args:
@@ -54,14 +58,15 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         group: its group's index there.
         index: its own in the group.
         root: the folder of runs; no tokenizer outside it is read, bundled ones apart.
+        most: characters of an episode.
 
     Returns:
-        The completion's own columns; `tokens` (see `token_texts`; texts are None without a tokenizer) and `tokenizer`,
-        where their texts come from. Then lists with a number for each token, or None where the run did not record what
-        they need: `advantages`; log-probs under each policy, and `entropies`, in nats; `probabilities`, of the
-        distribution drawn from; `ratios` of the learner's probability to the old one, and `sequence_ratio`, their
-        geometric mean; `clipped` (see `clipped_sides`); `kl`, the run's estimate in nats; `changes`, what the update
-        added to the probability. `objective` holds the fields of the algorithm behind them.
+        The completion's own columns; `episode`, see `conversation`; `tokens` (see `token_texts`; texts are None without
+        a tokenizer) and `tokenizer`, where their texts come from. Then lists with a number for each token, or None
+        where the run did not record what they need: `advantages`; log-probs under each policy, and `entropies`, in
+        nats; `probabilities`, of the distribution drawn from; `ratios` of the learner's probability to the old one,
+        and `sequence_ratio`, their geometric mean; `clipped` (see `clipped_sides`); `kl`, the run's estimate in nats;
+        `changes`, what the update added to the probability. `objective` holds the fields of the algorithm behind them.
 
     Raises:
         UserError: it is not recorded, or the database cannot be read.
@@ -80,6 +85,7 @@ def one_completion(folder: Path, step: int, group: int, index: int, *, root: Pat
         **{name: row[name] for name in _PLAIN.split(", ")},
         "correct": truth(row["correct"]),
         "step_rewards": parsed(RunDirectory(folder).rollouts, row, "step_rewards"),
+        "episode": conversation(RunDirectory(folder).rollouts, row, most=most),
         "tokenizer": None if found is None else found[0],
         "tokens": unread if found is None else token_texts(found[1], ids),
         "advantages": advantages_T.tolist(),
@@ -170,8 +176,9 @@ def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorit
 def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:
     with recorded(folder) as database:
         row: sqlite3.Row | None = database.execute(
-            f"SELECT {_PLAIN}, correct, step_rewards, token_ids, token_advantages, {', '.join(_BLOBS)} "
-            "FROM completions WHERE step = ? AND group_index = ? AND completion_index = ?",
+            f"SELECT {_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)} "
+            "FROM completions LEFT JOIN episodes USING (step, group_index, completion_index) "
+            "WHERE step = ? AND group_index = ? AND completion_index = ?",
             (step, group, index),
         ).fetchone()
     if row is None:

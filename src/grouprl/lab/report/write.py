@@ -22,7 +22,7 @@ from grouprl.record.read import read_run
 
 _GROUPS = 4  # of a step, from its first on
 _BYTES = 600_000  # of groups and tokens as JSON, all steps together
-_TEXT = 4_000  # characters of a completion
+_TEXT = 4_000  # characters of a completion, and of an episode
 _DIGITS = 7  # of the numbers of a token, which are recorded as float32
 
 Answers = dict[str, Any]
@@ -109,13 +109,14 @@ def group_answers(folder: Path, name: str) -> Answers:
 
     for step in held:
         listed = groups_of_step(folder, step, offset=0, limit=_GROUPS)
-        found = (_shortened(one_group(folder, step, group["group_index"])) for group in listed["groups"])
+        found = (_shortened(one_group(folder, step, one["group_index"], most=_TEXT)) for one in listed["groups"])
         taken = {f"{path}/groups/{step}/{one['group_index']}": one for one in takewhile(take, found)}
         counts = {"held": held, "total": len(taken), "of": listed["total"]}
         shown = {**listed, **counts, "groups": listed["groups"][: len(taken)]}
         answers |= {**taken, f"{path}/groups?step={step}": shown, f"{path}/groups": shown}
     for step, group, index in _places(answers, path):
-        tokens = rounded(one_completion(folder, step, group, index, root=folder.resolve().parent))
+        root = folder.resolve().parent
+        tokens = rounded(one_completion(folder, step, group, index, root=root, most=_TEXT))
         if take(tokens):
             answers[f"{path}/completions/{step}/{group}/{index}"] = tokens
     return answers

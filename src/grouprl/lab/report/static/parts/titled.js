@@ -111,6 +111,7 @@ const withoutMarks = (text) => text.replace(/ \(\[[^\]]*\]\([^)]*\)\)/g, "").rep
 
 function pattern(name) {
   if (/^rewards\/.+\/mean$/.test(name)) return "rewards/NAME/mean";
+  if (/^episodes\/(ended|faults)\/./.test(name)) return name.replace(/[^/]+$/, "NAME");
   if (/^pass_at_\d+$/.test(name)) return "pass_at_8";
   return name.endsWith("_share") ? "NAME_share" : undefined;
 }

@@ -5,6 +5,7 @@ import { h, put } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
 import { named, number, said, signed, trouble, written } from "../text.js";
 import { turnsOf } from "../turns.js";
+import { conversation, turnText } from "./episode.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
 import { tokenView } from "./tokens.js";
 import { tryBox } from "./try.js";
@@ -206,11 +207,16 @@ function card(completion, toggle) {
   const element = h("article", { class: `card completion${completion.invalid_reason === null ? "" : " failed"}`,
     "aria-label": `Completion ${completion.index}`, id: `completion-${completion.index}` },
   heading(completion, button), components(completion),
-  h("div", { class: "written", tabindex: "0", role: "region", "aria-label": `Text of completion ${completion.index}` },
-    completion.text === "" ? h("span", { class: "note" }, "(no text)") : written(completion.text)), logged(completion.extra));
+  h("div", { class: `written${completion.episode ? " talk" : ""}`, tabindex: "0", role: "region", "aria-label": `Text of completion ${completion.index}` },
+    textOf(completion)), logged(completion.extra));
   const tokens = h("section", { class: "card opened", "aria-label": `Tokens of completion ${completion.index}`, hidden: true });
   const one = { element, button, tokens, index: completion.index };
   return one;
+}
+
+function textOf({ text, episode }) {
+  if (episode) return conversation(episode, turnText);
+  return text === "" ? h("span", { class: "note" }, "(no text)") : written(text);
 }
 
 function layoutChoice(list, given) {

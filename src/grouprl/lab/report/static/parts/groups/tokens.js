@@ -3,6 +3,7 @@ import { note, whole } from "../address.js";
 import { get, ofRun } from "../api.js";
 import { h, put, refresh } from "../dom.js";
 import { number, percent, signed, visible } from "../text.js";
+import { conversation } from "./episode.js";
 import { advantageSteps, FULL, scaleLegend, stepsUpTo, tint, tinted } from "./marks.js";
 
 const MOST = 2000; // tokens shown at once
@@ -13,9 +14,10 @@ export async function tokenView(run, { step, group, completion }, given) {
   const found = await get(ofRun(run, "completions", step, group, completion));
   if (!found.tokens.length) return h("p", { class: "note" }, "This completion has no tokens.");
   const state = { found, shown: 0, at: Math.min(whole(given.t) ?? 0, found.tokens.length - 1), spans: [] };
-  state.box = h("div", { class: "tokens text", role: "listbox", "aria-orientation": "horizontal",
-    "aria-label": `Tokens of completion ${completion}`, onkeydown: (event) => pressed(state, event),
-    onfocusin: (event) => look(state, event.target, true), onmouseover: (event) => look(state, event.target, false) });
+  const { element, boxOf } = tokenBoxes(found, `completion ${completion}`);
+  state.boxOf = boxOf;
+  state.box = h("div", { onkeydown: (event) => pressed(state, event), onfocusin: (event) => look(state, event.target, true),
+    onmouseover: (event) => look(state, event.target, false) }, element);
   state.more = h("button", { type: "button", onclick: () => { extend(state, state.shown + MOST); } });
   state.panel = tokenPanel(found);
   state.legend = h("div", { class: "row legend", role: "status" });
@@ -29,6 +31,18 @@ export async function tokenView(run, { step, group, completion }, given) {
     state.sentence, state.legend,
     h("div", { class: "tokenrows" }, h("div", {}, state.box, state.more), state.panel.element),
     h("p", { class: "note" }, legendOfSigns(found)));
+}
+
+/** The boxes of the tokens, one for each turn of an episode: {element, boxOf(place)}. */
+function tokenBoxes({ episode }, of) {
+  const listbox = (label) => h("div", { class: "tokens text", role: "listbox", "aria-orientation": "horizontal", "aria-label": label });
+  if (episode === null) {
+    const box = listbox(`Tokens of ${of}`);
+    return { element: box, boxOf: () => box };
+  }
+  const boxes = episode.turns.map((_, place) => listbox(`Tokens of turn ${place + 1} of ${of}`));
+  const element = conversation(episode, (_, place) => boxes[place]);
+  return { element, boxOf: (place) => boxes[episode.turns.findIndex(({ end }) => place <= end)] };
 }
 
 function viewButtons(state) {
@@ -71,8 +85,9 @@ function extend(state, to) {
     if (tokens[place].half) span.classList.add("half");
     color(span, state.scale.tint(place));
     state.spans.push(span);
-    state.box.append(span);
+    state.boxOf(place).append(span);
   }
+  for (const turn of state.box.querySelectorAll(".episode > ol > li")) turn.hidden = !turn.querySelector("[data-place]");
   state.shown = end;
   state.more.hidden = end === tokens.length;
   state.more.textContent = `Show more of the ${number(tokens.length)} tokens (${number(end)} shown)`;
@@ -126,7 +141,7 @@ const WAYS = {
 
 function pressed(state, event) {
   const to = WAYS[event.key]?.(state);
-  if (to === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (to === undefined || !event.target.closest("[data-place]") || event.altKey || event.ctrlKey || event.metaKey) return;
   event.preventDefault();
   state.spans[Math.max(0, Math.min(state.spans.length - 1, to))].focus();
 }
