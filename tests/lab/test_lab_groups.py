@@ -240,6 +240,7 @@ def test_a_group_has_everything_but_its_tokens(tmp_path: Path) -> None:
         "weights_version": 3,
         "step_rewards": None,
         "extra": None,
+        "episode": None,
     }
     own = one_group(make_run(tmp_path / "own", [Made((2.0,))]), 1, 0)
     assert own["completions"][0]["weights"] == {"exact": None}
