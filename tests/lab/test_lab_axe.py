@@ -10,19 +10,21 @@ import pytest
 from grouprl.lab.export import write_explainer
 from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import FULL_CONFIG, Made, make_run
+from recorded_episodes import record_episodes
 
 axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
 RULES = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
 RUN = "/runs/axe"
 PAGES = ["/", RUN, f"{RUN}/groups", f"{RUN}/groups/1/0", "/compare/axe", "/group", "/ppo"]
-PAGES += ["/step?rewards=1,0,0,1&stage=update"]
+PAGES += ["/step?rewards=1,0,0,1&stage=update", "/runs/talk/groups/1/0?c=1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def run(shared_lab: Lab) -> None:
     mixed = Made([1.0, 0.0, None], advantages=[0.5774, -1.7321, 0.0], correct=[True, False, None])
     make_run(shared_lab.root / "axe", [mixed], [mixed], config=FULL_CONFIG)
+    record_episodes(shared_lab.root / "talk")
 
 
 def violations(page: Any) -> list[tuple[str, str]]:

@@ -180,6 +180,7 @@ def test_a_group_has_everything_but_its_tokens(tmp_path: Path) -> None:
         "index": 0, "text": "7", "reward": 2.0, "components": {"exact": 1.0, "soft_overlong": -0.5},
         "weights": {"exact": 2.0, "soft_overlong": 1.0}, "invalid_reason": None, "correct": True, "advantage": 0.0,
         "length": 2, "stop_reason": "end", "weights_version": 3, "step_rewards": None, "extra": None,
+        "episode": None,
     }  # fmt: skip
     own = one_group(make_run(tmp_path / "own", [Made((2.0,))]), 1, 0)
     assert own["completions"][0]["weights"] == {"exact": None}
