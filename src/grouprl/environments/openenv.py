@@ -207,7 +207,9 @@ class OpenEnvEnvironment:
             wrong = Fault.ARGUMENTS if data["code"] == "VALIDATION_ERROR" else Fault.EXCEPTION
             return _failed(wrong, cut(str(data["message"]), most), seconds)
         seen, reward = data["observation"], data.get("reward")
-        self._rewards.append(None if reward is None else float(reward))
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"expected a finite reward, got {reward}")
+        self._rewards.append(reward)
         if isinstance(seen.get("error"), Mapping):  # of a call that did not reach the tool, or that raised
             return _failed(
                 Fault.EXCEPTION, cut(str(seen["error"]["message"]), self._source.limits.result_characters), seconds
@@ -225,7 +227,7 @@ class OpenEnvEnvironment:
             return Verdict(None, self._gone)
         given = [reward for reward in self._rewards if reward is not None]
         total = sum(given)  # a policy that never acted earned nothing; a server without rewards says nothing
-        return Verdict(total if (given or not self._rewards) and math.isfinite(total) else None)
+        return Verdict(float(total) if given or not self._rewards else None)
 
     def close(self) -> None:
         """Ends the session."""
