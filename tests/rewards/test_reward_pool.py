@@ -457,7 +457,7 @@ def test_the_first_bytes_of_each_call_are_printed(tmp_path: Path, capfd: pytest.
     file.write_text(LOUD)
     with RewardPool({name: (str(file), name, {}) for name in ("loud", "quiet")}, ScoringConfig(workers=1)) as rewards:
         for name, value in (("loud", 1.0), ("quiet", 2.0), ("loud", 1.0), ("quiet", 2.0)):
-            assert gather(rewards.submit(name, {"completions": [name]})).values == [value]
+            assert gather(rewards.submit(RewardCall(name, {"completions": [name]}))).values == [value]
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("first line of loud") == err.count("a word about quiet") == 2

@@ -219,8 +219,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf
 def test_the_page_names_every_task_and_its_programs_run() -> None:
     assert all(f"`{name}" in PAGE for name in TASKS)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks[1:]:
+    assert len(blocks) == 4
+    made: dict[str, Any] = {}
+    exec(compile(blocks[1], "docs/tasks.md", "exec", dont_inherit=True), made)
+    adder = made["Adder"]()
+    adder.reset(start=3)
+    assert (adder.add(7), adder.get_reward()) == (10, 1.0)
+    for block in blocks[2:]:
         names: dict[str, Any] = {"__name__": "page"}
         exec(compile(block, "docs/tasks.md", "exec", dont_inherit=True), names)
         task = names["task"]
