@@ -228,6 +228,12 @@ class Episode:
     invalid: str = ""  # why the completion is invalid; empty = it is valid
     attributes: Mapping[str, Any] = field(default_factory=dict)  # plain ones of the environment's object, at the end
 
+    @property
+    def transcript(self) -> list[dict[str, Any]]:
+        """The messages up to the policy's last turn: rewards read the last message as the policy's own."""
+        last = max((at for at, one in enumerate(self.messages) if one["role"] == "assistant"), default=-1)
+        return [dict(message) for message in self.messages[: last + 1]]
+
     @staticmethod
     def of(given: Mapping[str, Any]) -> Episode:
         """Makes an episode of its JSON. Raises KeyError, TypeError or AttributeError where it is damaged."""

@@ -16,7 +16,9 @@ from grouprl.environments.shapes import open_games, open_tools
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.calls import call_keywords
-from grouprl.rewards.outcomes import turn_rewards
+from grouprl.rewards.functions import WeightedReward
+from grouprl.rewards.outcomes import step_rewards, turn_rewards
+from grouprl.rewards.rules import boxed_format
 from grouprl.rollout import Request
 from grouprl.rollout.episodes import joined
 from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, StopReason, UserError
@@ -262,6 +264,20 @@ def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny
 
 def letters(completions: list[Any], **columns: Any) -> list[float]:
     return [float(sum(len(str(message["content"])) for message in completion) % 7) for completion in completions]
+
+
+def test_rewards_read_the_last_turn_whatever_came_after_it():
+    """A tool's last result is not what the policy wrote, and steps of its last turn are places in it."""
+    found, problem = played(open_tools([add]), [TURNS[0], TURNS[0]], turns=2)
+    (messages,) = call_keywords([Group(problem, (1,), (found,))])["completions"]
+    assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
+
+    whole, _ = played(open_tools([add]), TURNS)
+    reward = WeightedReward("steps", boxed_format, per_step=True)
+    ends = [step.end for step in step_rewards(reward, [(len("It is"), 1.0), (len("It is 9."), 0.0)], whole, TOKENIZER)]
+    begun = whole.observations[0].after
+    said = [TOKENIZER.decode(whole.token_ids[begun : end + 1], skip_special_tokens=True) for end in ends]
+    assert [text.strip() for text in said] == ["It is", "It is 9."]
 
 
 def test_rewards_of_turns_are_credit_for_the_turns_by_hand():

@@ -167,7 +167,7 @@ def _prompt(problem: Problem) -> str | list[dict[str, str]]:
 
 def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, Any]]:
     if completion.episode is not None:
-        return [dict(message) for message in completion.episode.messages]
+        return completion.episode.transcript
     text = problem.begun + completion.text
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 

@@ -136,8 +136,12 @@ def step_rewards(
     """Makes the rewards of a completion's reasoning steps from (end in characters, value) of each."""
     if tokenizer is None:
         raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
-    places = last_tokens(completion.token_ids, [end for end, _ in pairs], tokenizer)
-    return tuple(StepReward(place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True))
+    # Of an episode a reward reads the last turn.
+    first = 0 if completion.episode is None else (-1, *completion.episode.ends)[-2] + 1
+    places = last_tokens(completion.token_ids[first:], [end for end, _ in pairs], tokenizer)
+    return tuple(
+        StepReward(first + place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True)
+    )
 
 
 def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

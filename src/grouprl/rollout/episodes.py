@@ -23,9 +23,9 @@ from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
 from grouprl.tasks import Task
+from grouprl.tasks.base import CONVERSES
 from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
 
-KINDS = ("tools", "environment", "game")  # attributes of a task that has one
 _TICK = 0.05  # seconds that an idle decoding waits at once, so that a stop of the run reaches it
 
 
@@ -80,7 +80,7 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
     Raises:
         UserError: they cannot be used, or the run samples elsewhere.
     """
-    if not config.environment.given and not any(getattr(task, kind, None) for kind in KINDS):
+    if not config.environment.given and not any(getattr(task, kind, None) for kind in CONVERSES):
         return nullcontext()
     if config.rollout.engine.name != "native" or config.cluster.backend != "none":
         raise UserError(

@@ -12,6 +12,9 @@ from typing import Any, Literal, Protocol, cast, overload
 
 from grouprl.types import Problem, UserError
 
+CONVERSES = ("tools", "environment", "game")
+"""Attributes of a task whose completions have several turns; see `grouprl.rollout.episodes`."""
+
 Split = Literal["train", "validation", "test"]
 
 
@@ -203,7 +206,7 @@ class DerivedTask:
     traits: Callable[[str], Mapping[str, bool]]
     verifier_given: bool  # whether the user chose the verifier
     rows_of: Task | None  # held-out splits may be cut from its train rows
-    tools: Sequence[Any] = ()  # what the policy may call, or talk with: see `grouprl.rollout.episodes`
+    tools: Sequence[Any] = ()  # these three are `CONVERSES`
     environment: Any = None
     game: Any = None
 
@@ -236,7 +239,7 @@ def derived(
         traits=task.traits,
         verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
         rows_of=task if cut else None,
-        **{kind: getattr(task, kind) for kind in ("tools", "environment", "game") if hasattr(task, kind)},
+        **{kind: getattr(task, kind) for kind in CONVERSES if hasattr(task, kind)},
     )
 
 
