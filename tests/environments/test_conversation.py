@@ -234,6 +234,15 @@ def test_plain_text_prompts_are_refused():
 # Whole runs
 
 
+def test_a_template_without_tools_is_refused_before_anything_is_sampled(tiny: Path, tmp_path: Path):
+    rows = [{"prompt": [{"role": "user", "content": f"Say {number}."}]} for number in range(4)]
+    config = small_config(tmp_path, evaluation={"problems": 0}, environment={"max_tokens": 64})
+    trainer = Trainer(model=str(tiny), task=rows, rewards=[letters], config=config, tools=[add])
+    with pytest.raises(UserError, match=r"expected one that renders tools, got .*set model.chat_template=tools"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny: Path, tmp_path: Path, no_page: None):
     def run(name: str, steps: int, *, resume: bool = False) -> list[dict[str, Any]]:
         config = small_config(

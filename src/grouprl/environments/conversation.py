@@ -75,14 +75,21 @@ class ToolConversations:
         self._source.close()
 
     def opened(self, problem: Problem) -> Problem:
-        """The problem with the tools, and with what `reset` adds to its prompt."""
+        """The problem with the tools, and with what `reset` adds to its prompt.
+
+        Raises:
+            UserError: the environment cannot begin, or the chat template cannot write its tools.
+        """
         if (found := self._opened.get(problem.id)) is None:
             environment = self._source.open(problem)
             try:
                 tools, opening = tuple(environment.tools), environment.reset(problem, _SEED)
             finally:
                 environment.close()
-            found = self._opened[problem.id] = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
+            found = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
+            for conversation in self._bound[-1:]:
+                conversation.format_of(found)  # a template that cannot write tools is refused before a turn is sampled
+            self._opened[problem.id] = found
         return found
 
 
