@@ -74,13 +74,22 @@ class Conversations(Protocol):
         ...
 
 
+def longest_completion(config: RunConfig, task: Task) -> int:
+    """Most tokens after a prompt, in a single turn or in a whole episode with what the policy is shown."""
+    return config.environment.max_tokens if _converses(config, task) else config.rollout.max_tokens
+
+
+def _converses(config: RunConfig, task: Task) -> bool:
+    return config.environment.given or any(getattr(task, kind, None) for kind in CONVERSES)
+
+
 def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[Conversations | None]:
     """Starts the environments of a run, which end with the block; None where neither configuration nor task has any.
 
     Raises:
         UserError: they cannot be used, or the run samples elsewhere.
     """
-    if not config.environment.given and not any(getattr(task, kind, None) for kind in CONVERSES):
+    if not _converses(config, task):
         return nullcontext()
     if config.rollout.engine.name != "native" or config.cluster.backend != "none":
         raise UserError(

@@ -12,6 +12,7 @@ from grouprl.models.attention import is_packed
 from grouprl.models.compiled import kernels
 from grouprl.models.precision import is_emulated
 from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
+from grouprl.rollout.episodes import longest_completion
 from grouprl.run.assemble import RunParts
 from grouprl.tasks import Task
 from grouprl.types import Problem
@@ -28,7 +29,7 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     memory_of = find_leaf("memory")
     if memory_of is not None and (memory := memory_of(config, task, ranks)) is not None:
         yield memory
-    evaluation, tokens = config.evaluation, config.rollout.max_tokens
+    evaluation, tokens = config.evaluation, longest_completion(config, task)
     trained, held_out = task.problems("train"), task.problems(evaluation.split)
     problems = min(evaluation.problems, len(held_out))
     said = f"the evaluation uses {problems:,} of these" if problems else "none is held out"
