@@ -72,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args(arguments)
+    if given.smoke:
+        given.episodes, given.turns, given.seconds, given.max_tokens = 8, 2, 0.1, 4
     shape = given.episodes, given.turns, given.seconds
     continuous, barrier = Tools(*shape, barrier=False), Tools(*shape, barrier=True)
     latencies = [[continuous.latency(index, turn) for turn in range(given.turns)] for index in range(given.episodes)]

@@ -103,7 +103,7 @@ static void tree(int half, int64_t window, int64_t before) {
   write_out("tree", out, TOKENS * HEADS * D, half);
   grouprl_tree_attention_backward(q, k, v, cosine, sine, grad, dq, dk, dv, starts, lengths, 2, 2, HEADS, KV, D, 0.3f, half, window,
                                   keys, prefix_values, before, d_keys, d_values);
-  write_out("tree d_prefix", d_keys, 4 * PREFIX * KV * D, 0);
+  write_out(half ? "tree d_prefix of halves" : "tree d_prefix", d_keys, 4 * PREFIX * KV * D, 0);
   write_out("tree dq", dq, TOKENS * HEADS * D, half), write_out("tree dk", dk, TOKENS * KV * D, half);
   write_out("tree dv", dv, TOKENS * KV * D, half);
 }
