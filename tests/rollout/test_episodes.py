@@ -1,6 +1,7 @@
 """Completions of several turns: what the policy wrote is kept as it is, and does not depend on who answers when."""
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -127,9 +128,18 @@ def test_an_error_of_an_environment_stops_the_sampling(setting: Setting):
 
 
 def test_while_a_tool_runs_its_row_serves_others(setting: Setting):
-    """16 episodes in 4 rows, each with 1 to 4 waits of 0.2 s: they overlap, whatever the rows."""
-    talk = Talk(latency=0.0)
-    talk._answer = lambda count, index, plain=talk._answer: (time.sleep(0.2), plain(count, index))[1]  # type: ignore[method-assign]
-    began = time.perf_counter()
-    sampled(setting, talk, max_rows=4)
-    assert time.perf_counter() - began < 0.2 * len(talk.heard) / 3
+    """The first five answers wait for each other: with four rows that episodes held, the fifth would never be asked."""
+    together = threading.Barrier(5)
+
+    class Meeting(Talk):
+        def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+            first = len(self.heard) < together.parties
+            super().answer(request, turns, shown)
+            return self.threads.submit(self._met, first, len(turns), turns[-1].index)
+
+        def _met(self, first: bool, count: int, index: int) -> Answer:
+            if first:
+                together.wait(60)
+            return self._answer(count, index)
+
+    assert all(one.episode for one in all_of(sampled(setting, Meeting(), max_rows=4)))
