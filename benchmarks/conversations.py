@@ -2,8 +2,8 @@
 
     python benchmarks/conversations.py [--episodes 64] [--turns 4] [--seconds 2.0]
 
-An episode goes on when its own tool is done. With a barrier all wait for the slowest of the turn, as where a batch is
-generated turn by turn. The floor is the longest episode, alone.
+An episode continues when its own tool is done. With a barrier, all episodes wait for the slowest tool of the turn: so
+does a sampler that generates a batch turn by turn. The floor is the longest episode alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The loop between the policy's turns and its environment: authored turns in place of a policy, whole small runs."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ def played(
                 assert len(written) == len(script), answer.episode
                 return joined(written, observations, answer.episode), opened
             observations.append(ObservedTokens(sum(map(len, written)), answer.token_ids))
-        raise AssertionError("the episode goes on")
+        raise AssertionError("the episode has not ended")
     finally:
         conversations.close()
 
@@ -229,6 +230,19 @@ def test_a_game_answers_messages_and_pays_by_turn():
 def test_plain_text_prompts_are_refused():
     with pytest.raises(UserError, match="expected a prompt of chat messages"):
         played(open_tools([add]), TURNS, Problem("p", "What is 4 + 5?"))
+
+
+class Drawn:
+    """It begins in another world each time."""
+
+    def reset(self, prompt: Any = None) -> str:
+        assert len(prompt) == 1  # as the task has it, without an opening
+        return os.urandom(4).hex()
+
+
+def test_an_environment_that_begins_differently_each_time_is_refused():
+    with pytest.raises(UserError, match="expected `reset` to begin every episode of a problem alike"):
+        played(open_tools(environments=Drawn), ["Well."])
 
 
 # Whole runs

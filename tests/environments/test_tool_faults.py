@@ -241,7 +241,7 @@ def test_a_call_in_progress_ends_when_its_episode_is_closed(source: ProcessSourc
 
 
 def test_a_killed_zygote_is_replaced() -> None:
-    """Its processes end with it; episodes that have no object go on."""
+    """Its processes end with it; episodes without an object continue."""
     with open_tools([act], Faulty, limits=LIMITS) as source:
         environment, stateful = source.open(PROBLEM), source.open(PROBLEM)
         stateful.reset(PROBLEM, 0)

@@ -36,8 +36,8 @@ class EnvironmentConfig(Section):
     memory_mib: int = Field(1024, ge=64, le=2**20, description="most memory of a tool's process, imports excluded")
     mistakes: OnFault = Field(
         "tell",
-        description="a call that cannot be read, or that a tool refuses or fails on: tell = the policy is told, end = "
-        "the episode ends, invalid = its completion does not count",
+        description="a call that cannot be read, or that a tool refuses or fails on: tell = the policy reads the "
+        "error, end = the episode ends, invalid = its completion does not count",
     )
     failures: OnFault = Field("tell", description="the same for a tool that hangs or whose process dies")
 

@@ -51,20 +51,11 @@ class ToolConversations:
     def __init__(self, source: EnvironmentSource, settings: EnvironmentConfig) -> None:
         self._source, self._settings = source, settings
         self._bound: list[ToolConversation] = []
-        self._opened: dict[str, Problem] = {}  # by id
+        self._begins: dict[str, _Beginning] = {}  # by the problem's id
 
     def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> ToolConversation:
-        """The conversation in the format of a tokenizer's chat template; `max_tokens` is the longest turn.
-
-        Args:
-            tokenizer: the policy's tokenizer.
-            end_ids: the tokens that end a turn.
-            max_tokens: the longest turn.
-
-        Raises:
-            UserError: the template cannot render tools.
-        """
-        made = ToolConversation(self._source, self._settings, tokenizer, end_ids, max_tokens)
+        """See `grouprl.rollout.episodes.Conversations`."""
+        made = ToolConversation(self._source, self._settings, self._begins, tokenizer, end_ids, max_tokens)
         self._bound.append(made)
         return made
 
@@ -80,7 +71,7 @@ class ToolConversations:
         Raises:
             UserError: the environment cannot begin, or the chat template cannot write its tools.
         """
-        if (found := self._opened.get(problem.id)) is None:
+        if (begins := self._begins.get(problem.id)) is None:
             environment = self._source.open(problem)
             try:
                 tools, opening = tuple(environment.tools), environment.reset(problem, _SEED)
@@ -89,8 +80,8 @@ class ToolConversations:
             found = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
             for conversation in self._bound[-1:]:
                 conversation.format_of(found)  # a template that cannot write tools is refused before a turn is sampled
-            self._opened[problem.id] = found
-        return found
+            begins = self._begins[problem.id] = _Beginning(problem, opening, found)
+        return begins.opened
 
 
 def _with_opening(problem: Problem, opening: Opening) -> Any:
@@ -103,6 +94,15 @@ def _with_opening(problem: Problem, opening: Opening) -> Any:
     if opening.text:
         messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{opening.text}".strip()}
     return (*messages, *opening.messages)
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """How the episodes of a problem begin."""
+
+    problem: Problem  # as the task has it
+    opening: Opening
+    opened: Problem
 
 
 @dataclass
@@ -126,6 +126,7 @@ class ToolConversation:
         self,
         source: EnvironmentSource,
         settings: EnvironmentConfig,
+        begins: Mapping[str, _Beginning],
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         max_tokens: int,
@@ -137,7 +138,7 @@ class ToolConversation:
             )
         self.most_tokens = settings.max_tokens
         self._source, self._settings, self._max_tokens = source, settings, max_tokens
-        self._tokenizer, self._end_ids = tokenizer, end_ids
+        self._begins, self._tokenizer, self._end_ids = begins, tokenizer, end_ids
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
         self._live: dict[tuple[str, str, int], _Live] = {}
 
@@ -169,10 +170,15 @@ class ToolConversation:
         return Answer(episode=_episode(live))
 
     def _begun(self, key: tuple[str, str, int], problem: Problem) -> _Live:
-        live = _Live(self._source.open(problem), time.monotonic())
+        begins, live = self._begins[problem.id], _Live(self._source.open(problem), time.monotonic())
         self._live[key] = live
-        # The prompt has its opening already, see `Conversations.task`.
-        live.environment.reset(problem, _SEED)
+        # The prompt was made of the first opening: with another one the policy would have read of another world.
+        if (opening := live.environment.reset(begins.problem, _SEED)) != begins.opening:
+            raise UserError(
+                f"environment of {problem.where}: expected `reset` to begin every episode of a problem alike, got "
+                f"{opening.text!r:.80} after {begins.opening.text!r:.80}: draw with the seed that reset gets, or from "
+                "the problem's columns"
+            )
         return live
 
     def format_of(self, problem: Problem) -> ToolFormat:

@@ -1,4 +1,4 @@
-"""The task `guess_number`: the policy guesses, and is told whether the number is higher or lower, turn by turn."""
+"""The task `guess_number`: the policy guesses; each answer says whether the number is higher or lower."""
 
 from __future__ import annotations
 
