@@ -37,6 +37,9 @@ def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
         assert task.name.partition(":")[0] == name
         assert task.verifier in task.default_rewards
         example = kind.example()
+        if task.verifier == "environment":  # what the policy writes is judged turn by turn
+            assert task.gold(example) is None
+            continue
         assert task.gold(example)
         if task.verifier != "math_verify":
             assert verdict(task, example, task.gold(example) or "") == 1.0
