@@ -21,7 +21,7 @@ import torch
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.episodes import Answer
-from grouprl.types import Completion, Episode, Problem, Sampling
+from grouprl.types import Completion, Episode, ObservedTokens, Problem, Sampling
 
 OBSERVED = tuple(range(300, 320))
 
@@ -44,7 +44,9 @@ class Tools:
         """Seconds of a tool."""
         return random.Random(f"{index}/{turn}").random() * self.seconds
 
-    def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+    def answer(
+        self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
+    ) -> Future[Answer]:
         """See `grouprl.rollout.episodes.Conversation`."""
         return self.threads.submit(self._answer, turns[-1].index, len(turns) - 1)
 

@@ -196,10 +196,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ObservedTokens:
-    """Tokens that the policy was shown between two of its turns: they are read, and nothing is learned of them."""
+    """Tokens that the policy was shown between two of its turns: they are read, and nothing is learned of them.
+
+    Where a chat template rewrites what was said, such as by dropping thoughts, the next turn reads another beginning:
+    the episode forks there, into stretches that are read apart.
+    """
 
     after: int  # tokens of the completion before it
     token_ids: tuple[int, ...]
+    kept: int | None = None  # of the tokens read so far, prompt included, those that stay before these; None = all
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,11 @@ class Episode:
     attributes: Mapping[str, Any] = field(default_factory=dict)  # plain ones of the environment's object, at the end
 
     @property
+    def forks(self) -> int:
+        """How often the policy read another beginning than before."""
+        return sum(one.kept is not None for one in self.observations)
+
+    @property
     def transcript(self) -> list[dict[str, Any]]:
         """The messages up to the policy's last turn: rewards read the last message as the policy's own."""
         last = max((at for at, one in enumerate(self.messages) if one["role"] == "assistant"), default=-1)
@@ -241,7 +251,7 @@ class Episode:
             name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
         }
         parts["observations"] = tuple(
-            ObservedTokens(one["after"], tuple(one["token_ids"])) for one in given["observations"]
+            ObservedTokens(one["after"], tuple(one["token_ids"]), one["kept"]) for one in given["observations"]
         )
         return Episode(**parts | {"calls": tuple(ToolCall(**one) for one in given["calls"])})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from grouprl import Trainer
 from grouprl.algorithms import step_advantages
@@ -78,7 +79,7 @@ class Echo:
 
     def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
         self.turn += 1
-        return f"You wrote {text}", float(self.turn), self.turn == 3, {}
+        return f"You wrote {text.rpartition('</think>')[2]}", float(self.turn), self.turn == 3, {}
 
 
 def called(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -92,31 +93,32 @@ def played(
     problem: Problem = PROBLEM,
     *,
     longest: int = 100,
+    tokenizer: PreTrainedTokenizerBase = TOKENIZER,
     **settings: Any,
 ) -> tuple[Completion, Problem]:
     """What becomes of these turns in the place of a policy's."""
     conversations = ToolConversations(source, EnvironmentConfig(**settings))
     try:
-        talk = conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=longest)
+        talk = conversations.bind(tokenizer, [tokenizer.eos_token_id], max_tokens=longest)
         opened = conversations.opened(problem)
-        request = Request(opened, prompt_token_ids(opened, TOKENIZER, longest=2000), 1)
+        request = Request(opened, prompt_token_ids(opened, tokenizer, longest=2000), 1)
         written: list[Completion] = []
         observations: list[ObservedTokens] = []
         for turn in script:
-            text = turn if isinstance(turn, str) else written_by(opened, turn)
-            written.append(authored_completion(0, text, TOKENIZER))
-            answer = talk.answer(request, written, sum(len(one.token_ids) for one in observations)).result()
+            text = turn if isinstance(turn, str) else written_by(opened, turn, tokenizer)
+            written.append(authored_completion(0, text, tokenizer))
+            answer = talk.answer(request, written, observations).result()
             if answer.episode is not None:
                 assert len(written) == len(script), answer.episode
                 return joined(written, observations, answer.episode), opened
-            observations.append(ObservedTokens(sum(map(len, written)), answer.token_ids))
+            observations.append(ObservedTokens(sum(map(len, written)), answer.token_ids, answer.kept))
         raise AssertionError("the episode has not ended")
     finally:
         conversations.close()
 
 
-def written_by(problem: Problem, message: dict[str, Any]) -> str:
-    return TOKENIZER.decode(authored_episode(problem, [message], TOKENIZER).token_ids[:-1])
+def written_by(problem: Problem, message: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    return tokenizer.decode(authored_episode(problem, [message], tokenizer).token_ids[:-1])
 
 
 TURNS = [called(("add", {"a": 4, "b": 5})), "It is 9."]
@@ -148,6 +150,58 @@ def test_an_episode_is_the_conversation_that_the_template_writes():
     assert [call.result for call in found.episode.calls] == ["9", "0", "9"]  # type: ignore[union-attr]
     authored = authored_episode(problem, found.episode.messages, TOKENIZER)  # type: ignore[union-attr]
     assert (authored.token_ids, authored.observations) == (found.token_ids, found.observations)
+
+
+def thought(text: str, style: str, place: int = 0) -> str:
+    """A turn with a thought; R1's prompt has begun it."""
+    return (
+        f"so many words{place}\n</think>{text}"
+        if style == "deepseek_r1"
+        else f"<think>\nso many words{place}\n</think>{text}"
+    )
+
+
+@pytest.mark.parametrize("style", ["qwen3", "deepseek_r1", "deepseek_v31"])
+def test_where_a_template_drops_thoughts_the_policy_reads_the_conversation_without_them(style: str):
+    """Before each turn it reads what the template makes of the whole conversation: as when the model is used."""
+    tokenizer = tool_tokenizer(STYLES[style])
+    script = [thought(text, style, place) for place, text in enumerate(("one", "<｜User｜>", "three"))]
+    found, problem = played(open_games(Echo), script, tokenizer=tokenizer)
+    assert found.episode is not None
+    assert found.episode.forks == 2
+    ids, begun, messages = list(prompt_token_ids(problem, tokenizer, longest=2000)), 0, [*problem.prompt]
+    for place, one in enumerate(found.observations):
+        ids = [*[*ids, *found.token_ids[begun : one.after]][: one.kept], *one.token_ids]
+        begun = one.after
+        messages += found.episode.messages[2 * place : 2 * place + 2]
+        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert tokenizer.decode(ids) == tokenizer.decode(whole)
+        assert "so many" not in tokenizer.decode(ids)
+    # The observation repeats the mark that the policy wrote: in the user's message it is text, not a token.
+    mark = tokenizer.convert_tokens_to_ids("<｜User｜>")
+    assert ids.count(mark) < whole.count(mark) or mark == tokenizer.unk_token_id
+    again = authored_episode(problem, found.episode.transcript, tokenizer)
+    if style != "deepseek_r1":  # whose template writes <think> before an authored turn that has one
+        assert (again.token_ids, again.observations) == (found.token_ids, found.observations)
+
+
+def test_where_results_drop_thoughts_the_calls_stay_as_the_policy_wrote_them():
+    tokenizer = tool_tokenizer(STYLES["deepseek_v31"])
+    found, problem = played(open_tools([add]), TURNS, tokenizer=tokenizer)
+    turn = thought(written_by(problem, TURNS[0], tokenizer), "deepseek_v31")  # type: ignore[arg-type]
+    forked, _ = played(open_tools([add]), [turn, "It is 9."], tokenizer=tokenizer)
+    assert found.episode is not None
+    assert forked.episode is not None
+    assert (found.episode.forks, forked.episode.forks) == (0, 1)
+    prompt = list(prompt_token_ids(problem, tokenizer, longest=2000))
+    plain, whole = (
+        [
+            *[*prompt, *one.token_ids[: one.observations[0].after]][: one.observations[0].kept],
+            *one.observations[0].token_ids,
+        ]
+        for one in (found, forked)
+    )
+    assert whole == plain
 
 
 def test_what_rewards_get_of_an_episode():
@@ -209,7 +263,7 @@ def test_a_turn_longer_than_it_may_be_ends_the_episode():
         opened = conversations.opened(PROBLEM)
         talk = conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=8)
         turn = authored_completion(0, "a long story", TOKENIZER, StopReason.LENGTH)
-        answer = talk.answer(Request(opened, (1,), 1), [turn], 0).result()
+        answer = talk.answer(Request(opened, (1,), 1), [turn], []).result()
     finally:
         conversations.close()
     assert answer.episode is not None

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call
 from grouprl.environments.calls import WrongCall
-from grouprl.environments.formats import ToolFormat, rewrites_history
+from grouprl.environments.formats import ToolFormat
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import UserError
 from tool_templates import STYLES, ToolStyle, spaced_tokenizer, tool_tokenizer
@@ -109,7 +109,7 @@ def test_the_form_is_the_templates(name: str) -> None:
     assert found.form is not None
     assert (found.form.name, found.makes_many_calls) == (style.form, style.many)
     assert found.begins_thought == style.begins_thought
-    assert tuple(rewrites_history(tokenizer, role=role) for role in ("user", "tool")) == style.rewrites
+    assert found.rewrites == style.rewrites
     assert ToolFormat.of(tokenizer, [TOOL]) is found  # once per tokenizer
 
 
@@ -285,7 +285,7 @@ def test_published_templates(path: Path) -> None:
     found = ToolFormat.of(tokenizer, [TOOL])
     assert found.form is not None
     assert (found.form.name, found.makes_many_calls) == (style.form, style.many)
-    assert tuple(rewrites_history(tokenizer, role=role) for role in ("user", "tool")) == style.rewrites
+    assert found.rewrites == style.rewrites
     for count in (1, 2, 3):
         turn = [(Call("add", {"a": n}), f" {n}\n") for n in range(count)]
         check_whole(found, [of_results(found, turn, place) for place in range(3)])

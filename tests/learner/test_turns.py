@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from oracles import own_model
 PLAIN = Sampling(max_tokens=12)
 
 
-def completion(index: int, token_ids: tuple[int, ...], *shown: tuple[int, tuple[int, ...]]) -> Completion:
+def completion(index: int, token_ids: tuple[int, ...], *shown: tuple[Any, ...]) -> Completion:
     nothing = (0.0,) * len(token_ids)
-    observations = tuple(ObservedTokens(after, ids) for after, ids in shown)
+    observations = tuple(ObservedTokens(*one) for one in shown)
     episode = Episode(observations, (), ends=(len(token_ids) - 1,)) if shown else None
     return Completion(index, token_ids, nothing, nothing, "", StopReason.END, 0, episode)
 
@@ -30,6 +31,8 @@ GROUPS = [
             completion(0, (5, 6, 40, 41), (2, (100, 101, 102)), (3, (103,))),
             completion(1, (5, 6)),
             completion(2, (11, 12, 13), (1, (104, 105))),
+            # A fork that keeps 2 of the prompt's 3 tokens, and one that keeps all but the end of what was read then.
+            completion(3, (14, 15, 16, 17, 18), (1, (107,)), (2, (108, 109), 2), (3, (110,)), (4, (111,), 5)),
         ),
     ),
     Group(Problem("b", ""), (4,), (completion(0, (30, 31), (1, (106,) * 5)), completion(1, (33,)))),
@@ -52,27 +55,37 @@ def test_a_pack_by_hand():
 @pytest.mark.parametrize("budget", [1, 12, 1000])
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_log_probs_and_gradient_are_those_of_the_plain_model_with_a_mask(tiny: Path, budget: int, penalty: float):
-    """One row at a time through transformers' own modules, with a loss on the policy's tokens alone."""
+    """One token at a time through transformers' own modules, after what the policy had read by then."""
     sampling = replace(PLAIN, repetition_penalty=penalty)
     model, own, batch = loaded(tiny), own_model(tiny), make_batch(GROUPS, PLAIN)
     batch = replace(batch, sampling=sampling)
     weights = torch.linspace(-1.0, 1.0, int(batch.mask_NT.sum()))
     weights_NT = torch.zeros(batch.mask_NT.shape).masked_scatter(batch.mask_NT, weights)
-    for pack in make_packs(batch, range(5), budget, CPU):
+    for pack in make_packs(batch, range(len(batch.group_of_N)), budget, CPU):
         found = pack_forward(model, pack, sampling).logprobs_C
         (found * weights_NT[list(pack.rows)][pack.row_C, pack.column_C]).sum().backward()
     rows = [(group.prompt_ids, one) for group in GROUPS for one in group.completions]
     for (prompt, one), weights_T in zip(rows, weights_NT, strict=True):
-        ids_T, places_T = with_observations(torch.tensor(one.token_ids), one.observations)
-        whole = torch.cat([torch.tensor(prompt), ids_T])
-        logits = own(whole[None], use_cache=False).logits[0]
-        for column, place in enumerate(places_T.tolist()):
-            at = len(prompt) + place
-            row = logits[at - 1]
-            seen = torch.zeros(len(row), dtype=torch.bool).scatter_(0, whole[:at], True)
+        read, shown = list(prompt), {entry.after: entry for entry in one.observations}
+        for column, token in enumerate(one.token_ids):
+            if entry := shown.get(column):
+                read = [*read[: entry.kept], *entry.token_ids]
+            row = own(torch.tensor([read]), use_cache=False).logits[0, -1]
+            seen = torch.zeros(len(row), dtype=torch.bool).scatter_(0, torch.tensor(read), True)
             row = torch.where(seen, torch.where(row > 0, row / penalty, row * penalty), row)
-            (row.log_softmax(-1)[whole[at]] * weights_T[column]).backward(retain_graph=True)
+            (row.log_softmax(-1)[token] * weights_T[column]).backward()
+            read.append(token)
     theirs = dict(own.named_parameters())
     for name, weight in model.named_parameters():
         assert weight.grad is not None
         torch.testing.assert_close(weight.grad, theirs[name].grad, rtol=1e-4, atol=2e-5)
+
+
+def test_a_fork_by_hand():
+    """The second stretch keeps 2 of the 6 tokens read so far, the third one 5 of 7: each is a group of its own."""
+    (pack,) = make_packs(make_batch(GROUPS[:1], PLAIN), [1, 3], 100, CPU)
+    #                            prompt, 5, 14, shown | kept, fork, 16, shown      | kept, fork, no last token
+    assert pack.input_ids_S.tolist() == [9, 8, 7, 5, 14, 107, 9, 8, 108, 109, 16, 110, 9, 8, 108, 109, 16, 111]
+    assert pack.layout.prompt_lengths == (3, 4, 6)
+    assert pack.layout.completion_lengths == ((1, 2), (2,), (0,))
+    assert pack.predictors_C.tolist() == [2, 3, 2, 5, 9, 11, 17]

@@ -16,10 +16,11 @@ import torch
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.episodes import Answer
-from grouprl.types import Completion, Episode, Group
+from grouprl.types import Completion, Episode, Group, ObservedTokens
 from oracles import own_logits
 
 SHOWN = ((50, 51, 52), (60,), (70, 71, 72, 73, 74, 75, 76))
+KEPT = {(2, 1): 2, (3, 2): 1, (3, 3): 6}  # tokens that stay where an episode, by its index, forks after a turn
 
 
 @dataclass
@@ -31,17 +32,17 @@ class Talk:
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
     heard: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
-    def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+    def answer(self, request: Request, turns: Sequence[Completion], shown: Sequence[ObservedTokens]) -> Future[Answer]:
         self.heard.append((request.problem.id, turns[-1].index, turns[-1].token_ids))
         count, index = len(turns), turns[-1].index
-        assert shown == sum(len(SHOWN[turn]) for turn in range(count - 1))
+        assert [one.token_ids for one in shown] == list(SHOWN[: count - 1])
         return self.threads.submit(self._answer, count, index)
 
     def _answer(self, count: int, index: int) -> Answer:
         time.sleep(random.random() * self.latency)
         if count > index % 4:
             return Answer(episode=Episode((), ({"role": "assistant", "content": str(count)},), reward=float(count)))
-        return Answer(SHOWN[count - 1])
+        return Answer(SHOWN[count - 1], KEPT.get((index, count)))
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +60,6 @@ def groups(setting: Setting) -> list[Group]:
     return sampled(setting, Talk())
 
 
-def read_ids(completion: Completion) -> list[int]:
-    """All tokens that the policy read of an episode, in order."""
-    ids, begun = [], 0
-    for one in completion.observations:
-        ids += [*completion.token_ids[begun : one.after], *one.token_ids]
-        begun = one.after
-    return [*ids, *completion.token_ids[begun:]]
-
-
 def test_an_episode_has_its_turns_and_what_stood_between_them(groups: list[Group]):
     for completion in all_of(groups):
         turns = completion.index % 4 + 1
@@ -81,23 +73,16 @@ def test_an_episode_has_its_turns_and_what_stood_between_them(groups: list[Group
 
 
 @torch.no_grad()
-def test_log_probs_are_those_of_the_plain_forward_pass_over_all_tokens(setting: Setting, groups: list[Group]):
+def test_log_probs_are_those_of_the_plain_forward_pass_over_all_that_was_read(setting: Setting, groups: list[Group]):
     for group in groups:
         for completion in group.completions:
-            ids = read_ids(completion)
-            logprobs = own_logits(setting.own, group.prompt_ids, ids).log_softmax(-1)
-            spent = {at for at, _ in placed(completion)}
-            own = [logprobs[at, token].item() for at, token in enumerate(ids) if at not in spent]
+            read, begun, own = list(group.prompt_ids), 0, []
+            for one in [*completion.observations, ObservedTokens(len(completion), ())]:
+                turn = completion.token_ids[begun : one.after]
+                logprobs = own_logits(setting.own, read, turn).log_softmax(-1)
+                own += [logprobs[at, token].item() for at, token in enumerate(turn)]
+                read, begun = [*[*read, *turn][: one.kept], *one.token_ids], one.after
             assert list(completion.plain_logprobs) == pytest.approx(own, abs=1e-5)
-
-
-def placed(completion: Completion) -> list[tuple[int, int]]:
-    """Places and tokens of the observations among all tokens."""
-    found, shown = [], 0
-    for one in completion.observations:
-        found += [(one.after + shown + place, token) for place, token in enumerate(one.token_ids)]
-        shown += len(one.token_ids)
-    return found
 
 
 @pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5), (0.0, 1)])
@@ -132,7 +117,9 @@ def test_while_a_tool_runs_its_row_serves_others(setting: Setting):
     together = threading.Barrier(5)
 
     class Meeting(Talk):
-        def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+        def answer(
+            self, request: Request, turns: Sequence[Completion], shown: Sequence[ObservedTokens]
+        ) -> Future[Answer]:
             first = len(self.heard) < together.parties
             super().answer(request, turns, shown)
             return self.threads.submit(self._met, first, len(turns), turns[-1].index)

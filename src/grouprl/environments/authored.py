@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -10,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call
 from grouprl.environments.formats import ToolFormat
-from grouprl.models.prompts import authored_completion
-from grouprl.rollout.episodes import joined
-from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
+from grouprl.models.prompts import authored_completion, prompt_token_ids
+from grouprl.rollout.episodes import joined, read_tokens
+from grouprl.types import Completion, Episode, Message, ObservedTokens, Problem, UserError
 
 
 def authored_episode(
@@ -39,14 +40,23 @@ def authored_episode(
     turns: list[Completion] = []
     observations: list[ObservedTokens] = []
     made: list[Call] = []
+    said: list[Message] = []
+    thinks = False
+    prompt_ids = prompt_token_ids(problem, tokenizer, longest=sys.maxsize)
     for is_own, part in parts:
         if is_own:
-            made = [_call(one["function"]) for one in part[0].get("tool_calls") or ()]
+            after_results, made = bool(made), [_call(one["function"]) for one in part[0].get("tool_calls") or ()]
             text = form.written(str(part[0].get("content") or ""), made)
             turns.append(authored_completion(0, text, tokenizer))
+            said.append({"role": "assistant", "content": text})
+            thinks |= form.thinks(text, after_results=after_results)
         else:
-            ids = _shown(form, problem, made, part)
-            observations.append(ObservedTokens(sum(map(len, turns)), ids))
+            ids, kept = _shown(form, problem, made, part), None
+            said += [dict(one) for one in part]
+            if thinks and form.rewrites[bool(made)]:
+                thinks = False
+                ids, kept = form.rewritten(read_tokens(prompt_ids, turns, observations), problem, said)
+            observations.append(ObservedTokens(sum(map(len, turns)), ids, kept))
     return joined(turns, observations, Episode((), tuple(dict(message) for message in messages)))
 
 

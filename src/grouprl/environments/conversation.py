@@ -21,9 +21,9 @@ from grouprl.environments.calls import Entry
 from grouprl.environments.formats import ToolFormat
 from grouprl.environments.shapes import source_of
 from grouprl.rollout.engine import Request
-from grouprl.rollout.episodes import Answer
+from grouprl.rollout.episodes import Answer, read_tokens
 from grouprl.tasks import Task
-from grouprl.types import Completion, Episode, Problem, StopReason, ToolCall, UserError
+from grouprl.types import Completion, Episode, ObservedTokens, Problem, StopReason, ToolCall, UserError
 
 _THREADS = 512  # answers that wait at once; a thread starts when it is needed
 _FAILURES = frozenset({Fault.TIMEOUT, Fault.CRASH})  # of the tool; the others are mistakes of the policy or of the tool
@@ -112,11 +112,18 @@ class _Live:
     environment: Environment
     started: float
     messages: list[Mapping[str, Any]] = field(default_factory=list)
+    said: list[dict[str, Any]] = field(default_factory=list)  # the same, but calls as the policy wrote them
+    thinks: bool = False  # whether the policy still reads a thought of its own
     calls: list[ToolCall] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
     after_results: bool = False  # whether the next turn follows results of tools
     ended: str = ""
     invalid: str = ""
+
+    def show(self, message: dict[str, Any]) -> None:
+        """Adds a message that the policy did not write."""
+        self.messages.append(message)
+        self.said.append(message)
 
 
 class ToolConversation:
@@ -142,9 +149,11 @@ class ToolConversation:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
         self._live: dict[tuple[str, str, int], _Live] = {}
 
-    def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+    def answer(
+        self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
+    ) -> Future[Answer]:
         """See `grouprl.rollout.episodes.Conversation`."""
-        return self._threads.submit(self._answer, request, turns, shown)
+        return self._threads.submit(self._answer, request, turns, observations)
 
     def close(self) -> None:
         """Ends all environments that are still open."""
@@ -153,19 +162,23 @@ class ToolConversation:
             live.environment.close()
         self._live.clear()
 
-    def _answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Answer:
+    def _answer(self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Answer:
         key = request.stream, request.problem.id, turns[-1].index
         live = self._live.get(key) or self._begun(key, request.problem)
-        ids = self._observed(live, turns[-1], len(turns) - 1, self.format_of(request.problem))
-        used = sum(map(len, turns)) + shown
-        if not live.ended and used + len(ids) + self._max_tokens > self.most_tokens:
+        form, read = self.format_of(request.problem), read_tokens(request.prompt_ids, turns, observations)
+        ids, kept = self._observed(live, turns[-1], len(turns) - 1, form), None
+        if not live.ended and live.thinks and form.rewrites[live.after_results]:
+            ids, kept = form.rewritten(read, request.problem, live.said)
+            live.thinks = False
+        used = len(read[:kept]) + len(ids) - len(request.prompt_ids)
+        if not live.ended and used + self._max_tokens > self.most_tokens:
             live.ended = "tokens"
         if not live.ended and len(turns) >= self._settings.turns:
             live.ended = "turns"
         if not live.ended and time.monotonic() - live.started > self._settings.episode_seconds:
             live.ended = "seconds"
         if not live.ended:
-            return Answer(ids)
+            return Answer(ids, kept)
         del self._live[key]
         return Answer(episode=_episode(live))
 
@@ -192,6 +205,8 @@ class ToolConversation:
     def _observed(self, live: _Live, turn: Completion, place: int, form: ToolFormat) -> tuple[int, ...]:
         """Lets the environment answer a turn; gives the tokens to append, or ends the episode."""
         text, after_results = form.turn_text(turn.token_ids), live.after_results
+        live.said.append({"role": "assistant", "content": text})
+        live.thinks |= form.thinks(text, after_results=after_results)
         found = [] if turn.stop_reason is StopReason.LENGTH else form.calls(text, after_results=after_results)
         live.after_results = bool(found)
         said = form.said(text, after_results=after_results) if found else text
@@ -211,7 +226,7 @@ class ToolConversation:
             live.ended = "finished"
             return ()
         self._judge(live, reply)
-        live.messages.append({"role": "user", "content": reply.text})
+        live.show({"role": "user", "content": reply.text})
         return form.message_ids("user", reply.text, ended=ended)
 
     def _called(
@@ -224,7 +239,7 @@ class ToolConversation:
             arguments = json.dumps(one.arguments, ensure_ascii=False) if isinstance(one, Call) else one.text
             name = one.tool if isinstance(one, Call) else ""
             live.calls.append(ToolCall(place, name, arguments, given.text, given.seconds, given.fault or ""))
-            live.messages.append({"role": "tool", "name": name, "content": given.text})
+            live.show({"role": "tool", "name": name, "content": given.text})
             results.append((one, given.text))
             self._judge(live, given)
         return () if live.ended else form.observation_ids(results, ended=ended)

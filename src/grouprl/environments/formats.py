@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.environments.base import Call, Schema
 from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
 from grouprl.models.templates import try_template
-from grouprl.types import UserError
+from grouprl.types import Message, Problem, UserError
 
 Messages = list[dict[str, Any]]
 _NAME, _PARAMETER, _SAID, _OTHER, _ANSWER = "zq_probe", "zq_word", "zqSaidqz", "zqOtherqz", "zqAnswerqz"
@@ -42,6 +42,7 @@ class ToolFormat:
     makes_many_calls: bool = True  # whether the template writes several calls in one turn
     arguments_are_text: bool = False  # whether the template takes a call's arguments as a JSON text
     begins_thought: tuple[bool, bool] = (False, False)  # whether <think> ends what follows a message, a result
+    rewrites: tuple[bool, bool] = (False, False)  # whether a message, a result, drops an earlier turn's thought
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Schema] = (), end_ids: Sequence[int] = ()) -> ToolFormat:
@@ -74,6 +75,10 @@ class ToolFormat:
             return text
         return before_calls(text, self.form, in_thought=self.begins_thought[after_results]).rstrip()
 
+    def thinks(self, text: str, *, after_results: bool = False) -> bool:
+        """Whether a turn has a thought; see `calls`."""
+        return self.begins_thought[after_results] or THINK in text
+
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of a turn without its end token. It has special tokens, because the marks of calls can be such."""
         kept = list(token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids)
@@ -92,6 +97,32 @@ class ToolFormat:
     def message_ids(self, role: str, text: str, *, ended: bool) -> tuple[int, ...]:
         """Token ids that follow a turn without calls: a message, and the beginning of the next turn."""
         return self._ids(_TURN, [{"role": role}], [text])[ended:]
+
+    def rewritten(
+        self, read: Sequence[int], problem: Problem, said: Sequence[Message]
+    ) -> tuple[tuple[int, ...], int | None]:
+        """What the policy reads next where the template writes earlier turns anew, such as without their thoughts.
+
+        Args:
+            read: token ids that it has read so far.
+            problem: its prompt and its tools.
+            said: what followed: turns of the assistant, whose calls stand in the content as it wrote them, and others.
+
+        Returns:
+            Token ids up to the beginning of the next turn, and how many of `read` stay before them; None = all.
+        """
+        whole = self._whole_ids([dict(one) for one in problem.prompt if not isinstance(one, str)], said, problem.tools)
+        kept = next((at for at, (old, new) in enumerate(zip(read, whole, strict=False)) if old != new), len(read))
+        return whole[kept:], None if kept == len(read) else kept
+
+    def _whole_ids(self, prompt: Messages, said: Sequence[Message], tools: Sequence[Schema]) -> tuple[int, ...]:
+        shown = [_named(one) for one in said if one["role"] != "assistant"]
+
+        def filled(contents: Sequence[str]) -> Messages:
+            answers = iter(_filled(shown, contents))
+            return [*prompt, *(dict(one) if one["role"] == "assistant" else next(answers) for one in said)]
+
+        return self._encoded(self._pieces(filled, [one["content"] for one in shown], tools))
 
     def written(self, content: str, calls: Sequence[Call]) -> str:
         """The text of an authored turn, as the template writes it without its end token.
@@ -128,12 +159,15 @@ class ToolFormat:
         answers = [{"role": "tool", "name": name, "tool_call_id": identity} for name, identity in named]
         return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], answers
 
-    def rendered(self, messages: Messages, what: str = "it", *, begin: bool = True, tools: bool = False) -> str:
+    def rendered(
+        self, messages: Messages, what: str = "it", *, begin: bool = True, tools: bool | Sequence[Schema] = False
+    ) -> str:
         """Renders messages, with tools where one has calls or `tools` says so; raises a UserError that names `what`."""
-        offers = tools or self.offers_always or any("tool_calls" in message for message in messages)
-        render, offered = self.tokenizer.apply_chat_template, [_TOOL] if offers else None
+        offers = tools is True or self.offers_always or any("tool_calls" in message for message in messages)
+        offered = list(tools) if not isinstance(tools, bool) else [_TOOL] if offers else []
+        render = self.tokenizer.apply_chat_template
         try:
-            return str(render(messages, tools=offered, add_generation_prompt=begin, tokenize=False))
+            return str(render(messages, tools=offered or None, add_generation_prompt=begin, tokenize=False))
         except Exception as error:  # a template is a program, which can raise anything
             raise _refusal(self.tokenizer, f"renders {what}", f"{type(error).__name__}: {error}") from error
 
@@ -145,9 +179,11 @@ class ToolFormat:
         return min(found) if said >= 0 and found else (-1, -1)
 
     def _ids(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> tuple[int, ...]:
-        """Token ids from the turn's end token on. Only marks in the template's own text become their tokens."""
-        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # half of a surrogate pair is no text
-        pieces = self._pieces(turn, answers, texts)
+        """Token ids from the turn's end token on."""
+        return self._encoded(self._pieces(lambda contents: turn + _filled(answers, contents), texts))
+
+    def _encoded(self, pieces: Sequence[str]) -> tuple[int, ...]:
+        """Token ids of `_pieces`. Only marks in the template's own text become their tokens."""
         whole, own = "".join(pieces), [place % 2 == 0 for place, piece in enumerate(pieces) for _ in piece]
         batch = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = []
@@ -160,17 +196,23 @@ class ToolFormat:
             ids += self._plain_ids(whole[start:stop]) if mark and not all(own[start:stop]) else [token]
         return tuple(ids)
 
-    def _pieces(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> list[str]:
-        """What is rendered from the turn's end token on: by turns the template's own text and one of the texts."""
-        probes = _probes(len(texts))
-        skeleton = self.rendered(turn + _filled(answers, probes))
-        rest, pieces = skeleton[self.end_of_turn(skeleton)[0] :], []
+    def _pieces(
+        self, filled: Callable[[Sequence[str]], Messages], texts: Sequence[str], tools: Sequence[Schema] | None = None
+    ) -> list[str]:
+        """By turns the template's own text and one of the texts, of messages that are `filled` with these.
+
+        With `tools` all that is rendered; without, from the end token of the turn with the probe on.
+        """
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # half of a surrogate pair is no text
+        probes, render = _probes(len(texts)), partial(self.rendered, tools=False if tools is None else tools)
+        skeleton = render(filled(probes))
+        rest, pieces = skeleton[self.end_of_turn(skeleton)[0] if tools is None else 0 :], []
         for place, (probe, text) in enumerate(zip(probes, texts, strict=True)):
             own, _, rest = rest.partition(probe)
             # The template may trim a text, or write it as JSON: what it writes stands in the place of the probe.
             before, written = skeleton[: len(skeleton) - len(rest) - len(probe)], ""
             with suppress(UserError):  # a template can fail with a text, such as an empty one
-                written = self.rendered(turn + _filled(answers, [*probes[:place], text, *probes[place + 1 :]]))
+                written = render(filled([*probes[:place], text, *probes[place + 1 :]]))
             inside = written.startswith(before) and written[len(before) :].endswith(rest)
             pieces += [own, written[len(before) : len(written) - len(rest)] if inside else text]
         return [*pieces, rest]
@@ -236,7 +278,11 @@ def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, e
         found = _with_form(found)
         after_results = [found.check(*found.exchange([_CALL] * count), f"{count} results of tools") for count in (1, 2)]
     after_message = found.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
-    return replace(found, begins_thought=(after_message, after_results[0] if has_tools else after_message))
+    return replace(
+        found,
+        begins_thought=(after_message, after_results[0] if has_tools else after_message),
+        rewrites=(_rewrites(found, "user"), has_tools and _rewrites(found, "tool")),
+    )
 
 
 def _with_form(bare: ToolFormat) -> ToolFormat:
@@ -261,12 +307,20 @@ def _with_form(bare: ToolFormat) -> ToolFormat:
     raise _refusal(bare.tokenizer, f"writes calls of tools in a known form ({forms})", repr(got))
 
 
-def rewrites_history(tokenizer: PreTrainedTokenizerBase, *, role: str = "user") -> bool:
+def _rewrites(bare: ToolFormat, role: str) -> bool:
     """Whether the template drops the thought of an assistant's turn when a turn of this role, user or tool, follows."""
-    content, whole = f"{THINK}\n{_OTHER}\n{THOUGHT}\n\n{_ANSWER}", ""
-    for as_text in (False, True):
-        bare = ToolFormat(tokenizer, (), arguments_are_text=as_text)
-        turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
-        with suppress(UserError):
-            whole = whole or bare.rendered([_USER, *_filled([turn[1], *answers], [content, "Go on."])], tools=True)
-    return _ANSWER in whole and _OTHER not in whole
+    content, text = f"{THINK}\n{_OTHER}\n{THOUGHT}\n\n{_ANSWER}", ""
+    turn, answers = bare.exchange([_CALL]) if role == "tool" else (_TURN, [{"role": role}])
+    with suppress(UserError):  # beside a call some templates take no content
+        text = bare.rendered([_USER, *_filled([turn[1], *answers], [content, "Go on."])], tools=True)
+    if _ANSWER not in text or _OTHER in text:
+        return False
+    said: Messages = [{"role": "assistant", "content": content}, {"role": role, "content": "Go on."}]
+    bare.rendered([_USER, *map(_named, said)], "an earlier turn as the policy wrote it", tools=True)
+    return True
+
+
+def _named(message: Message) -> dict[str, Any]:
+    """The message with what some templates need of a result."""
+    name, identity = _identity(_CALL, 0)
+    return {**message, **({"name": name, "tool_call_id": identity} if message["role"] == "tool" else {})}

@@ -113,6 +113,7 @@ def _episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "episodes/turns": _mean([len(one.ends) for one in episodes]),
         "episodes/calls": _mean([len(one.calls) for one in episodes]),
         "episodes/tool_seconds": _mean([call.seconds for call in calls]) if calls else 0.0,
+        "episodes/forked": _mean([one.forks > 0 for one in episodes]),
         "tokens/observed": sum(len(shown.token_ids) for one in episodes for shown in one.observations),
         **{f"episodes/faults/{name}": count / len(calls) for name, count in sorted(faults.items())},
         **{f"episodes/ended/{name}": count / len(episodes) for name, count in sorted(ended.items())},

@@ -26,6 +26,7 @@ from grouprl.learner.packs import (
     PackMetrics,
     after,
     averaged,
+    beginnings,
     combined,
     cut,
     make_packs,
@@ -144,7 +145,7 @@ class Learner:
     def _shared(self, batch: Batch) -> int:
         """Tokens that begin all prompts and are read once: of packed models, whose weights are whole on each rank."""
         once = is_packed(self.policy) and self.ranks.mesh is None and not self.algorithm.router_aux_coef
-        return shared_tokens(batch.prompts) if once else 0
+        return shared_tokens(beginnings(batch)) if once else 0
 
     def _prefix(self, network: PreTrainedModel, batch: Batch, *, learned: bool = False) -> Prefix | None:
         """What packs read of the shared tokens; on one thread where each pack is on one."""

@@ -6,7 +6,7 @@ The metrics of packs become those of an update, and these those of a pass.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,17 +72,15 @@ def make_packs(
         read_last: whether packs include the completions' last tokens, for a model that scores them.
         shared: tokens that begin all prompts and are read outside of the packs, see `models.prefix`.
     """
-    lengths = batch.mask_NT.sum(1).tolist()
-    read = [length - (0 if read_last else 1) for length in lengths]
-    for row, observations in batch.observations.items():
-        read[row] += sum(len(one.token_ids) for one in observations)
+    read = {row: stretches(batch, row, read_last=read_last) for row in rows if batch.mask_NT[row].any()}
     by_group: dict[int, list[int]] = {}
-    for row in rows:
-        if lengths[row]:
-            by_group.setdefault(batch.group_of_N[row], []).append(row)
+    for row in read:
+        by_group.setdefault(batch.group_of_N[row], []).append(row)
     groups = list(by_group.values())
     sizes = [
-        GroupSize(len(batch.prompts[index]) - shared, tuple(read[row] for row in group))
+        GroupSize(
+            len(batch.prompts[index]) - shared, tuple(sum(one.size(shared) for one in read[row]) for row in group)
+        )
         for index, group in by_group.items()
     ]
     return [
@@ -91,61 +89,118 @@ def make_packs(
     ]
 
 
-def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device, shared: int) -> Pack:
-    whole_prompts = [batch.prompts[batch.group_of_N[group[0]]] for group in groups]
-    prompts = [prompt[shared:] for prompt in whole_prompts]
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens of a completion that the policy read after one beginning; without forks a completion has one."""
+
+    beginning: Tensor | None  # what a fork reads before the stretch, prompt included; None = its group's prompt
+    token_ids_R: Tensor  # own tokens with the observations between them
+    places_T: Tensor  # index in R of each own token
+    read: int  # of the R tokens those that are packed
+
+    def size(self, shared: int) -> int:
+        """Packed tokens beside the group's prompt, where the first `shared` tokens are outside of the packs."""
+        return self.read + (0 if self.beginning is None else len(self.beginning) - shared)
+
+
+def stretches(batch: Batch, row: int, *, read_last: bool = False) -> list[Stretch]:
+    """A completion as the policy read it; the last token of a stretch predicts nothing, unless a model scores it."""
+    own_T, found, beginning = batch.token_ids_NT[row][batch.mask_NT[row]], [], None
+    observations, begun = batch.observations.get(row, ()), 0
+    forks = [place for place, one in enumerate(observations) if one.kept is not None]
+    for first, last in zip([0, *(place + 1 for place in forks)], [*forks, len(observations)], strict=True):
+        end = len(own_T) if last == len(observations) else observations[last].after
+        ids_R, places_T = with_observations(own_T[begun:end], observations[first:last], begun)
+        found.append(Stretch(beginning, ids_R, places_T, len(ids_R) - (0 if read_last else 1)))
+        if last < len(observations):
+            before = torch.tensor(batch.prompts[batch.group_of_N[row]]) if beginning is None else beginning
+            whole, fork, begun = torch.cat([before, ids_R]), observations[last], end
+            beginning = torch.cat([whole[: fork.kept], torch.tensor(fork.token_ids, dtype=whole.dtype)])
+    return found
+
+
+def beginnings(batch: Batch) -> list[tuple[int, ...]]:
+    """The prompts, and what the forks of episodes read: a prefix that is read once begins all of them."""
+    forks = [one.beginning for row in batch.observations for one in stretches(batch, row)]
+    return [*batch.prompts, *(tuple(one.tolist()) for one in forks if one is not None)]
+
+
+def _pack(
+    batch: Batch, groups: list[list[int]], read: Mapping[int, list[Stretch]], device: torch.device, shared: int
+) -> Pack:
     rows = [row for group in groups for row in group]
+    nodes = list(_nodes(batch, groups, read))
+    spans: list[Tensor] = []
+    predictors: dict[int, list[Tensor]] = {row: [] for row in rows}
+    at = 0
+    for beginning, branches in nodes:
+        spans.append(beginning[shared:])
+        at += len(spans[-1])
+        last = at - 1
+        for row, one in branches:
+            spans.append(one.token_ids_R[: one.read])
+            # The token before a completion's token predicts it; before the first one it is the beginning's last token.
+            predictors[row].append(torch.where(one.places_T > 0, at + one.places_T - 1, last))
+            at += one.read
     mask_nT = batch.mask_NT[rows]
-    lengths = dict(zip(rows, mask_nT.sum(1).tolist(), strict=True))
-    spans, predictors, at = [], [], 0
-    for prompt, group in zip(prompts, groups, strict=True):
-        spans.append(torch.tensor(prompt))
-        last = at + len(prompt) - 1
-        at += len(prompt)
-        for row in group:
-            ids_T, places_T = with_observations(
-                batch.token_ids_NT[row, : lengths[row]], batch.observations.get(row, ())
-            )
-            spans.append(ids_T[: read[row]])
-            # The token before a completion's token predicts it; before the first one it is the prompt's last token.
-            predictors.append(torch.where(places_T > 0, at + places_T - 1, last))
-            at += read[row]
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
-    context = None
-    if batch.sampling.penalizes or batch.sampling.structure is not None:
-        own = [torch.tensor(prompt) for prompt, group in zip(whole_prompts, groups, strict=True) for _ in group]
-        written = [with_observations(batch.token_ids_NT[row], batch.observations.get(row, ())) for row in rows]
-        whole = [torch.cat([prompt, ids_T]) for prompt, (ids_T, _) in zip(own, written, strict=True)]
-        before_C = (
-            torch.tensor([*map(len, own)])[row_C] + pad_sequence([at_T for _, at_T in written], True)[row_C, column_C]
-        )
-        states_C = batch.states_NT[rows][mask_nT]
-        context = Context(*(part.to(device) for part in (pad_sequence(whole, True), row_C, before_C, states_C)))
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
         layout=TreeLayout(
-            tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device, shared
+            tuple(len(beginning) - shared for beginning, _ in nodes),
+            tuple(tuple(one.read for _, one in branches) for _, branches in nodes),
+            device,
+            shared,
         ),
-        predictors_C=torch.cat(predictors).to(device),
+        predictors_C=torch.cat([part for row in rows for part in predictors[row]]).to(device),
         token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
         row_C=row_C.to(device),
         column_C=column_C.to(device),
-        context=context,
+        context=_context(batch, [(row, one) for row in rows for one in read[row]], mask_nT, device),
     )
 
 
-def with_observations(token_ids_T: Tensor, observations: Sequence[ObservedTokens]) -> tuple[Tensor, Tensor]:
-    """The tokens that the policy read of a completion: its own with the observations between them.
+def _nodes(
+    batch: Batch, groups: list[list[int]], read: Mapping[int, list[Stretch]]
+) -> Iterator[tuple[Tensor, list[tuple[int, Stretch]]]]:
+    """Each group's prompt with the first stretches of its completions; a later stretch stands alone."""
+    for group in groups:
+        yield torch.tensor(batch.prompts[batch.group_of_N[group[0]]]), [(row, read[row][0]) for row in group]
+        for row in group:
+            for one in read[row]:
+                if one.beginning is not None:
+                    yield one.beginning, [(row, one)]
+
+
+def _context(batch: Batch, several: list[tuple[int, Stretch]], mask_nT: Tensor, device: torch.device) -> Context | None:
+    if not batch.sampling.penalizes and batch.sampling.structure is None:
+        return None
+    begun = [
+        torch.tensor(batch.prompts[batch.group_of_N[row]]) if one.beginning is None else one.beginning
+        for row, one in several
+    ]
+    whole = [torch.cat([beginning, one.token_ids_R]) for beginning, (_, one) in zip(begun, several, strict=True)]
+    before = [len(beginning) + one.places_T for beginning, (_, one) in zip(begun, several, strict=True)]
+    row_C = torch.arange(len(several)).repeat_interleave(torch.tensor([*map(len, before)]))
+    rows = list(dict.fromkeys(row for row, _ in several))
+    parts = (pad_sequence(whole, True), row_C, torch.cat(before), batch.states_NT[rows][mask_nT])
+    return Context(*(part.to(device) for part in parts))
+
+
+def with_observations(
+    token_ids_T: Tensor, observations: Sequence[ObservedTokens], first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The tokens that the policy read of a completion: its own, from `first` on, with the observations between them.
 
     Returns:
         All tokens, and the place among them of each own token.
     """
     places_T, parts, begun = torch.arange(len(token_ids_T)), [], 0
     for one in observations:
-        parts += [token_ids_T[begun : one.after], torch.tensor(one.token_ids)]
-        places_T[one.after :] += len(one.token_ids)
-        begun = one.after
+        parts += [token_ids_T[begun : one.after - first], torch.tensor(one.token_ids)]
+        begun = one.after - first
+        places_T[begun:] += len(one.token_ids)
     return torch.cat([*parts, token_ids_T[begun:]]), places_T
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from threading import Condition
 from typing import Protocol
 
@@ -34,21 +35,24 @@ class Answer:
     """What follows a turn: the tokens that the policy is shown next, or the episode, which is over."""
 
     token_ids: tuple[int, ...] = ()
+    kept: int | None = None  # of the tokens read so far, prompt included, those that stay; None = all
     episode: Episode | None = None  # its observations and ends are filled in by the engine
 
 
 class Conversation(Protocol):
     """The environments of a run; `grouprl.environments` makes one."""
 
-    most_tokens: int  # of an episode after its prompt, observations included
+    most_tokens: int  # that a turn reads and writes after the prompt, observations included
 
-    def answer(self, request: Request, turns: Sequence[Completion], shown: int) -> Future[Answer]:
+    def answer(
+        self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
+    ) -> Future[Answer]:
         """Answers the last turn of an episode, in another thread.
 
         Args:
             request: of the episode's group; the completions' index says which episode it is.
             turns: what the policy wrote in each turn so far.
-            shown: tokens of the observations so far.
+            observations: what it was shown between them.
         """
         ...
 
@@ -135,10 +139,9 @@ class EpisodeQueue(UnitQueue):
             key = place, turn.index
             turns = self._turns.setdefault(key, [])
             turns.append(turn)
-            shown = sum(len(one.token_ids) for one in self._observations.setdefault(key, []))
-            self._conversation.answer(self._requests[place], tuple(turns), shown).add_done_callback(
-                partial(self._answered, key)
-            )
+            shown = self._observations.setdefault(key, [])
+            answer = self._conversation.answer(self._requests[place], tuple(turns), tuple(shown))
+            answer.add_done_callback(partial(self._answered, key))
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -160,17 +163,27 @@ class EpisodeQueue(UnitQueue):
             elif (answer := future.result()).episode is not None:
                 self._over.append((key[0], joined(turns, observations, answer.episode)))
             else:
-                observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids))
+                observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids, answer.kept))
                 self._units.append(self._next(key, turns, observations))
             self._changed.notify_all()
 
     def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Unit:
         request = self._requests[key[0]]
-        pairs = zip(turns, observations, strict=True)
-        written = [token for turn, shown in pairs for token in (*turn.token_ids, *shown.token_ids)]
         stream = f"{request.stream}/turn {len(turns)}"  # the same numbers whatever ran beside the episode
         row = row_key(self._seed, stream, request.problem.id, key[1])
-        return Unit(key[0], (*request.prompt_ids, *written), (row,), key[1])
+        return Unit(key[0], read_tokens(request.prompt_ids, turns, observations), (row,), key[1])
+
+
+def read_tokens(
+    prompt_ids: Sequence[int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]
+) -> tuple[int, ...]:
+    """What the policy reads after these turns, each followed by an observation; the last one may have none yet."""
+    read = list(prompt_ids)
+    for turn, shown in zip_longest(turns, observations):
+        read += turn.token_ids
+        if shown is not None:
+            read = [*read[: shown.kept], *shown.token_ids]
+    return tuple(read)
 
 
 def joined(turns: Sequence[Completion], observations: Sequence[ObservedTokens], episode: Episode) -> Completion:

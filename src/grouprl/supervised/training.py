@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from grouprl.config.supervised import SupervisedConfig
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, after, make_packs
+from grouprl.learner.packs import Pack, after, beginnings, make_packs
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.packing import pack_tokens
 from grouprl.models.precision import autocast, resolve_device
@@ -79,7 +79,7 @@ class SupervisedLoss:
     def _prefix(self, batch: Batch, device: torch.device, *, gradient: bool) -> tuple[int, LearnedPrefix | None]:
         """How many tokens all prompts begin with, and what the packs read of them."""
         network = self.network
-        if network is None or not is_packed(network) or not (shared := shared_tokens(batch.prompts)):
+        if network is None or not is_packed(network) or not (shared := shared_tokens(beginnings(batch))):
             return 0, None
         with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
             found = read_prefix(partial(hidden_states, network), batch.prompts[0][:shared], device)
