@@ -29,6 +29,8 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.rollout.decoding", "self._waiting.wait()"): "waits for a tick at most",
     ("grouprl.rollout.episodes", "future.exception()"): "the future is done",
     ("grouprl.rollout.episodes", "future.result()"): "the future is done",
+    ("grouprl.environments.endpoint", "self._asked.get()"): "the process is killed after tool_seconds",
+    ("grouprl.environments.endpoint", "asked.answers.get()"): "a daemon thread, which ends with the episode's process",
     ("grouprl.environments.guest", "receive_frame(channel)"): PARENT,
     ("grouprl.environments.processes", "self._busy.acquire(blocking=False)"): "does not wait",
     ("grouprl.environments.processes", "ThreadPoolExecutor(max(1, len(jobs)))"): "each call has tool_seconds",

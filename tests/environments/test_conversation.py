@@ -2,12 +2,10 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from grouprl import Trainer
 from grouprl.algorithms import step_advantages
@@ -22,23 +20,10 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.outcomes import step_rewards, turn_rewards
 from grouprl.rewards.rules import boxed_format
 from grouprl.rollout import Request
-from grouprl.rollout.episodes import joined
-from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, StopReason, UserError
+from grouprl.types import Episode, Group, Problem, StopReason, UserError
+from played_episodes import PROBLEM, TOKENIZER, add, called, played, written_by
 from small_runs import small_config
 from tool_templates import STYLES, tool_tokenizer
-
-TOKENIZER = tool_tokenizer(STYLES["tools"])
-PROBLEM = Problem("p", ({"role": "user", "content": "What is 4 + 5?"},), {"start": 4})
-
-
-def add(a: int, b: int) -> int:
-    """Adds two numbers.
-
-    Args:
-        a: One number.
-        b: The other.
-    """
-    return a + b
 
 
 def fail(reason: str) -> str:
@@ -80,45 +65,6 @@ class Echo:
     def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
         self.turn += 1
         return f"You wrote {text.rpartition('</think>')[2]}", float(self.turn), self.turn == 3, {}
-
-
-def called(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
-    return {"role": "assistant", "content": "", "tool_calls": made}
-
-
-def played(
-    source: Any,
-    script: Sequence[str | dict[str, Any]],
-    problem: Problem = PROBLEM,
-    *,
-    longest: int = 100,
-    tokenizer: PreTrainedTokenizerBase = TOKENIZER,
-    **settings: Any,
-) -> tuple[Completion, Problem]:
-    """What becomes of these turns in the place of a policy's."""
-    conversations = ToolConversations(source, EnvironmentConfig(**settings))
-    try:
-        talk = conversations.bind(tokenizer, [tokenizer.eos_token_id], max_tokens=longest)
-        opened = conversations.opened(problem)
-        request = Request(opened, prompt_token_ids(opened, tokenizer, longest=2000), 1)
-        written: list[Completion] = []
-        observations: list[ObservedTokens] = []
-        for turn in script:
-            text = turn if isinstance(turn, str) else written_by(opened, turn, tokenizer)
-            written.append(authored_completion(0, text, tokenizer))
-            answer = talk.answer(request, written, observations).result()
-            if answer.episode is not None:
-                assert len(written) == len(script), answer.episode
-                return joined(written, observations, answer.episode), opened
-            observations.append(ObservedTokens(sum(map(len, written)), answer.token_ids, answer.kept))
-        raise AssertionError("the episode has not ended")
-    finally:
-        conversations.close()
-
-
-def written_by(problem: Problem, message: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    return tokenizer.decode(authored_episode(problem, [message], tokenizer).token_ids[:-1])
 
 
 TURNS = [called(("add", {"a": 4, "b": 5})), "It is 9."]

@@ -22,6 +22,9 @@ class EnvironmentConfig(Section):
     game: Place | None = Field(
         None, description="FILE.py:CLASS of a text game with reset and step, which answers what the policy writes"
     )
+    agent: Place | None = Field(
+        None, description="FILE.py:FUNCTION that runs an agent with its own loop, which asks the policy over HTTP"
+    )
     url: Text | None = Field(None, description="address of an OpenEnv 0.10 server, such as http://localhost:8000")
     max_tokens: int = Field(
         1024, ge=1, le=10**7, description="longest episode after its prompt, in tokens, those of tools included"
@@ -44,11 +47,11 @@ class EnvironmentConfig(Section):
     @property
     def given(self) -> bool:
         """Whether the configuration names tools or an environment; else a task may have its own."""
-        return bool(self.tools or self.factory or self.game or self.url)
+        return bool(self.tools or self.factory or self.game or self.agent or self.url)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [name for name in ("game", "url", "tools", "factory") if getattr(self, name)]
-        if given[1:] and given[0] in ("game", "url"):
+        given = [name for name in ("game", "agent", "url", "tools", "factory") if getattr(self, name)]
+        if given[1:] and given[0] in ("game", "agent", "url"):
             raise UserError(f"environment.{given[0]}: expected it alone, got environment.{given[1]}, too: remove one")
         return self

@@ -39,6 +39,7 @@ class Opening:
 
     text: str = ""  # added to the last user message
     messages: tuple[Message, ...] = ()  # added after the prompt's messages
+    prompt: tuple[Message, ...] | None = None  # of an agent, its first request: it takes the place of the prompt
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import EnvironmentConfig, RunConfig
+from grouprl.environments.agents import AgentEnvironment, AgentSource, added_messages, answer_of, written_anew
 from grouprl.environments.base import Call, Environment, EnvironmentSource, Fault, Observation, Opening
 from grouprl.environments.calls import Entry
 from grouprl.environments.formats import ToolFormat
@@ -48,7 +49,7 @@ def open_conversations(config: RunConfig, task: Task) -> Iterator[ToolConversati
 class ToolConversations:
     """The environments of a run, before a tokenizer is there."""
 
-    def __init__(self, source: EnvironmentSource, settings: EnvironmentConfig) -> None:
+    def __init__(self, source: EnvironmentSource | AgentSource, settings: EnvironmentConfig) -> None:
         self._source, self._settings = source, settings
         self._bound: list[ToolConversation] = []
         self._begins: dict[str, _Beginning] = {}  # by the problem's id
@@ -74,7 +75,8 @@ class ToolConversations:
         if (begins := self._begins.get(problem.id)) is None:
             environment = self._source.open(problem)
             try:
-                tools, opening = tuple(environment.tools), environment.reset(problem, _SEED)
+                opening = environment.reset(problem, _SEED)
+                tools = tuple(environment.tools)
             finally:
                 environment.close()
             found = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
@@ -85,6 +87,8 @@ class ToolConversations:
 
 
 def _with_opening(problem: Problem, opening: Opening) -> Any:
+    if opening.prompt is not None:
+        return opening.prompt
     if isinstance(problem.prompt, str):
         raise UserError(
             f"{problem.where}: expected a prompt of chat messages for a task with tools or an environment, got plain "
@@ -109,7 +113,7 @@ class _Beginning:
 class _Live:
     """An episode that is going on."""
 
-    environment: Environment
+    environment: Environment | AgentEnvironment
     started: float
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     said: list[dict[str, Any]] = field(default_factory=list)  # the same, but calls as the policy wrote them
@@ -131,7 +135,7 @@ class ToolConversation:
 
     def __init__(
         self,
-        source: EnvironmentSource,
+        source: EnvironmentSource | AgentSource,
         settings: EnvironmentConfig,
         begins: Mapping[str, _Beginning],
         tokenizer: PreTrainedTokenizerBase,
@@ -166,10 +170,16 @@ class ToolConversation:
         key = request.stream, request.problem.id, turns[-1].index
         live = self._live.get(key) or self._begun(key, request.problem)
         form, read = self.format_of(request.problem), read_tokens(request.prompt_ids, turns, observations)
-        ids, kept = self._observed(live, turns[-1], len(turns) - 1, form), None
-        if not live.ended and live.thinks and form.rewrites[live.after_results]:
-            ids, kept = form.rewritten(read, request.problem, live.said)
-            live.thinks = False
+        found = _heard(live, turns[-1], form)
+        ids: tuple[int, ...] = ()
+        kept = None
+        if not live.ended and isinstance(live.environment, AgentEnvironment):
+            ids, kept = self._asked(live, live.environment, turns[-1], len(turns) - 1, read, request.problem)
+        elif not live.ended:
+            ids = self._shown(live, found, turns[-1], len(turns) - 1, form)
+            if not live.ended and live.thinks and form.rewrites[live.after_results]:
+                ids, kept = form.rewritten(read, request.problem, live.said)
+                live.thinks = False
         used = len(read[:kept]) + len(ids) - len(request.prompt_ids)
         if not live.ended and used + self._max_tokens > self.most_tokens:
             live.ended = "tokens"
@@ -202,25 +212,18 @@ class ToolConversation:
         """
         return ToolFormat.of(self._tokenizer, problem.tools, self._end_ids)
 
-    def _observed(self, live: _Live, turn: Completion, place: int, form: ToolFormat) -> tuple[int, ...]:
+    def _shown(
+        self, live: _Live, found: Sequence[Entry], turn: Completion, place: int, form: ToolFormat
+    ) -> tuple[int, ...]:
         """Lets the environment answer a turn; gives the tokens to append, or ends the episode."""
-        text, after_results = form.turn_text(turn.token_ids), live.after_results
-        live.said.append({"role": "assistant", "content": text})
-        live.thinks |= form.thinks(text, after_results=after_results)
-        found = [] if turn.stop_reason is StopReason.LENGTH else form.calls(text, after_results=after_results)
-        live.after_results = bool(found)
-        said = form.said(text, after_results=after_results) if found else text
-        live.messages.append(_assistant(said, found))
-        live.rewards.append(None)
-        if turn.stop_reason is StopReason.LENGTH:
-            live.ended = "length"
-            return ()
+        assert not isinstance(live.environment, AgentEnvironment)
         ended = turn.stop_reason is StopReason.END
         if found:
             if len(live.calls) + len(found) > self._settings.calls:
                 live.ended = "calls"
                 return ()
             return self._called(live, found, place, form, ended=ended)
+        text = live.said[-1]["content"]
         reply = live.environment.reply(text)
         if reply is None:
             live.ended = "finished"
@@ -229,9 +232,45 @@ class ToolConversation:
         live.show({"role": "user", "content": reply.text})
         return form.message_ids("user", reply.text, ended=ended)
 
+    def _asked(
+        self, live: _Live, agent: AgentEnvironment, turn: Completion, place: int, read: Sequence[int], problem: Problem
+    ) -> tuple[tuple[int, ...], int | None]:
+        """Gives a turn to an agent; the tokens to append for its next request, and how many stay before them.
+
+        Where it only adds the results of its calls, or a message, the tokens are those of the template's difference.
+        With any other history the policy reads the whole request.
+        """
+        before, tools, own = [*agent.messages, live.messages[-1]], agent.tools, live.messages[-1]
+        made = [Call(one["function"]["name"], one["function"]["arguments"]) for one in own.get("tool_calls", ())]
+        given = agent.ask(answer_of(own, turn, read))
+        self._judge(live, given)
+        if given.fault is not None or live.ended:  # an agent that failed cannot be told
+            live.ended = live.ended or str(given.fault)
+            return (), None
+        added, whole = added_messages(before, agent.messages)
+        for message in added:
+            live.show(message)
+        roles, grows = [one["role"] for one in added], whole and tools == agent.tools
+        live.after_results = grows and bool(made) and roles == ["tool"] * len(made)
+        pairs = [(call, message["content"]) for call, message in zip(made, added, strict=False)]
+        live.calls += [
+            ToolCall(place, call.tool, json.dumps(call.arguments), text, given.seconds)
+            for call, text in pairs * live.after_results
+        ]
+        form, ended = self.format_of(replace(problem, tools=tuple(agent.tools))), turn.stop_reason is StopReason.END
+        if not (live.thinks and form.rewrites[live.after_results]):
+            if live.after_results:
+                return form.observation_ids(pairs, ended=ended), None
+            if grows and not made and roles == ["user"]:
+                return form.message_ids("user", added[0]["content"], ended=ended), None
+        live.thinks = False
+        asked = replace(problem, prompt=(), tools=tuple(agent.tools))
+        return form.rewritten(read, asked, written_anew(form, agent.messages))
+
     def _called(
         self, live: _Live, found: Sequence[Entry], place: int, form: ToolFormat, *, ended: bool
     ) -> tuple[int, ...]:
+        assert not isinstance(live.environment, AgentEnvironment)
         made = iter(live.environment.call([one for one in found if isinstance(one, Call)]))
         results = []
         for one in found:
@@ -256,6 +295,22 @@ class ToolConversation:
                 live.ended = given.fault.value
             if choice == "invalid":
                 live.invalid = f"{given.fault.value}: {given.text}"
+
+
+def _heard(live: _Live, turn: Completion, form: ToolFormat) -> list[Entry]:
+    """Adds a turn of the policy to the episode; gives its calls, or ends the episode where it was cut."""
+    text, after_results = form.turn_text(turn.token_ids), live.after_results
+    live.said.append({"role": "assistant", "content": text})
+    live.thinks |= form.thinks(text, after_results=after_results)
+    cut = turn.stop_reason is StopReason.LENGTH
+    found = [] if cut else form.calls(text, after_results=after_results)
+    if isinstance(live.environment, AgentEnvironment) and not all(isinstance(one, Call) for one in found):
+        found = []  # the agent reads what is no call as text
+    live.after_results = bool(found)
+    live.messages.append(_assistant(form.said(text, after_results=after_results) if found else text, found))
+    live.rewards.append(None)
+    live.ended = "length" if cut else ""
+    return found
 
 
 def _assistant(text: str, found: Sequence[Entry]) -> Mapping[str, Any]:

@@ -52,6 +52,7 @@ class EnvironmentWork:
     is_game: bool
     memory_mib: int
     characters: int  # of a result
+    wrap: Callable[[Callable[..., Any]], Callable[[], Any]] | None = None  # makes a maker of what is loaded
     tools: dict[str, Callable[..., Any]] = field(default_factory=dict)
     makers: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
@@ -66,6 +67,7 @@ class EnvironmentWork:
         for key, name, source in self.factories:
             report(name)
             found = _loaded(name, source, modules)
+            found = found if self.wrap is None else self.wrap(found)
             self.makers |= found if isinstance(found, Mapping) else {key: found}
         # In a process of its own: building an object may start threads, and schemas need transformers.
         written = fork_once(lambda: dumps(self._described(report)).encode())
@@ -248,7 +250,7 @@ class _Guest:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed % 2**32)
         self._object = self._work.makers[key]()
-        given = self._finished(self._object.reset(**_accepted(self._object.reset, row, seed)))
+        given = self._finished(self._object.reset(**accepted(self._object.reset, row, seed)))
         if self._work.is_game and isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping | None):
             given = given[0]  # the other is gymnasium's info
         return {"text": _content(given)}
@@ -329,7 +331,7 @@ def _content(value: object) -> str:
     return "".join(texts) if all(isinstance(text, str) for text in texts) else as_text(value)
 
 
-def _accepted(function: Callable[..., Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def accepted(function: Callable[..., Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The columns that a function accepts; the seed where it names one and no column has that name."""
     parameters = inspect.signature(function).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.config.environment import EnvironmentConfig
+from grouprl.environments.agents import AgentSource
 from grouprl.environments.base import Schema
+from grouprl.environments.endpoint import agent_maker
 from grouprl.environments.guest import EnvironmentWork
 from grouprl.environments.openenv import OpenEnvSource
 from grouprl.environments.processes import ProcessSource
@@ -19,7 +21,7 @@ from grouprl.tasks import Task
 from grouprl.types import UserError
 
 
-def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource | OpenEnvSource:
+def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource | OpenEnvSource | AgentSource:
     """The environments that the configuration names; where it names none, those of the task.
 
     Raises:
@@ -29,6 +31,8 @@ def source_of(settings: EnvironmentConfig, task: Task) -> ProcessSource | OpenEn
         return OpenEnvSource(settings.url, settings)
     if settings.game is not None:
         return open_games(settings.game, limits=settings)
+    if settings.agent is not None:
+        return open_agents(settings.agent, limits=settings)
     if settings.given:
         return open_tools(settings.tools, settings.factory, limits=settings)
     if (game := getattr(task, "game", None)) is not None:
@@ -41,6 +45,8 @@ def tool_schemas(task: Task) -> tuple[Schema, ...]:
     with closing(source_of(EnvironmentConfig(), task)) as source:
         return tuple(source.open(task.problems("train")[0]).tools)
 
+
+_LONGEST_REQUEST = 16 << 20  # characters of what an agent asks
 
 Code = Callable[..., Any] | str
 """A Python object, or its place as `FILE.py:NAME`."""
@@ -84,8 +90,30 @@ def open_games(games: Code | Mapping[str, Code], *, limits: EnvironmentConfig | 
     return _source((), games, is_game=True, limits=limits)
 
 
+def open_agents(agent: Code, *, limits: EnvironmentConfig | None = None) -> AgentSource:
+    """Agents that own their loop.
+
+    Args:
+        agent: a function or coroutine function of the problem's prompt and columns, as far as it accepts them. Each
+            episode runs it in a process of its own, where OPENAI_BASE_URL and OPENAI_API_KEY lead to the policy. It may
+            return the episode's reward.
+        limits: the limits of an episode.
+
+    Raises:
+        UserError: as `open_tools`.
+    """
+    limits = limits or EnvironmentConfig()
+    requests = limits.model_copy(update={"result_characters": _LONGEST_REQUEST})
+    return AgentSource(_source((), agent, is_game=True, limits=requests, wrap=agent_maker))
+
+
 def _source(
-    tools: Sequence[Code], makers: Code | Mapping[str, Code] | None, *, is_game: bool, limits: EnvironmentConfig | None
+    tools: Sequence[Code],
+    makers: Code | Mapping[str, Code] | None,
+    *,
+    is_game: bool,
+    limits: EnvironmentConfig | None,
+    wrap: Callable[[Callable[..., Any]], Callable[[], Any]] | None = None,
 ) -> ProcessSource:
     limits = limits or EnvironmentConfig()
     named = makers if isinstance(makers, Mapping) else {} if makers is None else {"": makers}
@@ -95,6 +123,7 @@ def _source(
         is_game,
         limits.memory_mib,
         limits.result_characters,
+        wrap,
     )
     return ProcessSource(work, limits)
 

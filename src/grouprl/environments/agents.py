@@ -1,0 +1,121 @@
+"""Agents that own their loop, such as a program with tools of its own: they ask the policy over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from grouprl.environments.base import Call, Observation, Opening, Schema, Verdict
+from grouprl.environments.formats import ToolFormat
+from grouprl.environments.processes import ProcessEnvironment, ProcessSource
+from grouprl.types import Completion, Problem, StopReason
+
+Messages = list[dict[str, Any]]
+
+
+class AgentSource:
+    """Makes the agents of a run; each has a process and an address of its own.
+
+    Args:
+        games: makes the agents as games of `grouprl.environments.endpoint`.
+    """
+
+    def __init__(self, games: ProcessSource) -> None:
+        self._games = games
+
+    def ready(self) -> Self:
+        """Waits until the code is loaded. Raises UserError if it cannot be."""
+        self._games.ready()
+        return self
+
+    def open(self, problem: Problem) -> AgentEnvironment:
+        """Makes the agent of an episode, which starts with `reset`."""
+        return AgentEnvironment(self._games.open(problem))
+
+    def close(self) -> None:
+        """Ends every process."""
+        self._games.close()
+
+
+class AgentEnvironment:
+    """The agent of one episode: it asks with all messages that the policy shall read, and gets one turn."""
+
+    def __init__(self, game: ProcessEnvironment) -> None:
+        self._game = game
+        self.tools: Sequence[Schema] = ()  # of its last request
+        self.messages: Messages = []  # of its last request
+        self._waits = False  # for a turn of the policy
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        """Starts the agent; its first request is the prompt. Raises UserError if it makes none."""
+        self._asks(self._game.reset(problem, seed).text)
+        return Opening(prompt=tuple(self.messages))
+
+    def ask(self, answer: Mapping[str, Any]) -> Observation:
+        """Gives the policy's turn to the agent; until its next request, or its end."""
+        found = self._game.reply(json.dumps(answer))
+        assert found is not None  # it is a game
+        self._waits = False
+        if found.fault is None and not found.done:
+            self._asks(found.text)
+        return found
+
+    def verdict(self) -> Verdict:
+        """The reward that the agent returned; none where it returned none, 0 where the policy's limits ended it."""
+        return Verdict(0.0) if self._waits else self._game.verdict()
+
+    def close(self) -> None:
+        """Ends the agent's process."""
+        self._game.close()
+
+    def _asks(self, request: str) -> None:
+        asked, self._waits = json.loads(request), True
+        self.tools = tuple(asked["tools"])
+        self.messages = asked["messages"]
+
+
+def answer_of(message: Mapping[str, Any], turn: Completion, read: Sequence[int]) -> dict[str, Any]:
+    """The policy's turn as an agent gets it, with its token ids and log-probs.
+
+    Args:
+        message: the turn as it is recorded.
+        turn: the turn.
+        read: token ids that the policy had read, those of the turn included.
+    """
+    calls = [
+        {
+            "id": f"call{place:05d}",
+            "type": "function",
+            "function": {"name": one["name"], "arguments": json.dumps(one["arguments"])},
+        }
+        for place, one in enumerate(call["function"] for call in message.get("tool_calls", ()))
+    ]
+    reason = "length" if turn.stop_reason is StopReason.LENGTH else "tool_calls" if calls else "stop"
+    return {
+        "message": {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})},
+        "finish_reason": reason,
+        "prompt_token_ids": list(read[: len(read) - len(turn)]),
+        "token_ids": list(turn.token_ids),
+        "logprobs": list(turn.logprobs),
+    }
+
+
+def added_messages(before: Sequence[Mapping[str, Any]], after: Messages) -> tuple[Messages, bool]:
+    """The messages of a request after those that it shares with what was said, and whether it shares all of these."""
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((place for place, (said, asked) in pairs if said != asked), min(len(before), len(after)))
+    return after[same:], same == len(before)
+
+
+def written_anew(form: ToolFormat, messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """Messages with the calls of the assistant in their contents, as a policy writes them.
+
+    Raises:
+        UserError: the chat template does not write them.
+    """
+    found = []
+    for one in messages:
+        made = [Call(call["function"]["name"], call["function"]["arguments"]) for call in one.get("tool_calls", ())]
+        found.append({"role": one["role"], "content": form.written(one["content"], made) if made else one["content"]})
+    return found

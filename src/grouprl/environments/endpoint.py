@@ -1,0 +1,204 @@
+"""The endpoint of an agent that owns its loop, in the agent's process: what it asks for there, the policy writes.
+
+The agent is played as a text game: the game shows the messages of a request, and a step is the policy's answer to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import inspect
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from grouprl.environments.guest import accepted
+from grouprl.types import UserError
+
+_LONGEST_REQUEST = 16 << 20  # bytes
+_MODEL = "policy"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    answers: SimpleQueue[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _End:
+    given: Any = None  # what the agent returned
+    error: BaseException | None = None
+
+
+class _AgentGame:
+    """An agent as a game. Requests that it makes side by side are answered one after the other.
+
+    Args:
+        agent: a function or coroutine function of the problem's prompt and columns, as far as it accepts them. It finds
+            the address and the token in OPENAI_BASE_URL and OPENAI_API_KEY, and may return the reward.
+    """
+
+    def __init__(self, agent: Callable[..., Any]) -> None:
+        self._agent = agent
+        self._asked: SimpleQueue[_Asked | _End] = SimpleQueue()
+        self._answers: SimpleQueue[Mapping[str, Any]] | None = None  # of the request that waits for the policy
+
+    def reset(self, **row: Any) -> str:
+        """Starts the agent; gives its first request."""
+        token = secrets.token_urlsafe(24)
+        server = _Endpoint(token, self._asked)
+        os.environ |= {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": token}
+        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=self._run, args=(row,), daemon=True).start()
+        text, _, done = self._next()
+        if done:
+            raise RuntimeError("the agent ended before it asked the policy for anything")
+        return text
+
+    def step(self, answer: str) -> tuple[str, float | None, bool, dict[str, Any]]:
+        """Gives the policy's answer to the agent; then its next request, or its end with the reward."""
+        assert self._answers is not None
+        self._answers.put(json.loads(answer))
+        return (*self._next(), {})
+
+    def _run(self, row: Mapping[str, Any]) -> None:
+        try:
+            given = self._agent(**accepted(self._agent, row, row.get("seed", 0)))
+            self._asked.put(_End(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given))
+        except BaseException as error:  # noqa: BLE001  user code may raise anything
+            self._asked.put(_End(error=error))
+
+    def _next(self) -> tuple[str, float | None, bool]:
+        asked = self._asked.get()
+        if isinstance(asked, _Asked):
+            self._answers = asked.answers
+            return json.dumps({"messages": asked.messages, "tools": asked.tools}), None, False
+        if asked.error is not None:
+            raise asked.error
+        return "", asked.given, True
+
+
+def agent_maker(agent: Callable[..., Any]) -> Callable[[], _AgentGame]:
+    """Makes games of an agent. Raises UserError if it is none."""
+    if not callable(agent) or inspect.isclass(agent):
+        raise UserError(f"expected a function that runs an agent, got {agent!r:.80}: name a function")
+    return partial(_AgentGame, agent)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+class _Endpoint(ThreadingHTTPServer):
+    """One address for one episode."""
+
+    daemon_threads = True
+
+    def __init__(self, token: str, asked: SimpleQueue[_Asked | _End]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.token, self.asked = token, asked
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Endpoint
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the episode is recorded."""
+
+    def do_GET(self) -> None:
+        """Lists the one model."""
+        if self._refused("/models"):
+            return
+        self._send(200, {"object": "list", "data": [{"id": _MODEL, "object": "model"}]})
+
+    def do_POST(self) -> None:
+        """Asks the policy for a completion."""
+        length = int(self.headers.get("Content-Length") or 0)
+        content = self.rfile.read(length) if length <= _LONGEST_REQUEST else b""
+        if self._refused("/chat/completions"):
+            return
+        try:
+            body = json.loads(content)
+            if body.get("n", 1) != 1:
+                raise ValueError("ask once for each completion")
+            messages = [plain_message(one) for one in body["messages"]]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            said = f"expected `messages` with role and text, and n = 1, got {type(error).__name__}: {error}"
+            self._send(400, {"error": {"message": said, "type": "invalid_request_error"}})
+            return
+        asked = _Asked(messages, body.get("tools") or [], SimpleQueue())
+        self.server.asked.put(asked)
+        with suppress(ConnectionError):  # an agent that no longer waits for it
+            self._complete(body, asked.answers.get())
+
+    def _refused(self, path: str) -> bool:
+        if not hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {self.server.token}"):
+            self._send(401, {"error": {"message": "expected the token of OPENAI_API_KEY"}})
+            return True
+        if not self.path.partition("?")[0].endswith(path):
+            self._send(404, {"error": {"message": f"expected /chat/completions or /models, got {self.path}"}})
+            return True
+        return False
+
+    def _complete(self, body: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": 0, "model": body.get("model", _MODEL)}
+        numbers = [
+            {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
+            for token, value in zip(answer["token_ids"], answer["logprobs"], strict=True)
+        ]
+        choice = {
+            "index": 0,
+            "finish_reason": answer["finish_reason"],
+            "logprobs": {"content": numbers} if body.get("logprobs") else None,
+            "token_ids": answer["token_ids"],
+        }
+        prompt, own = len(answer["prompt_token_ids"]), len(answer["token_ids"])
+        rest = {
+            "prompt_token_ids": answer["prompt_token_ids"],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": own, "total_tokens": prompt + own},
+        }
+        if not body.get("stream"):
+            choices = [choice | {"message": answer["message"]}]
+            self._send(200, {**head, "object": "chat.completion", "choices": choices, **rest})
+            return
+        calls = [{"index": place, **call} for place, call in enumerate(answer["message"].get("tool_calls", ()))]
+        delta = answer["message"] | ({"tool_calls": calls} if calls else {})
+        chunk = {**head, "object": "chat.completion.chunk", "choices": [choice | {"delta": delta}], **rest}
+        self._write(200, "text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+
+    def _send(self, status: int, value: object) -> None:
+        self._write(status, "application/json", json.dumps(value).encode())
+
+    def _write(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Role, text and calls of a message, as they are compared and recorded; ids of calls are left out."""
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    calls = [
+        {"type": "function", "function": {"name": one["function"]["name"], "arguments": _arguments(one)}}
+        for one in message.get("tool_calls") or ()
+    ]
+    return {"role": str(message.get("role")), "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    given = call["function"].get("arguments") or {}
+    return json.loads(given) if isinstance(given, str) else given
