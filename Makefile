@@ -96,9 +96,10 @@ bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's 
 cluster: .venv/.installed-ray  ## the demo on 2 ranks, and on a Ray cluster with an actor killed: equal weights (2 minutes)
 	$(BIN)/python benchmarks/cluster.py $(ARGS)
 
-abacus: $(INSTALLED)  ## rebuild the bundled model (half an hour)
+abacus: $(INSTALLED)  ## rebuild the bundled models (an hour)
 	$(BIN)/grouprl sft abacus_practice
 	$(BIN)/grouprl sft abacus_sft
+	$(BIN)/grouprl sft calculator_sft
 
 release:  ## build dist/, check it, and train from the wheel in a clean environment; PYTHON=python3.13 for another
 	PYTHON="$(PYTHON)" .ci/release
