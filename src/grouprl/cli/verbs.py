@@ -300,23 +300,13 @@ def lab(
     runs: Annotated[Path, typer.Argument(help="Folder of the runs, or one run.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the link.")] = True,
-    export_explainer: Annotated[
-        Path | None, typer.Option(help="Write the explaining pages as DIR/index.html instead.", metavar="DIR")
-    ] = None,
 ) -> None:
     """Open the lab: a local page that follows runs live, shows every completion and explains GRPO (docs/lab.md).
 
     Example: grouprl lab
 
     Example: grouprl lab runs/demo --port 8000 --no-browser
-
-    Example: grouprl lab --export-explainer site
     """
-    if export_explainer is not None:
-        from grouprl.lab.export import write_explainer
-
-        typer.echo(f"Explainer: {write_explainer(export_explainer)}")
-        return
     from grouprl.lab.server import serve
 
     serve(runs, port=port, open_browser=browser, say=typer.echo)

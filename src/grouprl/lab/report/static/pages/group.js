@@ -1,10 +1,10 @@
 // One group: its rewards under the reader's hands, and what four algorithms make of them, or one more.
 import { h, put } from "../parts/dom.js";
 import { asking, note } from "../parts/address.js";
-import { file, live, queryOf } from "../parts/api.js";
+import { file, queryOf } from "../parts/api.js";
 import { advantageBars, extent, signedBars, stackedBar } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
-import { algorithmChoice, choosable, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
+import { algorithmChoice, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
 import { table } from "../parts/table.js";
 import { fixed, percent } from "../parts/text.js";
@@ -43,8 +43,8 @@ export async function render(page, parameters, query) {
     h("p", { class: "lead" }, words.lead),
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
-    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), choosable(editor.element)),
-    h("h2", {}, "Advantages"), live ? h("div", { class: "row presets" }, element) : null, compared.element, said,
+    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
+    h("h2", {}, "Advantages"), h("div", { class: "row presets" }, element), compared.element, said,
     weight.element);
   asked.now(parametersOf(given));
   weight.show(given.length);

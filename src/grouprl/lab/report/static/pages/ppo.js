@@ -1,6 +1,6 @@
 // PPO beside GRPO: what flows where, what lies in memory, and what was measured.
 import { asking } from "../parts/address.js";
-import { file, get, live } from "../parts/api.js";
+import { file, get } from "../parts/api.js";
 import { comparisonHead, costTable } from "../parts/compare/comparison.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
@@ -61,7 +61,7 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
   const read = h("div", {}), fits = h("p", { role: "status" });
   const picture = h("div", { class: "stacks", role: "img" });
   const known = h("datalist", { id: "known" }), gpu = select(gpus, null, { onchange: () => ask() });
-  const model = live ? h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" }) : select([], null, { name: "model" });
+  const model = h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" });
   let config = "";
   const own = h("input", { type: "file", accept: ".json", onchange: async () => {
     config = own.files.length ? await shapeIn(own.files[0]) : "";
@@ -70,8 +70,7 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
   } });
   const asked = asking("memory", (answer) => {
     planned.hidden = false;
-    const names = answer.models.map((name) => [name, name]);
-    put(live ? known : model, options(names, live ? null : answer.model.name));
+    put(known, options(answer.models.map((name) => [name, name])));
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
     put(fits, gpu.value && Object.entries(answer.plans).map(([name, { sums: { peak } }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
@@ -87,9 +86,9 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
     if (name === "model") own.value = config = "";
     if (name) ask();
   } },
-    h("div", { class: "row" }, field(live ? "Model: a name or hub id" : "Model", model), known, live && field("or its config.json", own),
+    h("div", { class: "row" }, field("Model: a name or hub id", model), known, field("or its config.json", own),
       field("Reward model", select(judges, null, { name: "reward_model" })), field("GPU", gpu)),
-    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, numbers.map(number), choices.map(choice))));
+    h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, numbers.map(number), choices.map(choice))));
   const ask = () => asked.now({ ...Object.fromEntries([...inputs.querySelectorAll("[name]")].map(({ name, value }) => [name, value])),
     ...(config ? { model: "", config } : {}) });
   ask();
