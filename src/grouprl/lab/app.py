@@ -16,7 +16,6 @@ from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
 from grouprl.lab.processes import Processes, keeping_routes, lists, process_routes, recipes
-from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.page import STATIC
 from grouprl.lab.report.recorded import parse_config
 from grouprl.lab.report.run_data import invalid_answer, run_answer, series_answer
@@ -53,7 +52,6 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
             json_answer(lambda request: series_answer(runs.metrics(run_folder(runs, request)))),
         ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
-        Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
         Route(
             "/api/runs/{run}/jumps",
             json_answer(lambda request: kl_jumps(folder := run_folder(runs, request), runs.metrics(folder))),
