@@ -4,7 +4,7 @@
     python benchmarks/simulation.py --run runs/demo  what 16 to 4,096 samplers would do, with a run's lengths
 
 `--check` fits its rates on one sampler and one scorer without staleness, and predicts the other layouts from them
-(`paced.py`). The large clusters have the rates of data sheets, as `grouprl plan --gpus` has (`events.py`). Nothing of
+(`paced.py`). The large clusters have the rates of data sheets, `RATES` (`events.py`). Nothing of
 them was measured.
 """
 
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from events import Cluster, Costs, DecodeRates, Group, Step, shares_idle, simulate
@@ -27,7 +28,9 @@ from rich.table import Table
 
 from grouprl.record.read import read_rollouts, read_run
 from grouprl.tools.planner import GRPO, SHAPES, ModelShape, StepShape
-from grouprl.tools.planner.layouts import GPUS, RankLayout, plan_layout
+from grouprl.tools.planner.layouts import GPUS
+from grouprl.tools.planner.machine import Rates
+from grouprl.tools.planner.time import floor_of_step
 
 CHECKED = {
     "sampling": ((1, 1, 0), (2, 1, 0), (4, 1, 0), (1, 1, 1), (2, 1, 1), (4, 1, 1)),
@@ -142,7 +145,9 @@ SITES = {  # the learner has a quarter as many GPUs as there are samplers, from 
 SAMPLERS = (16, 64, 256, 1024, 4096)
 PROBLEMS, GROUP, PROMPT, LONGEST = 1024, 16, 512, 4096
 LINK = 5e10  # bytes per second between two machines, 400 Gb/s
+INSIDE = 4.5e11  # between two GPUs of a machine, in one direction
 MACHINE = 8  # GPUs
+RATES = {"H100": Rates(989e12, 3.35e12, "its data sheet"), "H200": Rates(989e12, 4.8e12, "its data sheet")}  # bfloat16
 # One core. Hashing and reading pickled completions were measured on a 2-core machine; copying is an assumption.
 DIGEST, COPY, RECEIVE = 1.5e9, 2e9, 2e-7  # bytes per second, bytes per second, seconds a token
 SCORE, SCORERS = 0.1, 64  # seconds of a group, an assumption; calls at once
@@ -151,8 +156,8 @@ MOST_RANKS, STEPS = 256, 4
 
 def costs_of(site: Site, samplers: int, problems: int, mean: float) -> Costs:
     """The rates of a site: products, reads and links at those of the data sheets, without any other time."""
-    shape, gpu = site.shape, GPUS[site.gpu]
-    flops, bandwidth = gpu.flops["bfloat16"] * site.together, gpu.bandwidth * site.together
+    shape, rates = site.shape, RATES[site.gpu]
+    flops, bandwidth = rates.flops * site.together, rates.bandwidth * site.together
     body, weights = shape.linear_parameters, shape.linear_parameters + shape.embedding_parameters
     decode = DecodeRates(
         fixed=2 * weights / bandwidth,
@@ -163,8 +168,8 @@ def costs_of(site: Site, samplers: int, problems: int, mean: float) -> Costs:
     )
     step = StepShape(problems, GROUP, PROMPT, round(mean), dtype="bfloat16", recompute=True)
     ranks = ranks_of(site, samplers)
-    layout = RankLayout(ranks, MACHINE if shape.parameters > 1e9 else 1)
-    plan = plan_layout(shape, GRPO, step, layout, gpu, passes=1)
+    own = replace(step, problems=math.ceil(problems / ranks))  # of the rank with the most groups
+    floor = floor_of_step(shape, GRPO, own, rates)
     size = 4 * shape.parameters
     # Each machine takes the bytes from one that has them: their number doubles in each round.
     rounds = (1 + samplers * site.together // MACHINE).bit_length()
@@ -174,9 +179,28 @@ def costs_of(site: Site, samplers: int, problems: int, mean: float) -> Costs:
         pull=rounds * size / LINK + 2 * size / COPY + size / DIGEST,
         receive_token=RECEIVE,
         score=SCORE,
-        learn=plan.exchange,
-        learn_token=(plan.time.reference + plan.time.learning) / plan.completion_tokens,
+        learn=exchange(shape, own, ranks, MACHINE if shape.parameters > 1e9 else 1),
+        learn_token=(floor.reference + floor.learning) / (problems * GROUP * round(mean)),
     )
+
+
+def exchange(shape: ModelShape, own: StepShape, ranks: int, shard: int) -> float:
+    """Seconds of the collective operations at the full rate of the links; a ring moves (R - 1) / R of the bytes."""
+    if ranks == 1:
+        return 0.0
+    updates, machines = own.minibatches, math.ceil(ranks / MACHINE)
+
+    def ring(size: float, members: int, link: float) -> float:
+        return size * (members - 1) / members / link
+
+    learned = 4 * shape.parameters
+    if shard == 1:
+        return 2 * updates * ring(learned, ranks, INSIDE if machines == 1 else LINK)
+    packs = len(own.packs) * updates
+    # A layer is gathered for its forward and for its backward pass, and its gradient divided; then for the reference,
+    # and once for sampling.
+    inside = (3 * packs + 1) * ring(2 * shape.parameters, shard, INSIDE) + packs * ring(learned, shard, INSIDE)
+    return inside + (2 * updates * ring(learned / shard, machines, LINK) if machines > 1 else 0.0)
 
 
 def ranks_of(site: Site, samplers: int) -> int:
