@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -129,17 +128,3 @@ def test_the_weight_of_grpo_over_that_of_dr_grpo(page: TestClient) -> None:
     of_four = (0.2952 * 1.5 / (math.sqrt(3) / 4) + 0.0486 * 2 / 0.5) / (0.2952 * 1.5 + 0.0486 * 2)
     for rate in (0.1, 0.9):
         assert found["quotient"][found["pass_rate"].index(rate)] == pytest.approx(of_four, rel=1e-5)
-
-
-@pytest.mark.parametrize(("at", "size"), [(0, 2), (1, 4)])
-def test_how_noisy_mean_and_deviation_of_a_group_are(page: TestClient, at: int, size: int) -> None:
-    found, rate = ask(page, "noise"), 0.2
-    one, place = found["sizes"][at], found["pass_rate"].index(rate)
-    assert [one["size"] for one in found["sizes"]] == [2, 4, 8, 16, 64]
-    for name, of in (("mean", statistics.mean), ("deviation", statistics.pstdev)):
-        values = [(chance, of(group)) for chance, group in groups(size, rate)]
-        mean = sum(chance * value for chance, value in values)
-        spread = math.sqrt(sum(chance * (value - mean) ** 2 for chance, value in values))
-        assert (one[name]["expected"][place], one[name]["spread"][place]) == pytest.approx((mean, spread))
-    assert one["signal"][place] == pytest.approx(1 - rate**size - (1 - rate) ** size)
-    assert found["deviation"][place] == pytest.approx(math.sqrt(rate * (1 - rate)))

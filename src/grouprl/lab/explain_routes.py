@@ -17,7 +17,6 @@ from grouprl.lab.explain_typed import (
     COMPARING,
     explained_advantages,
     kl_curves,
-    noise_of_statistics,
     objective_curve,
     pass_rate_curves,
     typed_walk,
@@ -49,7 +48,6 @@ def explain_routes(runs: Runs) -> list[Route]:
         "kl": _kl,
         "group": lambda request: _group(runs, request),
         "pass_rate": _pass_rate,
-        "noise": _noise,
         "memory": _memory,
         "code": _code,
         "steps": lambda request: _steps(runs, request),
@@ -103,11 +101,6 @@ def _objective(request: Request) -> dict[str, Any]:
 def _kl(request: Request) -> dict[str, Any]:
     Query(request, ())
     return kl_curves()
-
-
-def _noise(request: Request) -> dict[str, Any]:
-    Query(request, ())
-    return noise_of_statistics()
 
 
 def _group(runs: Runs, request: Request) -> dict[str, Any]:

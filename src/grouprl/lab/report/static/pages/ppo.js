@@ -1,11 +1,10 @@
 // PPO beside GRPO: what flows where, what lies in memory, and what was measured.
 import { asking } from "../parts/address.js";
-import { file, get } from "../parts/api.js";
-import { comparisonHead, costTable } from "../parts/compare/comparison.js";
+import { file } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
 import { sumOf, table } from "../parts/table.js";
-import { fixed, later, number, visible } from "../parts/text.js";
+import { fixed, number } from "../parts/text.js";
 
 export async function render(page) {
   page.classList.add("explains");
@@ -18,17 +17,10 @@ export async function render(page) {
   return memory.end;
 }
 
-/** The reader's own comparisons of runs with a critic and without one. */
 function measured({ why }) {
-  const none = h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both, and this page then shows the results.");
   return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak differs"),
     h("div", { class: "card" }, why.map((words) => h("p", {}, words))),
-    later(get("comparisons"), ({ comparisons }) => (comparisons.length ? comparisons.map(shown) : none)));
-}
-
-function shown(one) {
-  return h("article", {}, h("h3", {}, h("a", { href: `#/comparison/${encodeURIComponent(one.name)}` }, visible(one.name))),
-    comparisonHead(one), costTable(one));
+    h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both."));
 }
 
 function pipelines({ flow: [grpo, ppo], frames }) {
