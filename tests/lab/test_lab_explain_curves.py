@@ -71,17 +71,6 @@ def test_the_objective_of_a_token_by_its_ratio(
     assert (found["objective"][0] is None) == ("cispo" in query)  # log 0
 
 
-def test_the_estimators_of_a_token(page: TestClient) -> None:
-    found = ask(page, "kl")
-    assert (found["log_ratio"][0], found["log_ratio"][-1], len(found["log_ratio"])) == (-3, 3, 121)
-    for place, x in enumerate(found["log_ratio"]):
-        values = {"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}
-        slopes = {"k1": 1.0, "k2": -x, "k3": 1 - math.exp(x)}  # by the policy's log-prob: -d / dx
-        for kind in values:
-            assert found["kinds"][kind]["value"][place] == pytest.approx(values[kind], abs=1e-12)
-            assert found["kinds"][kind]["gradient"][place] == pytest.approx(slopes[kind], abs=1e-12)
-
-
 def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:
     """Worked in docs/algorithms.md: k1 and k3 are unbiased; as losses, k1 pulls nowhere and k3 the other way round."""
     pair = ask(page, "kl")["pair"]
