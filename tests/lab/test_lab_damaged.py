@@ -216,7 +216,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             b'{"step": 2, "problem_ids": ["a"], "greedy": [], "correct": [1], "samples": 1}\n',
         ),
         ("ppo-seed0/examples.json", b'{"after": 5}'),
-        ("ppo-seed0/config.yaml", b"algorithm: ["),
     ],
 )
 def test_a_damaged_file_of_a_comparison_hides_no_other(compared: Path, name: str, content: bytes) -> None:
