@@ -118,7 +118,7 @@ def planned(model: Path, shape: Shape, ranks: int, shard: bool) -> dict[str, int
     """What the planner expects of a rank."""
     step = StepShape(shape.problems, shape.group_size, shape.prompt_tokens, shape.max_tokens, device="cpu", threads=1)
     layout = RankLayout(ranks, ranks if shard else 1)
-    plan = plan_layout(shape_of(str(model)), GRPO, step, layout, GPUS["H100"], passes=1)
+    plan = plan_layout(shape_of(str(model)), GRPO, step, layout, GPUS["H100"])
     return {
         "planned_held": plan.memory.held,
         "planned_sampling": plan.memory.sampling + plan.gathered_sampling,

@@ -25,14 +25,10 @@ from typing import Any
 
 from speed_targets import instruction_set
 
-from grouprl.lab.explain_group import recorded_walk
-from grouprl.lab.runs import Runs
-from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "demo.json"
-EXAMPLE = ROOT / "src" / "grouprl" / "lab" / "example.json"
 SEEDS = (0, 1, 2)
 SHOWN_STEPS = (1, 5, 10, 20, 60)
 EVALUATED = ("greedy_accuracy", "pass_at_1", "pass_at_8", "worked_share")
@@ -172,21 +168,6 @@ def written(name: str, found: Mapping[str, Any]) -> str:
     return PLACES[name]((ROOT / name).read_text(encoding="utf-8"), found)
 
 
-def example(runs: Path, run: str) -> dict[str, Any]:
-    """What a lab answers about the run's first group with different rewards, by the paths that the page asks.
-
-    Step 1 read that group again after its update. The page of `grouprl lab --export-explainer` calls the run demo.
-    """
-    walk = recorded_walk(Runs(runs), run, 1)
-    walk["source"]["run"] = "demo"
-    return {
-        "runs": {"runs": [{"id": "demo", "status": "finished", "step": 1, "algorithm": walk["algorithm"]["name"]}]},
-        "comparisons": {"comparisons": []},  # which the page of PPO and GRPO asks for
-        "explain/steps?run=demo": {"steps": [1]},
-        "explain/group?run=demo&step=1": walk,
-    }
-
-
 def draw(runs: Path) -> None:
     """The pictures of the README, docs/start.md and docs/lab.md."""
     from lab_pictures import addresses, charts, pictures  # needs Playwright
@@ -212,7 +193,6 @@ def main() -> None:
         for seed in SEEDS:
             train(given.runs, seed)
         RESULTS.write_text(json.dumps(facts(given.runs), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        EXAMPLE.write_text(json_text(example(given.runs / "runs", "demo-0")) + "\n", encoding="utf-8")
         draw(given.runs / "runs")
     for name in PLACES:
         text = written(name, json.loads(RESULTS.read_text(encoding="utf-8")))

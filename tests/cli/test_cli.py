@@ -190,9 +190,7 @@ def refused(ended: Ended, *parts: str) -> None:
         (("rollout.group_size=1",), ("error: rollout.group_size: expected 2", "got 1", "the others of its group")),
         (("steps=many", "seed=-1"), ("override steps=many: steps: ", "override seed=-1: seed: ")),
         (("--model", "abacuss"), ("model 'abacuss'", "did you mean 'abacus'?")),
-        (("num_generations=4",), ("TRL's or verl's num_generations is here rollout.group_size",)),
         (("--num_generations", "4"), ("a setting has no dashes: TRL's or verl's num_generations is here rollout",)),
-        (("--learning-rate=1",), ("a setting has no dashes: did you mean learner.learning_rate?",)),
         (("--steps", "5"), ("--steps: expected an option that --help lists", "write steps=5")),
         (
             ("compare_famly",),

@@ -168,7 +168,7 @@ def test_a_completion_that_the_verifier_fails_on_does_not_count_as_correct(score
         0.5,
     )
     assert found.metrics["unverified_share"] == pytest.approx(4 / 6)  # of both greedy and four sampled completions
-    assert found.verdicts == (None, True)
+    assert [outcome.correct for outcome in found.outcomes] == [None, True]
 
 
 def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
@@ -179,7 +179,6 @@ def test_an_evaluation_without_a_verifier_has_no_accuracy() -> None:
     assert found.metrics == {"worked_share": 0.25, "mean_length": pytest.approx((11 + 2 + 3 + 3) / 4), "problems": 2}
     assert greedily.metrics == {"problems": 2}
     assert found.results == ProblemResults((), (), (), samples=2)
-    assert found.verdicts == (None, None)
     assert [group.problem.id for group in found.greedy] == ["a", "b"]
 
 
@@ -309,7 +308,7 @@ def test_the_runs_own_rewards_are_evaluated_and_invalid_ones_are_left_out_with_t
     low, high = found.metrics["reward_interval"]  # type: ignore[misc]
     assert -4.0 <= low < 2.0 < high <= 6.0
     assert "greedy_accuracy" not in found.metrics
-    assert (found.results.greedy, found.verdicts) == ((), (None, None, None))
+    assert found.results.greedy == ()
     assert (alone.metrics["reward"], [one.total for one in alone.outcomes]) == (18.0, [18.0, 18.0])
     low, high = alone.metrics["reward_interval"]  # type: ignore[misc]
     assert low < 18.0 <= high, "equal rewards of two problems do not say that all others have the same"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from grouprl.lab.export import write_explainer
 from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import FULL_CONFIG, Made, make_run
 from recorded_episodes import record_episodes
@@ -57,16 +56,6 @@ def test_no_violation_in_a_dialog(browser: Opened, button: str, theme: str) -> N
         folded.click()
     assert violations(browser.page) == []
     dialog.get_by_role("button", name="Close").click()
-
-
-@pytest.mark.parametrize("address", ["/step", "/group", "/ppo"])
-def test_no_violation_in_the_exported_explainer(browser: Opened, tmp_path: Path, address: str) -> None:
-    page = browser.page.context.new_page()
-    page.goto(f"{write_explainer(tmp_path).as_uri()}#{address}")
-    page.locator("main .page").wait_for()
-    page.wait_for_timeout(500)
-    assert violations(page) == []
-    page.close()
 
 
 def test_a_violation_would_be_found(browser: Opened) -> None:

@@ -16,23 +16,11 @@ from grouprl.types import StepRecord
 from lab_browser import Lab, needs_chromium, opened
 
 
-def test_comparisons_with_and_without_a_critic_are_listed(tmp_path: Path) -> None:
-    with_and_without_critic(tmp_path / "mine", (0, 1))
-    (mine,) = TestClient(create_app(tmp_path)).get("/api/comparisons").json()["comparisons"]
-    assert (mine["name"], mine["seeds"]) == ("mine", [0, 1])
-    grpo, ppo = mine["variants"]
-    assert (grpo["figures"]["greedy_accuracy"]["mean"], ppo["figures"]["greedy_accuracy"]["mean"]) == (0.5, 0.75)
-    assert ppo["figures"]["peak_rss_mib"]["by_seed"] == {"0": 500, "1": 501}
-    assert "sampled_steps_to_90" not in ppo["figures"]
-
-
-def test_one_without_a_critic_is_not_listed_and_has_its_page(tmp_path: Path) -> None:
+def test_a_comparison_has_its_page(tmp_path: Path) -> None:
     folder = comparison(tmp_path / "clips", ["a", "b"], [0])
     for name in ("a", "b"):
         record(folder / f"{name}-seed0", [ones(1), ones(2), ones(3)])
-    client = TestClient(create_app(tmp_path))
-    assert client.get("/api/comparisons").json() == {"comparisons": []}
-    answer = client.get("/api/comparisons/clips").json()
+    answer = TestClient(create_app(tmp_path)).get("/api/comparisons/clips").json()
     assert answer["verdict"] == comparison_answer(read_comparison(folder))["verdict"]
     assert [one["name"] for one in answer["variants"]] == ["a", "b"]
 

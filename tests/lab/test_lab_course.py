@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.groups import groups_of_step, history, one_group
 from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.run_data import read_files, run_answer
@@ -21,69 +20,6 @@ from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, St
 from lab_browser import Opened, needs_chromium, opened
 from lab_runs import CONFIG, Made, make_run
 from small_runs import grouprl
-
-
-def step(number: int, problem: str) -> list[Made]:
-    """Rewards 0, 3, 1 and an invalid one: of the three valid the median is 1, the third completion's."""
-    texts = [f"{word} of step {number}" for word in ("low", "high", "middle", "invalid")]
-    return [Made([0.0, 3.0, 1.0, None], problem, texts=texts, correct=[False, True, True, None])]
-
-
-def texts(folder: Path) -> list[str]:
-    return [one["text"] for one in course_answer(folder)["steps"]]
-
-
-def test_the_median_completion_of_steps_1_5_10_and_the_last(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", *(step(number, f"train-{number}") for number in range(1, 13)))
-    found = course_answer(run)
-    assert texts(run) == [f"middle of step {number}" for number in (1, 5, 10, 12)]
-    assert not found["same"]
-    assert found["steps"][0] == {
-        "step": 1, "group_index": 0, "index": 2, "prompt": "prompt of train-1", "text": "middle of step 1",
-        "reward": 1.0, "correct": True, "completions": 3,
-    }  # fmt: skip
-
-
-def test_a_problem_that_comes_again_is_shown_alone(tmp_path: Path) -> None:
-    """It came in steps 1, 4, 9 and 12: these are nearest to 1, 5, 10 and the last, 12."""
-    steps = [step(number, "again" if number in (1, 4, 9, 12) else f"train-{number}") for number in range(1, 13)]
-    run = make_run(tmp_path / "run", *steps)
-    assert course_answer(run)["same"]
-    assert texts(run) == [f"middle of step {number}" for number in (1, 4, 9, 12)]
-
-
-def test_nothing_is_shown_of_what_is_not_there(tmp_path: Path) -> None:
-    invalid = [Made([None, None])]
-    assert course_answer(make_run(tmp_path / "none")) == {"same": False, "steps": []}
-    assert course_answer(make_run(tmp_path / "invalid", invalid)) == {"same": False, "steps": []}
-    assert texts(make_run(tmp_path / "one", step(1, "a"), invalid)) == ["middle of step 1"]
-
-
-def test_a_held_out_problem_is_shown_instead_once_the_run_has_learned_it(tmp_path: Path) -> None:
-    """Of two problems one is solved from the start; of the other the course says when the policy learned it."""
-    run = make_run(tmp_path / "run", step(1, "a"), step(2, "b"))
-
-    def example(name: str, text: str, correct: bool) -> dict[str, Any]:
-        return {"problem_id": name, "prompt": f"How {name}?", "answer": "7", "completion": text, "correct": correct}
-
-    solved = example("easy", "7", True)
-    rows = {
-        "before": [solved, example("hard", "I guess 3", False)],
-        "step 1": [solved, example("hard", "I guess 4", False)],
-        "after": [solved, example("hard", "3 + 4 = 7", True)],
-    }
-    (run / "examples.json").write_text(json.dumps(rows))
-    assert texts(run) == ["middle of step 1", "middle of step 2"]  # not finished: one held-out completion is no course
-    (run / "summary.json").write_text('{"steps": 2}')
-    found = course_answer(run)
-    assert found["same"]
-    assert [(one["step"], one["text"], one["correct"]) for one in found["steps"]] == [
-        (1, "I guess 4", False), (2, "3 + 4 = 7", True),
-    ]  # fmt: skip
-    assert {(one["prompt"], one["answer"], one["reward"], one["group_index"]) for one in found["steps"]} == {
-        ("How hard?", "7", None, None)
-    }
-
 
 SYSTEM: Message = {"role": "system", "content": "Think step by step, and write the last number in a box."}
 SHOWN: tuple[Message, ...] = (
@@ -165,7 +101,6 @@ def test_pages_show_the_question_and_fold_the_examples(tmp_path: Path) -> None:
     for messages in (one_group(run, 1, 1)["messages"], history(run, "p1", before=None, limit=9)["messages"]):
         assert [one["role"] for one in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
         assert [bool(one.get("shared")) for one in messages] == [False, True, True, True, True, False]
-    assert course_answer(run)["steps"][0]["prompt"].startswith("… How many")
     shown = run_answer("run", run, read_files(run))["examples"]["before"]
     assert [one["prompt"] for one in shown] == ["… How many pears?", "… How many plums?"]
     # Every prompt has apples in its examples: only what it asks itself is searched.
@@ -202,14 +137,19 @@ MARKED = """(title) => {
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     """Five steps, with a loss that is none but for rounding and a warning about the third."""
-    texts = [[f"{word} of step {step}" for word in ("low", "high", "middle")] for step in range(1, 6)]
-    made = [[Made([0.0, 3.0, 1.0], f"train-{step}", texts=row)] for step, row in enumerate(texts)]
+    made = [[Made([0.0, 3.0, 1.0], f"train-{step}")] for step in range(5)]
     run = make_run(tmp_path_factory.mktemp("runs") / "warned", *made)
-    rows: list[dict[str, Any]] = [
+    with RunRecord.reopen(run, 5) as record:
+        for when, answers in {"before": "33", "step 1": "74", "step 5": "77"}.items():  # easy is right from step 1 on
+            pairs = [("easy", answers[0]), ("hard", answers[1])]
+            record.examples(
+                when, [Example(name, f"How {name}?", "7", f"I say {one}", one == "7") for name, one in pairs]
+            )
+    metrics: list[dict[str, Any]] = [
         {"step": step, "reward": 0.5, "kl": 0.01 * step, "loss": 0.01 if step == 1 else -3e-8} for step in range(1, 6)
     ]
     warning = {"step": 3, "kind": "explosion", "metric": "kl", "sentence": SENTENCE, "setting": SETTING}
-    for name, lines in (("metrics.jsonl", rows), ("warnings.jsonl", [warning])):
+    for name, lines in (("metrics.jsonl", metrics), ("warnings.jsonl", [warning])):
         (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     with opened(write_report(run)) as shown:
         yield shown
@@ -221,7 +161,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
 def test_the_first_screen_shows_the_course_and_a_loss_of_0(short: Opened) -> None:
     page = short.page
     assert page.locator(".course li").first.bounding_box()["y"] < 600
-    assert page.locator(".course .said").all_inner_texts() == ["middle of step 1", "middle of step 5"]
+    assert page.locator(".course .said").all_inner_texts() == ["I say 4", "I say 7"]
+    assert page.locator(".asked").inner_text() == "How hard? Correct answer: 7"
     loss = page.get_by_role("region", name="Loss")
     loss.scroll_into_view_if_needed()
     loss.get_by_text("0 up to rounding").first.wait_for()

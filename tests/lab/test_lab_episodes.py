@@ -14,7 +14,6 @@ import pytest
 from grouprl.lab.report.groups import one_group
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.report.write import group_answers, write_report
-from grouprl.record.read import read_rollouts
 from grouprl.types import UserError
 from lab_runs import Made, make_run
 from recorded_episodes import CALL, EPISODES, IMAGE, LONG, record_episodes
@@ -75,15 +74,6 @@ def test_a_long_result_is_cut_in_a_group_and_whole_beside_its_tokens(run: Path) 
 
 def test_a_completion_of_one_turn_has_no_episode(tmp_path: Path) -> None:
     assert episodes(make_run(tmp_path / "run", [Made((1.0, 0.0))])) == [None, None]
-
-
-def test_a_run_that_was_recorded_without_the_table_has_no_episodes(run: Path) -> None:
-    change(run, "DROP TABLE episodes")
-    assert episodes(run) == [None] * 4
-    assert one_completion(run, 1, 0, 0, root=run.parent)["episode"] is None
-    (group,) = read_rollouts(run, 1)
-    assert [one.episode for one in group.group.completions] == [None] * 4
-    write_report(run)
 
 
 @pytest.mark.parametrize(

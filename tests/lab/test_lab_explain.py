@@ -22,7 +22,7 @@ from grouprl.algorithms.option import option
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.explain_typed import COMPARING, pass_rate_curves, typed_walk
 from grouprl.lab.report.groups import one_group
-from grouprl.lab.report.worked import CompletionParts, against_record, compared
+from grouprl.lab.report.worked import compared
 from lab_runs import Made, make_run
 
 
@@ -132,28 +132,6 @@ def test_the_page_shows_what_the_learner_would_learn(
     spread = {"group": found, "batch": found["batch"]}
     if found["deviation_of"]:
         assert spread[found["deviation_of"]]["deviation"] == pytest.approx(float(known.deviation[0]), rel=1e-12)
-
-
-@pytest.mark.parametrize("algorithm", [*NAMED.values(), MADE_UP], ids=[*NAMED, "made_up"])
-def test_a_recorded_group_of_every_algorithm(algorithm: Algorithm) -> None:
-    """Also of one that nobody named: the numbers and the words are the algorithm's own."""
-    rewards = (1.0, 0.0, 0.25, math.nan)
-    scored = [CompletionParts(0, None if math.isnan(reward) else reward) for reward in rewards]
-    recorded = [0.0] * len(scored)
-    if algorithm.name in COMPARED:
-        rewards_N, groups_N = torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64)
-        known = algorithm.advantage.statistics(rewards_N, groups_N)  # type: ignore[attr-defined]
-        recorded = known.advantages(rewards_N).tolist()
-    found = against_record(0, scored, recorded, algorithm)
-    assert (found["mean"], found["formula"]) == (pytest.approx(5 / 12), algorithm.advantage.formula)
-    assert algorithm.advantage.formula in found["sentence"]
-    if algorithm.name in COMPARED:
-        assert found["agree"]
-        assert found["baselines"] == [*known.baseline_N[:3].tolist(), None]
-        assert found["divisors"] == [*known.divisor_N[:3].tolist(), None]
-    else:
-        assert found["agree"] is not True
-        assert found["why"]
 
 
 def test_the_routes_know_every_algorithm_with_its_formula(page: TestClient) -> None:

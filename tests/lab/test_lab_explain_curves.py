@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -72,17 +71,6 @@ def test_the_objective_of_a_token_by_its_ratio(
     assert (found["objective"][0] is None) == ("cispo" in query)  # log 0
 
 
-def test_the_estimators_of_a_token(page: TestClient) -> None:
-    found = ask(page, "kl")
-    assert (found["log_ratio"][0], found["log_ratio"][-1], len(found["log_ratio"])) == (-3, 3, 121)
-    for place, x in enumerate(found["log_ratio"]):
-        values = {"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}
-        slopes = {"k1": 1.0, "k2": -x, "k3": 1 - math.exp(x)}  # by the policy's log-prob: -d / dx
-        for kind in values:
-            assert found["kinds"][kind]["value"][place] == pytest.approx(values[kind], abs=1e-12)
-            assert found["kinds"][kind]["gradient"][place] == pytest.approx(slopes[kind], abs=1e-12)
-
-
 def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:
     """Worked in docs/algorithms.md: k1 and k3 are unbiased; as losses, k1 pulls nowhere and k3 the other way round."""
     pair = ask(page, "kl")["pair"]
@@ -129,17 +117,3 @@ def test_the_weight_of_grpo_over_that_of_dr_grpo(page: TestClient) -> None:
     of_four = (0.2952 * 1.5 / (math.sqrt(3) / 4) + 0.0486 * 2 / 0.5) / (0.2952 * 1.5 + 0.0486 * 2)
     for rate in (0.1, 0.9):
         assert found["quotient"][found["pass_rate"].index(rate)] == pytest.approx(of_four, rel=1e-5)
-
-
-@pytest.mark.parametrize(("at", "size"), [(0, 2), (1, 4)])
-def test_how_noisy_mean_and_deviation_of_a_group_are(page: TestClient, at: int, size: int) -> None:
-    found, rate = ask(page, "noise"), 0.2
-    one, place = found["sizes"][at], found["pass_rate"].index(rate)
-    assert [one["size"] for one in found["sizes"]] == [2, 4, 8, 16, 64]
-    for name, of in (("mean", statistics.mean), ("deviation", statistics.pstdev)):
-        values = [(chance, of(group)) for chance, group in groups(size, rate)]
-        mean = sum(chance * value for chance, value in values)
-        spread = math.sqrt(sum(chance * (value - mean) ** 2 for chance, value in values))
-        assert (one[name]["expected"][place], one[name]["spread"][place]) == pytest.approx((mean, spread))
-    assert one["signal"][place] == pytest.approx(1 - rate**size - (1 - rate) ** size)
-    assert found["deviation"][place] == pytest.approx(math.sqrt(rate * (1 - rate)))

@@ -1,7 +1,6 @@
 """What the lab finds below its root, and what it never follows out of it."""
 
 import json
-import os
 import shutil
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from grouprl.cli import app as cli
 from grouprl.lab.app import create_app
 from grouprl.lab.report.run_data import thinned
 from grouprl.lab.runs import NoSuchRun, Runs
-from grouprl.record.layout import RunDirectory, lock_directory
+from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
 from grouprl.types import StepRecord
 from lab_runs import FULL_CONFIG
@@ -99,14 +98,6 @@ def test_figures_come_with_the_tokens_and_seconds_so_far(client: TestClient):
             "tokens_per_second": [200.0, 200.0, 200.0],
         },
     }
-
-
-def test_a_run_is_running_while_a_process_has_its_lock(root: Path):
-    handle = lock_directory(root / "one")
-    assert Runs(root).overview(root / "one")["status"] == "running"
-    os.close(handle)
-    os.unlink(root / "one" / "run.lock")  # it may be missing
-    assert Runs(root).overview(root / "one")["status"] == "finished"
 
 
 def test_asking_for_the_lock_does_not_keep_a_run_from_starting(root: Path):

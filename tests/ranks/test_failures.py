@@ -111,18 +111,6 @@ def test_a_stopped_rank_is_named_within_the_limit(place: Place) -> None:
     assert resumed.code == 0, resumed.text
 
 
-@pytest.mark.slow
-def test_a_killed_rank_is_named(place: Place) -> None:
-    process = start(2, ["-m", "grouprl", *place.arguments("named", steps=500)])
-    begun(place, "named", process, 2)
-    pid = ranks_of(process)[1]
-    os.kill(pid, signal.SIGKILL)
-    end = ended(process)
-    assert end.code == 1
-    assert str(pid) in end.text
-    assert end.text.count("error: expected the ") <= 1  # torchrun may end the others before they notice
-
-
 def assert_exploded(end: Ended, run: Path, said: str) -> None:
     """One rank said so, the run stopped, and no checkpoint has what exploded."""
     assert end.code == 1

@@ -9,7 +9,7 @@ import pytest
 from grouprl.config.run import RunConfig, load_config
 from grouprl.rewards.configured import configured_scorer, open_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rewards.outcomes import Overlong
+from grouprl.rewards.outcomes import LengthPenalty
 from grouprl.tasks import load_task
 from grouprl.types import Completion, Group, Problem, StopReason
 from judging import judged
@@ -36,7 +36,7 @@ REWARD = WeightedReward("third", third)
 
 def test_the_penalty_is_kept_apart_from_what_was_earned() -> None:
     # Of 20 tokens the last 10 are the buffer: 10 -> 0, 15 -> -0.5, 20 -> -1.
-    (outcomes,) = judged([lengths_of(10, 15, 20)], [REWARD], overlong=Overlong(0.5, 20))
+    (outcomes,) = judged([lengths_of(10, 15, 20)], [REWARD], penalty=LengthPenalty(0.5, 20))
     assert [outcome.earned for outcome in outcomes] == [0.3] * 3  # exactly equal: no signal, whatever the lengths
     assert [outcome.components["soft_overlong"] for outcome in outcomes] == [0.0, -0.5, -1.0]
     assert [outcome.total for outcome in outcomes] == [0.3, 0.3 - 0.5, 0.3 - 1.0]
@@ -49,25 +49,26 @@ def test_without_it_nothing_is_added() -> None:
 
 
 def test_an_invalid_reward_stays_invalid() -> None:
-    (outcomes,) = judged([lengths_of(20)], [WeightedReward("broken", broken)], overlong=Overlong(0.5, 20))
+    (outcomes,) = judged([lengths_of(20)], [WeightedReward("broken", broken)], penalty=LengthPenalty(0.5, 20))
     assert not outcomes[0].valid
     assert math.isnan(outcomes[0].total)
 
 
 @pytest.mark.parametrize(
-    ("overlong", "weights"), [(Overlong(), {"third": 2.0}), (Overlong(0.5, 20), {"soft_overlong": 1.0, "third": 2.0})]
+    ("penalty", "weights"),
+    [(LengthPenalty(), {"third": 2.0}), (LengthPenalty(0.5, 20), {"soft_overlong": 1.0, "third": 2.0})],
 )
-def test_the_penalty_has_a_weight_of_one(overlong: Overlong, weights: dict[str, float]) -> None:
-    with open_scorer([WeightedReward("third", third, 2.0)], overlong=overlong) as scorer:
+def test_the_penalty_has_a_weight_of_one(penalty: LengthPenalty, weights: dict[str, float]) -> None:
+    with open_scorer([WeightedReward("third", third, 2.0)], penalty=penalty) as scorer:
         assert scorer.weights == weights
         assert next(iter(scorer.weights)) == next(iter(weights))
 
 
 def test_a_run_with_a_buffer_has_the_penalty() -> None:
     for changes, expected in (
-        (["algorithm.overlong_buffer=0.25", "rollout.max_tokens=64"], Overlong(0.25, 64)),
-        ([], Overlong(0.0, 128)),
+        (["algorithm.overlong_buffer=0.25", "rollout.max_tokens=64"], LengthPenalty(0.25, 64)),
+        ([], LengthPenalty(0.0, 128)),
     ):
         config = load_config(RunConfig, [], changes)
         with configured_scorer(config, load_task("word_problems"), [REWARD]) as scorer:
-            assert scorer.overlong == expected
+            assert scorer.penalty == expected

@@ -148,15 +148,6 @@ def test_a_reward_that_does_not_apply_leaves_the_others() -> None:
     assert third.components == {"a": None, "b": None}
 
 
-def test_a_broken_value_makes_its_completion_invalid_and_no_other() -> None:
-    rewards = [WeightedReward("fine", values(1, 1), 1.0), WeightedReward("odd", values(math.nan, 1), 0.0)]
-    bad, good = judged([group_of(PLAIN, "x", "y")], rewards)[0]
-    assert not bad.valid
-    assert bad.components == {"fine": 1.0, "odd": None}
-    assert bad.reason == "odd gave nan"
-    assert good.total == 1.0
-
-
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -282,10 +273,6 @@ def test_functions_that_cannot_travel_are_told() -> None:
 def test_a_column_cannot_take_the_name_of_a_keyword() -> None:
     with pytest.raises(UserError, match="got a column 'completions': rename it"):
         one(values(1), [group_of(Problem("a", "?", {"completions": []}), "x")])
-
-
-def test_no_groups_give_no_outcomes() -> None:
-    assert one(values(), []) == []
 
 
 class Own:

@@ -32,15 +32,6 @@ def of_file(path: Path, tokenizer: Any) -> tuple[Preference, ...]:
     return load_preferences(PreferencesConfig(path=str(path)), tokenizer)
 
 
-def lengths(pairs: tuple[Preference, ...]) -> list[tuple[str, int, int]]:
-    """Problem, and how often each completion repeats its token: which of the group they are, from 1."""
-
-    def repeats(completion: Completion) -> int:
-        return sum(token == completion.token_ids[0] for token in completion.token_ids)
-
-    return [(pair.group.problem.id, *map(repeats, pair.group.completions)) for pair in pairs]  # type: ignore[misc]
-
-
 def test_a_line_of_text_is_prompt_and_two_ended_completions(tiny: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(tiny))
     pairs = of_file(write_rows(tmp_path / "pairs.jsonl", ROWS), tokenizer)
@@ -64,26 +55,6 @@ def test_messages_go_through_the_template(tiny: Path, tmp_path: Path) -> None:
     (pair,) = of_file(write_rows(tmp_path / "pairs.jsonl", [row]), tokenizer)
     assert tokenizer.decode(pair.group.prompt_ids) == "<|system|>Be kind.<|user|>Hi<|assistant|>"
     assert [tokenizer.decode(own.token_ids) for own in pair.group.completions] == ["Hello!<|end|>", "No.<|end|>"]
-
-
-@pytest.mark.parametrize(
-    ("per_group", "expected"),
-    [
-        # Group p0 ranks 2, 4, 1 (1.5, 1.5, 0.5) over 5, 3 (0, -1); p1 has no signal; p2 one valid reward.
-        (1, [("p0", 2, 3), ("p3", 1, 2)]),
-        (2, [("p0", 2, 3), ("p0", 4, 5), ("p3", 1, 2)]),
-        (9, [("p0", 2, 3), ("p0", 4, 5), ("p3", 1, 2)]),
-    ],
-)
-def test_best_and_worst_of_each_group_by_hand(
-    tiny: Path, tmp_path: Path, per_group: int, expected: list[tuple[str, int, int]]
-) -> None:
-    rewards = [[[0.5, 1.5, -1.0, 1.5, 0.0], [0.7, 0.7, 0.7]], [[NAN, 1.0, NAN], [1.0, 0.0]]]
-    tokenizer = load_tokenizer(str(tiny))
-    run = recorded_run(tmp_path / "run", tiny, rewards, tokenizer)
-    pairs = load_preferences(PreferencesConfig(run=str(run), per_group=per_group), tokenizer)
-    assert lengths(pairs) == expected
-    assert pairs[0].rewards == (1.5, -1.0)
 
 
 @settings(max_examples=12)  # each one writes a run

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grouprl.models.load import load_tokenizer
 from grouprl.models.save import save_model
-from grouprl.tools.planner import GRPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
+from grouprl.tools.planner import GRPO, SHAPES, StepShape, plan_memory, shape_of
 from grouprl.tools.planner.layouts import GPUS, RankLayout, memory_of_rank, parse_gpus, plan_layout, plan_layouts
 from grouprl.types import UserError
 from ranked_runs import Place, torchrun_all
@@ -27,14 +27,13 @@ def test_the_batch_is_divided_and_the_counts_of_a_rank_are_those_of_its_part():
     part = replace(STEP, problems=8)
     assert whole.memory == plan_memory(SEVEN, GRPO, part)
     assert (whole.layout.shard, shards.layout.shard) == (1, 8)
-    assert whole.completion_tokens == 64 * 8 * 512
     assert plan_layouts(SEVEN, GRPO, STEP, 1, GPUS["H100"])[0].memory == plan_memory(SEVEN, GRPO, STEP)
     (_, across) = plan_layouts(SEVEN, GRPO, STEP, 16, GPUS["H100"])
     assert across.layout == RankLayout(16, 8)  # the machines replicate
 
 
 def test_shards_by_hand():
-    plan = plan_layout(SEVEN, GRPO, STEP, RankLayout(8, 8), GPUS["H100"], passes=1)
+    plan = plan_layout(SEVEN, GRPO, STEP, RankLayout(8, 8), GPUS["H100"])
     # 7,615,616,512 weights in float32, an eighth of them; two moments; a reference.
     assert plan.memory.networks.policy == plan.memory.networks.reference == 4 * 7_615_616_512 // 8
     assert plan.memory.networks.moments == 2 * 4 * 7_615_616_512 // 8
@@ -47,23 +46,11 @@ def test_shards_by_hand():
     )
 
 
-def test_the_time_between_ranks_by_hand():
-    shape = ModelShape("one", 1, 8, 1, 1, 8, 8, 16, tied=True)
-    count = 16 * 8 + 7 * 64 + 3 * 8  # embedding, 7 products of 8 x 8, 3 norms
-    assert shape.parameters == count
-    link = GPUS["H100"].link
-    whole = plan_layout(shape, GRPO, STEP, RankLayout(2, 1), GPUS["H100"], passes=3)
-    assert whole.exchange == pytest.approx(3 * 2 * 4 * count * (1 / 2) / link)  # 3 updates, there and back
-    adapter = plan_layout(shape, Networks(lora_rank=2), STEP, RankLayout(2, 1), GPUS["H100"], passes=1)
-    assert adapter.exchange == pytest.approx(2 * 4 * (7 * 2 * 16) * (1 / 2) / link)
-    assert plan_layout(shape, GRPO, STEP, RankLayout(1, 1), GPUS["H100"], passes=1).exchange == 0
-
-
 def test_what_fits_is_the_largest_that_fits():
     layout, gpu, step = RankLayout(8, 8), GPUS["A100"], replace(STEP, recompute=True)
-    longest = plan_layout(SEVEN, GRPO, step, layout, gpu, passes=1).longest_completion
+    longest = plan_layout(SEVEN, GRPO, step, layout, gpu).longest_completion
     for tokens, fits in ((longest, True), (longest + 1, False)):
-        plan = plan_layout(SEVEN, GRPO, replace(step, completion_tokens=tokens), layout, gpu, passes=1)
+        plan = plan_layout(SEVEN, GRPO, replace(step, completion_tokens=tokens), layout, gpu)
         assert (plan.peak <= gpu.memory) == fits
 
 

@@ -18,7 +18,6 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.tools.imported.read import Foreign, read_foreign
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
-from grouprl.tools.imported.trl_keys import TRL, default_in
 
 RUN = CliRunner()
 
@@ -126,7 +125,7 @@ def test_what_a_file_becomes(values: dict[str, Any], world: int, ours: dict[str,
         (
             "per_device_train_batch_size",
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
-            "changed",
+            "equal",
             "8 completions x 4 accumulated x 1 processes: 32 completions a step = 4 groups",
         ),
     ],
@@ -205,62 +204,6 @@ def test_every_key_is_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: py
     assert "vllm_importance_sampling_correction=true" in output
     assert output.index("changed: ") < output.index("equal: ") < output.index("not needed: ")
     assert "max_grad_norm=0 -> learner.max_grad_norm=1000000000.0" in " ".join(output.split())
-
-
-# Releases
-
-COURSE = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2,
-    "num_generations": 8,
-    "optim": "adamw_8bit",
-}
-
-
-def test_the_release_decides_what_a_file_means():
-    """TRL 0.14 made 8 completions of each of 8 x 2 prompts and had a KL; 1.16 makes 16 completions and has none."""
-    old, new = (import_foreign(Foreign("trl", COURSE), version=name) for name in ("0.14.0", "1.16"))
-    words = {one.key: one.outcome.words for one in old.lines}["per_device_train_batch_size"]
-    assert words == "8 prompts x 2 accumulated x 1 processes: 128 completions a step = 16 groups"
-    since = import_foreign(Foreign("trl", COURSE), version="0.15").lines
-    assert any(one.outcome.words.startswith("8 completions x 2") for one in since)
-    assert (old.changes.get("rollout.problems_per_step", 16), old.changes["algorithm.kl_coef"]) == (16, 0.04)
-    assert (old.changes["rollout.temperature"], old.changes["rollout.top_k"]) == (0.9, 50)
-    assert (old.changes["algorithm.aggregate"], "algorithm.kl_unbiased" in old.changes) == ("sequence_mean", False)
-    assert new.changes["rollout.problems_per_step"] == 2
-    assert "algorithm.kl_coef" not in new.changes
-    for name in ("0.13", "1.17", "2", "new", "0.14.0.1"):
-        with pytest.raises(UserError, match=rf"--trl: expected a release from 0\.14 to 1\.16, got {name}"):
-            import_foreign(Foreign("trl", COURSE), version=name)
-
-
-def test_without_a_release_nothing_that_changed_is_called_equal():
-    lines = {one.key: one for one in import_foreign(Foreign("trl", COURSE)).lines}
-    assert "TRL before 0.15 counts prompts, 16 groups" in lines["per_device_train_batch_size"].outcome.words
-    assert lines["beta"].outcome.words == "TRL 1.16's default; 0.04 in TRL 0.14: name the file's release with --trl"
-    assert {"beta", "temperature", "top_k", "loss_type", "per_device_train_batch_size"} <= {
-        key for key, one in lines.items() if one.outcome.verdict == "changed"
-    }
-    named = {one.key: one for one in import_foreign(Foreign("trl", COURSE | {"beta": 0.0})).lines}
-    assert named["beta"].outcome.verdict == "equal"
-
-
-@pytest.mark.parametrize(
-    ("version", "key", "default"),
-    [
-        ("0.14", "gradient_accumulation_steps", 8),
-        ("0.15", "ref_model_sync_steps", 64),
-        ("0.17", "loss_type", "bnpo"),
-        ("0.17", "temperature", 0.9),
-        ("0.21", "gradient_checkpointing", False),
-        ("1.9", "use_bias_correction_kl", False),
-        ("1.9", "max_completion_length", 256),
-    ],
-)
-def test_defaults_are_those_of_the_releases_dataclass(version: str, key: str, default: object):
-    """GRPOConfig's fields in the wheel of that release."""
-    release = tuple(map(int, version.split(".")))
-    assert default_in(release, key, TRL[key].default) == default
 
 
 @pytest.mark.parametrize(

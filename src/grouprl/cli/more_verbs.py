@@ -48,13 +48,12 @@ def import_config(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="The recipe; NAME.yaml, or NAME-grouprl.yaml beside it.")] = None,
     world: Annotated[int, typer.Option(min=1, help="Processes that train, which a TRL file does not say.")] = 1,
-    trl: Annotated[str | None, typer.Option(help="The release of TRL that the file is for, such as 0.14.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="An unsupported key to leave out. Repeatable.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Make a recipe from a configuration of TRL or verl, and show what became of every key.
 
-    Example: grouprl import-config grpo.yaml --world 4 --trl 0.14
+    Example: grouprl import-config grpo.yaml --world 4
 
     Example: grouprl import-config --output qwen.yaml algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8
     """
@@ -63,7 +62,7 @@ def import_config(
 
     place = None if OVERRIDE.fullmatch(file) and not os.path.exists(file) else Path(file)
     foreign = read_foreign(place, [*([] if place else [file]), *(changes or ())])
-    imported = import_foreign(foreign, world=world, allow=allow or (), version=trl)
+    imported = import_foreign(foreign, world=world, allow=allow or ())
     target = output or Path(f"{place.stem if place else 'verl'}.yaml")
     if output is None and place is not None and target.exists() and target.samefile(place):
         target = Path(f"{place.stem}-grouprl.yaml")
@@ -96,7 +95,7 @@ def show_imported(imported: ImportedRecipe, console: Console | None = None) -> N
                 words.append(f" ({line.outcome.words})", "dim")
             console.print(Padding(_there(line) + words, (0, 0, 0, 2), expand=False))
     if any(not line.is_named for line in imported.lines):
-        console.print(Text("(KEY): a default of that library, which the file does not name", "dim"))
+        console.print(Text("(KEY): a default of that library (of TRL 1.16), which the file does not name", "dim"))
 
 
 def _there(line: Line) -> Text:

@@ -300,23 +300,13 @@ def lab(
     runs: Annotated[Path, typer.Argument(help="Folder of the runs, or one run.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the link.")] = True,
-    export_explainer: Annotated[
-        Path | None, typer.Option(help="Write the explaining pages as DIR/index.html instead.", metavar="DIR")
-    ] = None,
 ) -> None:
     """Open the lab: a local page that follows runs live, shows every completion and explains GRPO (docs/lab.md).
 
     Example: grouprl lab
 
     Example: grouprl lab runs/demo --port 8000 --no-browser
-
-    Example: grouprl lab --export-explainer site
     """
-    if export_explainer is not None:
-        from grouprl.lab.export import write_explainer
-
-        typer.echo(f"Explainer: {write_explainer(export_explainer)}")
-        return
     from grouprl.lab.server import serve
 
     serve(runs, port=port, open_browser=browser, say=typer.echo)
@@ -332,8 +322,7 @@ def plan(
     ] = None,
     flops: Annotated[float | None, typer.Option(help="FLOPs per second, such as 4e14.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="PPO and GRPO for models of 1.5B to 70B.")] = False,
-    gpus: Annotated[str | None, typer.Option(help="Layouts of several GPUs, such as 8xH100.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Memory on several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes.
@@ -344,14 +333,12 @@ def plan(
 
     Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB --flops 4e14 --bandwidth 3e12
 
-    Example: grouprl plan --compare model.device=cuda model.dtype=bfloat16
-
     Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
     from grouprl.config.checks import check_sections
     from grouprl.config.run import RunConfig
     from grouprl.tools.planner.machine import Rates
-    from grouprl.tools.planner.screen import parse_memory, plan_run, show_comparison, show_plan
+    from grouprl.tools.planner.screen import parse_memory, plan_run, show_plan
     from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
     if (flops is None) != (bandwidth is None):
@@ -362,9 +349,6 @@ def plan(
         from grouprl.tools.planner.layouts import show_layouts
 
         show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
-        return
-    if compare:
-        show_comparison(config, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return
     rates = None if flops is None or bandwidth is None else Rates(flops, bandwidth, "as given")
     available = None if memory is None else parse_memory(memory)

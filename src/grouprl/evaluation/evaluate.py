@@ -35,11 +35,6 @@ class Evaluation:
     outcomes: tuple[RewardOutcome, ...]  # of the greedy completions
     invalid: tuple[str, ...]  # why a completion has no valid reward; one reason for each
 
-    @property
-    def verdicts(self) -> tuple[bool | None, ...]:
-        """Whether each greedy completion is correct; None = the verifier failed, or there is none."""
-        return tuple(outcome.correct for outcome in self.outcomes)
-
 
 def evaluate(
     engine: Engine,

@@ -16,18 +16,15 @@ from grouprl.lab.answers import json_answer, run_folder
 from grouprl.lab.events import run_events
 from grouprl.lab.explain_routes import explain_routes
 from grouprl.lab.processes import Processes, keeping_routes, lists, process_routes, recipes
-from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.page import STATIC
-from grouprl.lab.report.recorded import parse_config
 from grouprl.lab.report.run_data import invalid_answer, run_answer, series_answer
 from grouprl.lab.report.tokens import kl_jumps
 from grouprl.lab.report.write import with_rounded_series
 from grouprl.lab.rollout_routes import rollout_routes
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.record.files import json_text
-from grouprl.record.layout import RunDirectory
 from grouprl.record.metrics import FILE
-from grouprl.tools.compare.read import COMPARISON_FILE, Variant, read_comparison
+from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.tools.compare.report import comparison_answer
 from grouprl.types import UserError
 
@@ -53,14 +50,12 @@ def create_app(root: Path, closing: Callable[[], bool] = lambda: False) -> Starl
             json_answer(lambda request: series_answer(runs.metrics(run_folder(runs, request)))),
         ),
         Route("/api/runs/{run}/invalid", json_answer(lambda request: invalid_answer(run_folder(runs, request)))),
-        Route("/api/runs/{run}/course", json_answer(lambda request: course_answer(run_folder(runs, request)))),
         Route(
             "/api/runs/{run}/jumps",
             json_answer(lambda request: kl_jumps(folder := run_folder(runs, request), runs.metrics(folder))),
         ),
         Route("/api/runs/{run}/events", lambda request: run_events(runs, request, closing)),
         Route("/api/recipes", json_answer(lambda _: {"recipes": recipes(), "lists": lists()})),
-        Route("/api/comparisons", json_answer(lambda _: {"comparisons": _critic_comparisons(runs.root)})),
         Route("/api/comparisons/{name}", json_answer(lambda request: _comparison(runs.root, request))),
         *explain_routes(runs),
         *process_routes(processes),
@@ -105,31 +100,9 @@ def _comparison(root: Path, request: Request) -> dict[str, Any]:
     return with_rounded_series(comparison_answer(read_comparison(root / name)))
 
 
-def _critic_comparisons(root: Path) -> list[dict[str, Any]]:
-    """Comparisons of runs with a critic with runs without one, by name, as `comparison_answer`.
-
-    It skips one that cannot be read: the page of that comparison says what is wrong.
-    """
-    found = []
-    for folder in _folders(root):
-        try:
-            comparison = read_comparison(folder)
-            if {_has_critic(variant) for variant in comparison.finished} == {True, False}:
-                found.append(with_rounded_series(comparison_answer(comparison)))
-        except (UserError, OSError):
-            continue
-    return found
-
-
 def _folders(root: Path) -> Iterator[Path]:
     """Folders of comparisons directly below the root; none with a link in it, which may lead out of the root."""
     for given in sorted(root.glob(f"*/{COMPARISON_FILE}")):
         folder = given.parent
         if not any(path.is_symlink() for path in (folder, *folder.glob("*"), *folder.glob("*/*"))):
             yield folder
-
-
-def _has_critic(variant: Variant) -> bool:
-    run = next(iter(variant.runs.values()))
-    algorithm = parse_config(run.config, RunDirectory(run.directory).config).get("algorithm")
-    return isinstance(algorithm, dict) and algorithm.get("critic") not in (None, "none")

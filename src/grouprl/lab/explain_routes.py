@@ -17,7 +17,6 @@ from grouprl.lab.explain_typed import (
     COMPARING,
     explained_advantages,
     kl_curves,
-    noise_of_statistics,
     objective_curve,
     pass_rate_curves,
     typed_walk,
@@ -42,23 +41,18 @@ _CODE = {
 
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
-    answers = explanations(runs) | {"steps": lambda request: _steps(runs, request)}
-    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in answers.items()]
-
-
-def explanations(runs: Runs | None) -> dict[str, Answer]:
-    """What answers each explainer by its name; without runs, rewards that are given alone."""
-    return {
+    answers: dict[str, Answer] = {
         "algorithms": _comparing,
         "advantages": _advantages,
         "objective": _objective,
         "kl": _kl,
         "group": lambda request: _group(runs, request),
         "pass_rate": _pass_rate,
-        "noise": _noise,
         "memory": _memory,
         "code": _code,
+        "steps": lambda request: _steps(runs, request),
     }
+    return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in answers.items()]
 
 
 def _code(request: Request) -> dict[str, Any]:
@@ -109,18 +103,13 @@ def _kl(request: Request) -> dict[str, Any]:
     return kl_curves()
 
 
-def _noise(request: Request) -> dict[str, Any]:
-    Query(request, ())
-    return noise_of_statistics()
-
-
-def _group(runs: Runs | None, request: Request) -> dict[str, Any]:
+def _group(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, ("run", "step", "rewards", "algorithm", "learning_rate"))
     recorded, typed = ("run", "step"), ("rewards", "algorithm", "learning_rate")
     mixed = [name for name in (typed if "run" in query else recorded) if name in query]
     if mixed:
         raise UserError(f"expected either a run with a step, or rewards, got {', '.join(mixed)} as well")
-    if runs is not None and "run" in query:
+    if "run" in query:
         return recorded_walk(runs, query.text("run"), query.whole("step", 1, 10**9))
     rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
     return typed_walk(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from grouprl.algorithms import group_statistics, has_signal, kl_estimate, policy_loss
+from grouprl.algorithms import has_signal, kl_estimate, policy_loss
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.kl import KlKind
 from grouprl.algorithms.losses import TokenGrid
@@ -30,7 +30,6 @@ _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
 _NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
 _LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
 _RATES = [place / 100 for place in range(101)]
-_SIZES = (2, 4, 8, 16, 64)  # of groups whose statistics are compared
 _KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
 # Three tokens; the worked example of docs/algorithms.md.
 _POLICY_LOGITS, _REFERENCE_LOGITS = (0.5, 0.0, -0.5), (0.0, 0.2, 0.4)
@@ -270,31 +269,6 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
         "algorithms": {one.name: curves[one.name] for one in algorithms},
         "quotient": [divided / bare if bare else None for divided, bare in pairs],
     }
-
-
-def noise_of_statistics() -> dict[str, Any]:
-    """How far mean and deviation of K rewards of 1 and 0 lie from those of all completions, by the pass rate.
-
-    Returns:
-        `pass_rate`: 0 to 1; the `deviation` of all completions; and `sizes`: for each K its `size`, `mean` and
-        `deviation`, each the `expected` value and the `spread`, its standard deviation over groups, and `signal`.
-        Exact: the number of right completions is binomial.
-    """
-    sizes = []
-    for size in _SIZES:
-        rewards_N = torch.ones(size + 1, size).tril(-1).flatten()  # groups with 0 to K right completions
-        of = group_statistics(rewards_N, torch.arange(size + 1).repeat_interleave(size))
-        chances = [[_binomial(size, count, rate) for count in range(size + 1)] for rate in _RATES]
-        mean, deviation = (_spread(chances, values_N[::size].tolist()) for values_N in (of.mean, of.deviation))
-        signal = [_expected(row, of.signal_N[::size].tolist()) for row in chances]
-        sizes.append({"size": size, "mean": mean, "deviation": deviation, "signal": signal})
-    return {"pass_rate": _RATES, "deviation": [math.sqrt(rate * (1 - rate)) for rate in _RATES], "sizes": sizes}
-
-
-def _spread(chances: Sequence[Sequence[float]], values: Sequence[float]) -> dict[str, list[float]]:
-    expected = [_expected(row, values) for row in chances]
-    gaps = ([(value - mean) ** 2 for value in values] for mean in expected)
-    return {"expected": expected, "spread": [math.sqrt(_expected(*both)) for both in zip(chances, gaps, strict=True)]}
 
 
 def _binomial(count: int, successes: int, rate: float) -> float:

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import uvicorn
 
-from grouprl.lab.connections import BACKLOG, PatientProtocol
 from grouprl.lab.guard import Guard, Sessions
 from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
@@ -60,8 +59,7 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=PatientProtocol,
-                backlog=BACKLOG,
+                http="h11",
                 log_level="warning",
                 timeout_graceful_shutdown=5,
                 server_header=False,

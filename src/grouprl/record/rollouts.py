@@ -170,8 +170,6 @@ def open_recorded(directory: Path) -> sqlite3.Connection:
     if not _has_completions(database, path):  # the run has just made the file, and no table in it yet
         database.close()
         return empty_rollouts()
-    if not database.execute("SELECT 1 FROM main.sqlite_master WHERE name = 'episodes'").fetchone():  # an older version
-        database.execute("CREATE TEMP TABLE episodes (step, group_index, completion_index, episode)")
     return database
 
 

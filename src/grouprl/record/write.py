@@ -154,23 +154,9 @@ class NoRecord(RunRecord):
     def __init__(self, directory: Path) -> None:
         self.directory, self._closing = directory, ExitStack()
 
-    def step(self, record: StepRecord) -> None:
-        """Nothing."""
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def warning(self, row: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def held_out(self, step: int, results: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def examples(self, when: str, rows: Sequence[Example]) -> None:
-        """Nothing."""
-
-    def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
-        """Nothing."""
+    step = evaluation = warning = held_out = examples = rewards = _nothing
 
 
 def _moment(when: str) -> float:

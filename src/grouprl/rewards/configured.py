@@ -15,7 +15,7 @@ from grouprl.ranks import Ranks
 from grouprl.rewards.calls import OUTSIDE, Invalid, RewardCall, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.learned import learned_reward
-from grouprl.rewards.outcomes import NO_PENALTY, Overlong
+from grouprl.rewards.outcomes import NO_PENALTY, LengthPenalty, refuse_name_of_penalty
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
 from grouprl.rewards.scorer import Scorer, signature_of
 from grouprl.rewards.workers.frames import ParcelError, pack
@@ -23,7 +23,7 @@ from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, cores
 from grouprl.rewards.workers.zygote import Source
 from grouprl.tasks import Task
 from grouprl.tasks.mixture import PartReward
-from grouprl.types import SOFT_OVERLONG, Completion, Group, Problem, RewardOutcome, StopReason, UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
 
 _IN_A_CALL = 32  # problems; a gold answer is read in at most 0.1 s, and a call may take seconds
 _NAMED = 3
@@ -93,15 +93,11 @@ def configured_scorer(
         rewards,
         verifier=whole if verified else measured_verifier(config, task, rewards),
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
-        overlong=_penalty(config),
+        penalty=LengthPenalty.of(config),
         ranks=ranks,
         elsewhere=elsewhere,
         state=state or TrainingState(0, config.steps),
     )
-
-
-def _penalty(config: RunConfig) -> Overlong:
-    return Overlong(config.algorithm.groups.overlong_buffer, config.rollout.max_tokens)
 
 
 def scored_under(
@@ -111,7 +107,7 @@ def scored_under(
     weights: Mapping[str, float],
 ) -> tuple[list[tuple[RewardOutcome, ...]], dict[str, float]]:
     """Replaces what the algorithm adds to recorded rewards, by that of another configuration; also in their weights."""
-    added = _penalty(config)
+    added = LengthPenalty.of(config)
     return [added.penalized(*pair) for pair in zip(groups, outcomes, strict=True)], added.weights(weights)
 
 
@@ -121,7 +117,7 @@ def open_scorer(
     *,
     verifier: WeightedReward | None = None,
     limits: ScoringConfig | None = None,
-    overlong: Overlong = NO_PENALTY,
+    penalty: LengthPenalty = NO_PENALTY,
     ranks: Ranks | None = None,
     elsewhere: OpenWorkers | None = None,
     state: TrainingState = OUTSIDE,
@@ -132,7 +128,7 @@ def open_scorer(
         rewards: the rewards that score the completions.
         verifier: a completion is correct when this reward is 1.0 or more.
         limits: limits of one call in a worker, and the share of invalid completions beyond which the run stops.
-        overlong: the length penalty of each completion.
+        penalty: that for the length of each completion.
         ranks: those that score together; None = a single process. The ranks of a machine share its cores.
         elsewhere: opens workers on other machines; None = this machine runs them.
         state: before the first step, for rewards that ask for `trainer_state`.
@@ -144,11 +140,7 @@ def open_scorer(
     limits, ranks = limits or ScoringConfig(), ranks or Ranks()
     _refuse_parts([*rewards, *filter(None, [verifier])], ranks)
     known = {reward.name: reward for reward in rewards}
-    if SOFT_OVERLONG in known:
-        raise UserError(
-            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
-            "rename the reward"
-        )
+    refuse_name_of_penalty(known)
     if verifier is not None:
         if verifier.name in known and known[verifier.name].function != verifier.function:
             verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
@@ -165,7 +157,7 @@ def open_scorer(
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         limits = limits.model_copy(update={"workers": workers})
     with (elsewhere or RewardPool)(sources, limits) as pool:
-        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, overlong, ranks, state)
+        yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, penalty, ranks, state)
 
 
 def _refuse_parts(rewards: Sequence[WeightedReward], ranks: Ranks) -> None:

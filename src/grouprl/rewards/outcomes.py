@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from grouprl.algorithms import overlong_penalty
+from grouprl.config.run import RunConfig
 from grouprl.models.prompts import completion_texts
 from grouprl.rewards.calls import CallValues, Invalid, Value
 from grouprl.rewards.functions import WeightedReward
@@ -169,11 +170,16 @@ def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTra
 
 
 @dataclass(frozen=True)
-class Overlong:
+class LengthPenalty:
     """The length penalty of an algorithm: DAPO's soft overlong punishment, see `algorithms.overlong_penalty`."""
 
     buffer: float = 0.0  # share of max_tokens over which the penalty goes from 0 to -1; 0 = there is none
     max_tokens: int = 1
+
+    @classmethod
+    def of(cls, config: RunConfig) -> LengthPenalty:
+        """The penalty of a configured run."""
+        return cls(config.algorithm.groups.overlong_buffer, config.rollout.max_tokens)
 
     def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> tuple[RewardOutcome, ...]:
         """Makes the penalty a component of the outcomes [G] of a group, in the place of one that they have."""
@@ -193,4 +199,13 @@ def _others(values: Mapping[str, Number]) -> dict[str, Number]:
     return {name: value for name, value in values.items() if name != SOFT_OVERLONG}
 
 
-NO_PENALTY = Overlong()
+NO_PENALTY = LengthPenalty()
+
+
+def refuse_name_of_penalty(names: Collection[str]) -> None:
+    """Raises UserError where a reward has the name under which the penalty is recorded."""
+    if SOFT_OVERLONG in names:
+        raise UserError(
+            f"rewards: expected names other than {SOFT_OVERLONG!r}, which is the penalty of algorithm.overlong_buffer: "
+            "rename the reward"
+        )

@@ -30,7 +30,7 @@ from grouprl.rewards.functions import WeightedReward, truth_of
 from grouprl.rewards.outcomes import (
     NO_PENALTY,
     InvalidCount,
-    Overlong,
+    LengthPenalty,
     Row,
     Scored,
     extras_of,
@@ -93,13 +93,13 @@ class Scorer:
         verifier: WeightedReward | None,
         pool: RewardWorkers,
         max_invalid: float,
-        overlong: Overlong = NO_PENALTY,
+        penalty: LengthPenalty = NO_PENALTY,
         ranks: Ranks | None = None,
         state: TrainingState = OUTSIDE,
     ) -> None:
         self._ranks = ranks or Ranks()
         self._state, self._logged = state, list[tuple[str, float]]()
-        self.rewards, self.verifier, self.pool, self.overlong = rewards, verifier, pool, overlong
+        self.rewards, self.verifier, self.pool, self.penalty = rewards, verifier, pool, penalty
         self._max_invalid = max_invalid
         self._window: deque[tuple[int, int]] = deque()  # (completions, invalid ones) of the last steps
         names = [reward.name for reward in rewards]
@@ -108,7 +108,7 @@ class Scorer:
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each component of the total, by name."""
-        return self.overlong.weights({reward.name: reward.weight for reward in self.rewards if not reward.per_step})
+        return self.penalty.weights({reward.name: reward.weight for reward in self.rewards if not reward.per_step})
 
     @property
     def process_weights(self) -> dict[str, float]:
@@ -250,7 +250,7 @@ class Scorer:
                 for one, row in zip(found, rows, strict=True)
             ]
             logged = [pair for given in calls.values() for pair in given.metrics]
-            yield self.overlong.penalized(group, found), reasons, logged
+            yield self.penalty.penalized(group, found), reasons, logged
 
     def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
         """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""

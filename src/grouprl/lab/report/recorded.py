@@ -54,23 +54,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The run's config.yaml.
 
     Raises:
-        UserError: it is no mapping in the YAML of `config_yaml`, or `steps` is no number.
+        UserError: it is missing, no mapping in YAML, or `steps` is no number.
     """
-    path = RunDirectory(folder).config
-    text = read_file(path)
+    place = RunDirectory(folder).config
+    text = read_file(place)
     if text is None:
-        raise UserError(f"{path}: expected the settings of the run, found no such file: restore it")
-    return parse_config(text.decode("utf-8", "replace"), path)
-
-
-def parse_config(text: str, place: object) -> dict[str, Any]:
-    """The settings in the text of a config.yaml; `place` is what an error begins with.
-
-    Raises:
-        UserError: as `read_config`.
-    """
+        raise UserError(f"{place}: expected the settings of the run, found no such file: restore it")
     try:
-        found = copy.deepcopy(_read_once(text))
+        found = copy.deepcopy(_read_once(text.decode("utf-8", "replace")))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{place}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
     if not isinstance(found, dict):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from grouprl.lab.report.course import course_answer
 from grouprl.lab.report.groups import cut, groups_of_step, one_group
 from grouprl.lab.report.page import STATIC, standalone
 from grouprl.lab.report.run_data import invalid_answer, read_files, run_answer, run_line, series_answer
@@ -80,7 +79,6 @@ def run_answers(folder: Path, name: str) -> Answers:
         path: run_answer(name, folder, files) | snapshot,
         f"{path}/series": series_answer(files.metrics),
         f"{path}/invalid": invalid_answer(folder),
-        f"{path}/course": course_answer(folder),
         f"{path}/jumps": kl_jumps(folder, files.metrics),
     }
 

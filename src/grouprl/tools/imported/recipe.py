@@ -20,7 +20,7 @@ from grouprl.record.files import atomic_write_text
 from grouprl.tools.imported.read import Foreign
 from grouprl.tools.imported.references import resolve, scalar
 from grouprl.tools.imported.table import Given, Outcome, UndecidedValue, Unknown, undecided, unsupported
-from grouprl.tools.imported.trl_keys import RENAMED, TRL, default_in, shown_version, versions_of
+from grouprl.tools.imported.trl_keys import RENAMED, TRL
 from grouprl.tools.imported.verl_keys import VERL, verl_needs_not
 from grouprl.tools.imported.verl_rules import ESTIMATOR
 from grouprl.types import UserError
@@ -64,16 +64,13 @@ class ImportedRecipe:
         return f"# From {' '.join(origin.split())}, by `grouprl import-config`.\n{write_yaml(_nested(self.changes))}"
 
 
-def import_foreign(
-    foreign: Foreign, *, world: int = 1, allow: Collection[str] = (), version: str | None = None
-) -> ImportedRecipe:
+def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] = ()) -> ImportedRecipe:
     """Judges every key and makes the recipe.
 
     Args:
         foreign: the configuration as it was written.
         world: processes that train, where the file does not say it.
         allow: unsupported keys to leave out.
-        version: the release of TRL that the file is for; None = the newest, with a line for each other default.
 
     Raises:
         UserError: keys that are unsupported and not allowed, all at once; or numbers that do not fit each other.
@@ -85,12 +82,7 @@ def import_foreign(
             raise UserError(f"{older}: expected one name of the key, got {new} too, its newer name: remove one")
     values = {new: foreign.values[key] for new, key in written.items()}
     defaults = {key: entry.default for key, entry in entries.items()}
-    if foreign.library == "verl":
-        given = Given(resolve(values, defaults), defaults, world)
-    else:
-        oldest, newest = versions_of(version)
-        defaults = {key: default_in(newest, key, one) for key, one in defaults.items()}
-        given = Given(values, defaults, world, (oldest, newest))
+    given = Given(resolve(values, defaults) if foreign.library == "verl" else values, defaults, world)
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
     given = replace(given, named={key: one for key, one in values.items() if key not in skipped})
@@ -191,11 +183,6 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
         return unsupported(undecided(key))
-    oldest, newest = (default_in(one, key, entries[key].default) for one in given.versions)
-    if key not in given.named and oldest != newest and outcome.verdict != "not needed":
-        since, until = map(shown_version, given.versions)
-        words = f"TRL {until}'s default; {oldest} in TRL {since}: name the file's release with --trl"
-        return Outcome("changed", outcome.ours, words)
     return outcome
 
 

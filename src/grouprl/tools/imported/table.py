@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from grouprl.config.yaml_text import read_yaml
 
-Versions = tuple[tuple[int, ...], tuple[int, ...]]
 TaskVerdict = Literal["equal", "changed", "not needed", "unsupported"]
 
 
@@ -37,8 +36,6 @@ class Given:
     named: Mapping[str, Any]  # `Unknown` where the file does not decide a value
     defaults: Mapping[str, Any]
     world: int = 1  # processes that train
-    versions: Versions = ((1, 16), (1, 16))  # the oldest and the newest of the library that it can be
-
     asked: list[str] = field(default_factory=list)  # the keys that the current rule has read
 
     def __getitem__(self, key: str) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 from grouprl.tools.imported.table import Given, Outcome, changed, unsupported
 from grouprl.types import UserError
 
-COUNTED_PROMPTS = (0, 15)  # the first release that counts completions per device
 _UNCLIPPED = ("cispo", "sapo")  # values of loss_type for which `delta` has no effect
 
 
@@ -33,14 +32,13 @@ class Batches:
 
 
 def batches_of(given: Given) -> Batches:
-    """TRL's arithmetic: it counts completions, before 0.15 prompts, per device, times the processes.
+    """TRL's arithmetic: it counts completions per device, times the processes.
 
     Raises:
         UserError: the numbers do not divide; TRL refuses most of these too.
     """
     size, accumulated = whole(given, "num_generations"), whole(given, "gradient_accumulation_steps")
     device = whole(given, "per_device_train_batch_size") * given.world
-    device *= size if given.versions[1] < COUNTED_PROMPTS else 1
     steps = accumulated if given["steps_per_generation"] is None else whole(given, "steps_per_generation")
     no_size = given["generation_batch_size"] is None
     found = Batches(device * steps if no_size else whole(given, "generation_batch_size"), device * accumulated)
@@ -64,16 +62,11 @@ def whole(given: Given, key: str) -> int:
 def per_device(given: Given, value: Any) -> Outcome:
     """Completions per device, to groups of a step."""
     found, size = batches_of(given), whole(given, "num_generations")
-    kind = "prompts" if given.versions[1] < COUNTED_PROMPTS else "completions"
     text = (
-        f"{value} {kind} x {given['gradient_accumulation_steps']} accumulated x {given.world} processes: {found.step} "
-        f"completions a step = {found.step // size} groups"
+        f"{value} completions x {given['gradient_accumulation_steps']} accumulated x {given.world} processes: "
+        f"{found.step} completions a step = {found.step // size} groups"
     )
-    ours = {"rollout.problems_per_step": found.step // size}
-    if given.versions[0] < COUNTED_PROMPTS <= given.versions[1]:
-        older = f"TRL before 0.15 counts prompts, {found.step} groups: name the file's release with --trl"
-        return Outcome("changed", ours, f"{text}; {older}")
-    return Outcome("equal", ours, text)
+    return Outcome("equal", {"rollout.problems_per_step": found.step // size}, text)
 
 
 def several_updates(given: Given, value: Any) -> Outcome:

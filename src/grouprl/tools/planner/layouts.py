@@ -1,7 +1,7 @@
-"""`grouprl plan --gpus`: memory of a rank and least time of a step on several GPUs, with whole or sharded weights.
+"""`grouprl plan --gpus`: memory of a rank on several GPUs, with whole or sharded weights.
 
-Data sheets give the rates; nothing here was measured on several GPUs. What a rank holds is exact (tests/tools); a
-sharded rank also keeps the embeddings whole while it learns, two layers at a time, and all weights while it samples.
+Nothing here was measured on several GPUs. What a rank holds is exact (tests/tools); a sharded rank also keeps the
+embeddings whole while it learns, two layers at a time, and all weights while it samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from types import MappingProxyType
 from rich.console import Console
 
 from grouprl.config.run import RunConfig
-from grouprl.tools.planner.machine import Rates
 from grouprl.tools.planner.memory import (
     FLOAT32,
     MOST_COMPLETIONS,
@@ -31,10 +30,7 @@ from grouprl.tools.planner.memory import (
 )
 from grouprl.tools.planner.screen import GIB, most, networks_of, step_of, table_of
 from grouprl.tools.planner.shapes import ModelShape, shape_of
-from grouprl.tools.planner.time import StepTime, floor_of_step
 from grouprl.types import UserError, unknown_name
-
-_BETWEEN_MACHINES = 5e10  # bytes per second and GPU: InfiniBand NDR, 400 Gb/s
 
 
 @dataclass(frozen=True)
@@ -42,25 +38,17 @@ class Gpu:
     """A GPU, from its maker's data sheet."""
 
     memory: int  # bytes
-    flops: Mapping[str, float]  # per second, dense, by dtype; float32 in TF32 where there is one
-    bandwidth: float  # bytes per second
-    link: float  # bytes per second to the others of its machine, in one direction
     machine: int  # GPUs of a machine, usually
 
 
-def _gpu(memory_gb: float, bfloat16: float, float32: float, bandwidth: float, link: float, machine: int = 8) -> Gpu:
-    rates = MappingProxyType({"bfloat16": bfloat16 * 1e12, "float32": float32 * 1e12})
-    return Gpu(int(memory_gb * 1e9), rates, bandwidth * 1e12, link * 1e9, machine)
-
-
 GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {  # NVIDIA's data sheets, dense, no sparsity; float32 outside the tensor cores, which torch uses by default
-        "RTX4090": _gpu(25.7, 165, 82.6, 1.01, 32, 2),
-        "L40S": _gpu(48, 362, 91.6, 0.864, 32),
-        "A100": _gpu(80, 312, 19.5, 2.04, 300),
-        "H100": _gpu(80, 989, 67, 3.35, 450),
-        "H200": _gpu(141, 989, 67, 4.8, 450),
-        "B200": _gpu(180, 2250, 75, 7.7, 900),
+    {
+        "RTX4090": Gpu(25_700_000_000, 2),
+        "L40S": Gpu(48_000_000_000, 8),
+        "A100": Gpu(80_000_000_000, 8),
+        "H100": Gpu(80_000_000_000, 8),
+        "H200": Gpu(141_000_000_000, 8),
+        "B200": Gpu(180_000_000_000, 8),
     }
 )
 
@@ -81,9 +69,6 @@ class LayoutPlan:
     memory: MemoryPlan
     gathered_learning: int  # bytes of whole weights beside the shards, in an update and
     gathered_sampling: int  # in sampling
-    time: StepTime
-    exchange: float  # seconds in which weights and gradients travel between ranks, at least
-    completion_tokens: int  # of a step, on all ranks, at their longest
     largest_group: int
     longest_completion: int
 
@@ -91,16 +76,6 @@ class LayoutPlan:
     def peak(self) -> int:
         """Bytes of a rank."""
         return max(self.memory.learning + self.gathered_learning, self.memory.sampling + self.gathered_sampling)
-
-    @property
-    def step_seconds(self) -> float:
-        """The least time of a step."""
-        return self.time.total + self.exchange
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Completion tokens of all ranks, at most."""
-        return self.completion_tokens / self.step_seconds
 
 
 def parse_gpus(text: str) -> tuple[int, Gpu]:
@@ -117,9 +92,7 @@ def parse_gpus(text: str) -> tuple[int, Gpu]:
     return int(found[1]), GPUS[found[2].upper()]
 
 
-def plan_layouts(
-    shape: ModelShape, networks: Networks, step: StepShape, ranks: int, gpu: Gpu, *, passes: int = 1
-) -> list[LayoutPlan]:
+def plan_layouts(shape: ModelShape, networks: Networks, step: StepShape, ranks: int, gpu: Gpu) -> list[LayoutPlan]:
     """The layouts of some GPUs: whole weights on each rank, and weights sharded over the ranks of a machine.
 
     Args:
@@ -128,22 +101,18 @@ def plan_layouts(
         step: the batch of all ranks together.
         ranks: the GPUs.
         gpu: their kind.
-        passes: passes over the batch in learning.
     """
-    found = [plan_layout(shape, networks, step, RankLayout(ranks, 1), gpu, passes=passes)]
+    found = [plan_layout(shape, networks, step, RankLayout(ranks, 1), gpu)]
     saves = networks.paged or networks.reference_on_cpu
     whole = saves or {networks.weights, networks.moments} != {"float32"}  # refused with shards
     if (shard := min(ranks, gpu.machine)) > 1 and not whole:
-        found.append(plan_layout(shape, networks, step, RankLayout(ranks, shard), gpu, passes=passes))
+        found.append(plan_layout(shape, networks, step, RankLayout(ranks, shard), gpu))
     return found
 
 
-def plan_layout(
-    shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout, gpu: Gpu, *, passes: int
-) -> LayoutPlan:
+def plan_layout(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout, gpu: Gpu) -> LayoutPlan:
     """The plan of one layout; see `plan_layouts`."""
     own = replace(step, problems=math.ceil(step.problems / layout.ranks))
-    rates = Rates(gpu.flops[step.dtype], gpu.bandwidth, "its data sheet")
     learning, sampling = _gathered(shape, networks, step, layout)
 
     def peak(tried: StepShape) -> int:
@@ -156,9 +125,6 @@ def plan_layout(
         memory=memory_of_rank(shape, networks, own, layout),
         gathered_learning=learning,
         gathered_sampling=sampling,
-        time=floor_of_step(shape, networks, own, rates, passes=passes),
-        exchange=_exchange(shape, networks, own, layout, gpu, passes),
-        completion_tokens=step.problems * step.group_size * step.completion_tokens,
         largest_group=largest_group(step, gpu.memory, peak),
         longest_completion=longest_completion(step, gpu.memory, peak),
     )
@@ -197,34 +163,10 @@ def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: Ra
     return learning, FLOAT32 * around + size * layers
 
 
-def _exchange(
-    shape: ModelShape, networks: Networks, own: StepShape, layout: RankLayout, gpu: Gpu, passes: int
-) -> float:
-    """Seconds of the collective operations at the full rate of the links; a ring moves (R - 1) / R of the bytes."""
-    if layout.ranks == 1:
-        return 0.0
-    learned = FLOAT32 * (shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank))
-    updates, machines = passes * own.minibatches, math.ceil(layout.ranks / gpu.machine)
-
-    def ring(size: float, ranks: int, link: float) -> float:
-        return size * (ranks - 1) / ranks / link
-
-    if layout.shard == 1:
-        return 2 * updates * ring(learned, layout.ranks, gpu.link if machines == 1 else _BETWEEN_MACHINES)
-    weights = SIZES[own.dtype] * shape.parameters
-    packs = len(own.packs) * updates
-    # A layer is gathered for its forward and for its backward pass, and its gradient divided; then for the reference,
-    # and once for sampling.
-    gathers = 2 * packs + (packs if networks.reference else 0) + 1
-    inside = gathers * ring(weights, layout.shard, gpu.link) + packs * ring(learned, layout.shard, gpu.link)
-    across = 2 * updates * ring(learned / layout.shard, machines, _BETWEEN_MACHINES) if machines > 1 else 0.0
-    return inside + across
-
-
 def show_layouts(
     config: RunConfig, gpus: str, prompt_tokens: int, *, as_json: bool, console: Console | None = None
 ) -> None:
-    """Prints what each layout of some GPUs needs, and its least time of a step.
+    """Prints what each layout of some GPUs needs.
 
     Raises:
         UserError: the GPUs or the model's shape are unknown, or a number is out of range.
@@ -233,11 +175,10 @@ def show_layouts(
     dtype = "float32" if config.model.dtype == "float32" else "bfloat16"
     there = config.model.model_copy(update={"device": "cuda", "dtype": dtype})
     step = step_of(config.model_copy(update={"model": there}), prompt_tokens)
-    shape, passes = shape_of(config.model.path), config.algorithm.updates.passes
-    found = plan_layouts(shape, networks_of(config), step, ranks, gpu, passes=passes)
+    shape = shape_of(config.model.path)
+    found = plan_layouts(shape, networks_of(config), step, ranks, gpu)
     if as_json:
-        sums = ("peak", "step_seconds", "tokens_per_second")
-        print(json.dumps([asdict(one) | {name: getattr(one, name) for name in sums} for one in found]))
+        print(json.dumps([asdict(one) | {"peak": one.peak} for one in found]))
         return
     console = console or Console(highlight=False)
     own = -(-step.problems // ranks)
@@ -251,8 +192,8 @@ def show_layouts(
     )
     _print_table(console, found, gpu.memory)
     console.print(
-        "\n[dim]GiB of the rank with the most groups. Seconds are a floor: products, reads and links at the rates of "
-        "the data sheet, every completion at its longest. No layout was measured on GPUs.[/]"
+        "\n[dim]GiB of the rank with the most groups, every completion at its longest. No layout was measured on "
+        "GPUs.[/]"
     )
 
 
@@ -274,7 +215,4 @@ def _print_table(console: Console, found: Sequence[LayoutPlan], memory: int) -> 
     table.add_row(f"fits in {memory / GIB:,.1f} GiB", *fits, end_section=True)
     table.add_row("largest group", *(most(one.largest_group, MOST_COMPLETIONS, "") for one in found))
     table.add_row("longest completion", *(most(one.longest_completion, MOST_TOKENS, "") for one in found))
-    table.add_row("seconds a step, at least", *(f"{one.step_seconds:,.3g}" for one in found))
-    table.add_row("  of it between ranks", *(f"{one.exchange:,.2g}" for one in found))
-    table.add_row("tokens a second, at most", *(f"{one.tokens_per_second:,.0f}" for one in found))
     console.print(table)

@@ -195,7 +195,6 @@ class RolloutMemory:
     cache: int  # keys and values, those of each prompt once
     drawing: int  # logits of the rows that are decoded at once, on a GPU with the arrays that draw from them
     copies: int  # on a GPU, weights in bfloat16 that CUDA graphs read; they stay while the policy learns
-    cache_unshared: int  # size of a cache with a copy of the prompt for each completion; in no sum
 
 
 @dataclass(frozen=True)
@@ -311,7 +310,6 @@ def plan_memory(
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,
-            cache_unshared=token * (step.rows * step.prompt_tokens + own),
         ),
         rounded=rounded,
         device=step.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Console
@@ -19,7 +19,6 @@ from grouprl.models.recompute import recomputes
 from grouprl.tools.planner.machine import Rates, measured_rates, total_memory
 from grouprl.tools.planner.memory import (
     BLOCKS,
-    COMPARED,
     MOST_COMPLETIONS,
     MOST_TOKENS,
     PARTS,
@@ -30,7 +29,7 @@ from grouprl.tools.planner.memory import (
     longest_completion,
     plan_memory,
 )
-from grouprl.tools.planner.shapes import SHAPES, ModelShape, shape_of
+from grouprl.tools.planner.shapes import ModelShape, shape_of
 from grouprl.tools.planner.time import Pace, PromptSizes, StepTime, floor_of_step, measured_pace
 from grouprl.types import UserError
 
@@ -202,29 +201,6 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
             "Estimated from products of this model's sizes, timed now, for completions half as long as allowed and as "
             "long; groups without signal take less. Loading, saving and rewards come on top.[/]"
         )
-
-
-def show_comparison(config: RunConfig, prompt_tokens: int, *, as_json: bool, console: Console | None = None) -> None:
-    """Prints the memory of GRPO and PPO for models of four sizes, with the batch of a configuration."""
-    step = step_of(config, prompt_tokens)
-    both = [replace(networks_of(config), reference=True, critic=critic) for critic in (False, True)]
-    plans = {name: [plan_memory(SHAPES[name], networks, step) for networks in both] for name in COMPARED}
-    if as_json:
-        found = {name: {"grpo": grpo.sums, "ppo": ppo.sums} for name, (grpo, ppo) in plans.items()}
-        print(json.dumps({"step": asdict(step), "models": found}))
-        return
-    console = console or Console(highlight=False)
-    columns = [f"{which}\n{part}" for which in ("GRPO", "PPO") for part in ("held", "update", "rollout")]
-    table = table_of("memory in GiB", *columns, "peak\nratio")
-    for name, pair in plans.items():
-        cells = [f"{value / GIB:,.0f}" for plan in pair for value in (plan.held, plan.learning, plan.sampling)]
-        table.add_row(name, *cells, f"{pair[1].peak / pair[0].peak:.2f}")
-    console.print(table)
-    console.print(
-        f"[dim]{step.problems} problems x {step.group_size} completions, {step.prompt_tokens} + "
-        f"{step.completion_tokens} tokens, {step.dtype} on {step.device}. Both have a reference; PPO also trains a "
-        "critic as large as the policy. update and rollout are peaks, which include held.[/]"
-    )
 
 
 def _memory_table(plan: MemoryPlan) -> Table:

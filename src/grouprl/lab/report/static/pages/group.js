@@ -1,13 +1,12 @@
 // One group: its rewards under the reader's hands, and what four algorithms make of them, or one more.
 import { h, put } from "../parts/dom.js";
 import { asking, note } from "../parts/address.js";
-import { file, live, queryOf } from "../parts/api.js";
-import { advantageBars, extent, signedBars, stackedBar } from "../parts/explain/bars.js";
+import { file, queryOf } from "../parts/api.js";
+import { advantageBars, extent, signedBars } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
-import { algorithmChoice, choosable, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
+import { algorithmChoice, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
-import { table } from "../parts/table.js";
-import { fixed, percent } from "../parts/text.js";
+import { percent } from "../parts/text.js";
 
 const ALGORITHMS = [["grpo", "GRPO"], ["dr_grpo", "Dr.GRPO"], ["rloo", "RLOO"], ["reinforce", "REINFORCE"]];
 const DRAWN = 3; // of these, in the plot of weights
@@ -43,8 +42,8 @@ export async function render(page, parameters, query) {
     h("p", { class: "lead" }, words.lead),
     wrong ? h("p", { class: "error" }, wrong) : null,
     h("div", { class: "row presets", role: "group", "aria-label": "Examples" }, presets),
-    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), choosable(editor.element)),
-    h("h2", {}, "Advantages"), live ? h("div", { class: "row presets" }, element) : null, compared.element, said,
+    h("section", { class: "card", "aria-label": "Rewards" }, h("h2", { class: "first" }, "Rewards"), editor.element),
+    h("h2", {}, "Advantages"), h("div", { class: "row presets" }, element), compared.element, said,
     weight.element);
   asked.now(parametersOf(given));
   weight.show(given.length);
@@ -94,12 +93,9 @@ const SHOWN = 4; // digits of a weight or an advantage
 /** The plot of `lines` of [name, title, look] with its sentences; `show(size)` asks for groups of that size. */
 function weightPlot(lines, words) {
   const title = h("h2", { id: "weight" }, "Weight of a group, by pass rate");
-  const read = h("p", { class: "read" }), noise = h("div", {});
-  let answer = null, statistics = null;
-  const shown = (index) => {
-    put(read, readout(answer, lines, index));
-    put(noise, statistics && noiseTable(statistics, index));
-  };
+  const read = h("p", { class: "read" });
+  let answer = null;
+  const shown = (index) => put(read, readout(answer, lines, index));
   const plot = linePlot({
     label: "Weight of a group against the pass rate of its problem",
     x: "pass rate of the problem",
@@ -107,11 +103,6 @@ function weightPlot(lines, words) {
     handle: { name: "Pass rate", said: (index) => spoken(answer, lines, index) },
     onmove: shown,
   });
-  const noisy = asking("noise", (found) => {
-    statistics = found;
-    if (answer) shown(plot.index());
-  });
-  noisy.now({});
   const asked = asking("pass_rate", (found) => {
     const first = answer === null;
     answer = found;
@@ -125,8 +116,7 @@ function weightPlot(lines, words) {
   return {
     element: h("section", { "aria-labelledby": "weight" }, title,
       h("p", { class: "lead" }, words.weight),
-      h("div", { class: "card" }, asked.failed, plot.element, read), noisy.failed, h("h2", {}, "How noisy the mean and the deviation of K rewards are"),
-      h("p", { class: "lead" }, words.noise), noise),
+      h("div", { class: "card" }, asked.failed, plot.element, read)),
     show(next) {
       if (next === size) return;
       size = next;
@@ -134,21 +124,8 @@ function weightPlot(lines, words) {
       if (answer) asked.soon(parameters);
       else asked.now(parameters);
     },
-    end: () => [asked, noisy].forEach((one) => one.end()),
+    end: asked.end,
   };
-}
-
-/** Mean and deviation of K rewards as bands around their expected values, below those of all completions. */
-function noiseTable({ pass_rate: rates, deviation, sizes }, index) {
-  const cell = (value, spread, most) => {
-    const [low, high] = [Math.max(0, value - spread), Math.min(most, value + spread)];
-    return [`${fixed(value, 3)}${spread ? ` \u00b1 ${fixed(spread, 3)}` : ""}`,
-      stackedBar([{ size: low, variable: "--card" }, { size: Math.max(high - low, most / 100), variable: "--series-1" }], 1.01 * most)];
-  };
-  const of = ({ expected, spread }, most) => cell(expected[index], spread[index], most);
-  return table("Mean and deviation of K rewards", ["K", "mean of the rewards", "deviation of the rewards", "groups with signal"],
-    [["all completions", cell(rates[index], 0, 1), cell(deviation[index], 0, 0.5), ""],
-      ...sizes.map((one) => [String(one.size), of(one.mean, 1), of(one.deviation, 0.5), percent(one.signal[index])])]);
 }
 
 function spoken({ pass_rate: rates, algorithms }, lines, index) {

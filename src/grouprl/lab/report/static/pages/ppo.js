@@ -1,11 +1,10 @@
 // PPO beside GRPO: what flows where, what lies in memory, and what was measured.
 import { asking } from "../parts/address.js";
-import { file, get, live } from "../parts/api.js";
-import { comparisonHead, costTable } from "../parts/compare/comparison.js";
+import { file } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { stackedBar } from "../parts/explain/bars.js";
 import { sumOf, table } from "../parts/table.js";
-import { fixed, later, number, visible } from "../parts/text.js";
+import { fixed, number } from "../parts/text.js";
 
 export async function render(page) {
   page.classList.add("explains");
@@ -18,17 +17,10 @@ export async function render(page) {
   return memory.end;
 }
 
-/** The reader's own comparisons of runs with a critic and without one. */
 function measured({ why }) {
-  const none = h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both, and this page then shows the results.");
   return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak differs"),
     h("div", { class: "card" }, why.map((words) => h("p", {}, words))),
-    later(get("comparisons"), ({ comparisons }) => (comparisons.length ? comparisons.map(shown) : none)));
-}
-
-function shown(one) {
-  return h("article", {}, h("h3", {}, h("a", { href: `#/comparison/${encodeURIComponent(one.name)}` }, visible(one.name))),
-    comparisonHead(one), costTable(one));
+    h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both."));
 }
 
 function pipelines({ flow: [grpo, ppo], frames }) {
@@ -61,7 +53,7 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
   const read = h("div", {}), fits = h("p", { role: "status" });
   const picture = h("div", { class: "stacks", role: "img" });
   const known = h("datalist", { id: "known" }), gpu = select(gpus, null, { onchange: () => ask() });
-  const model = live ? h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" }) : select([], null, { name: "model" });
+  const model = h("input", { name: "model", list: "known", placeholder: "Qwen2.5-1.5B", spellcheck: "false" });
   let config = "";
   const own = h("input", { type: "file", accept: ".json", onchange: async () => {
     config = own.files.length ? await shapeIn(own.files[0]) : "";
@@ -70,8 +62,7 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
   } });
   const asked = asking("memory", (answer) => {
     planned.hidden = false;
-    const names = answer.models.map((name) => [name, name]);
-    put(live ? known : model, options(names, live ? null : answer.model.name));
+    put(known, options(answer.models.map((name) => [name, name])));
     picture.setAttribute("aria-label", spoken(answer));
     put(picture, stacks(answer.plans));
     put(fits, gpu.value && Object.entries(answer.plans).map(([name, { sums: { peak } }]) => `${NAMES[name]} ${peak <= gpu.value * 2 ** 30 ? "fits" : "does not fit"}. `));
@@ -87,9 +78,9 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
     if (name === "model") own.value = config = "";
     if (name) ask();
   } },
-    h("div", { class: "row" }, field(live ? "Model: a name or hub id" : "Model", model), known, live && field("or its config.json", own),
+    h("div", { class: "row" }, field("Model: a name or hub id", model), known, field("or its config.json", own),
       field("Reward model", select(judges, null, { name: "reward_model" })), field("GPU", gpu)),
-    live && h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, numbers.map(number), choices.map(choice))));
+    h("details", {}, h("summary", {}, "Batch, adapter and memory settings"), h("div", { class: "row" }, numbers.map(number), choices.map(choice))));
   const ask = () => asked.now({ ...Object.fromEntries([...inputs.querySelectorAll("[name]")].map(({ name, value }) => [name, value])),
     ...(config ? { model: "", config } : {}) });
   ask();

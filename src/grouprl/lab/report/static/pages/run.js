@@ -40,7 +40,7 @@ export async function render(root, { run: id }, query) {
   const charts = h("div", {}), tables = rest(path);
   const warned = part("Warnings", ({ run }) => run.warnings, ({ run }) => (run.warnings.length ? warningsTable(run.warnings) : null));
   const found = part("Before and after", ({ run: { summary } }) => [summary.before, summary.after], (page) => beforeAndAfter(page.run.summary));
-  const changes = part(null, reached, () => later(get(`${path}/course`), (answer) => course(id, answer)));
+  const changes = part(null, reached, () => later(get(path), course));
   const jumps = part(null, ({ run, series }) => [run.status, Math.floor(series.length / 10)], () => later(get(`${path}/jumps`), (found) => klJumps(id, found.jumps)));
   put(root, top.element, warned.element, changes.element, bar, howTo(true), page.unfound, charts, jumps.element, found.element, tables.element);
   const show = () => {

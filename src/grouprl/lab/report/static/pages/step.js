@@ -1,6 +1,6 @@
 // GRPO step by step: one group from its prompt to what the update made of it.
 import { note } from "../parts/address.js";
-import { file, get, live, queryOf } from "../parts/api.js";
+import { file, get, queryOf } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { algorithmChoice, readRewards, writeRewards } from "../parts/explain/rewards.js";
 import { STAGES } from "../parts/explain/stages.js";
@@ -17,13 +17,11 @@ export async function render(page, parameters, query) {
     await Promise.all([get("runs"), file("stages.json"), get("explain/code"), file("presets.json")]);
   const runs = all.filter((run) => run.status !== "broken" && run.step > 0);
   const asked = askedPlace(query);
-  let stage = query.get("stage") ?? (live ? null : "rewards"), place = asked; // a file opens with completions and their rewards
+  let stage = query.get("stage"), place = asked;
   put(page, h("h1", {}, "GRPO step by step"),
     h("p", { class: "lead" }, "GRPO trains a language model without a critic: the policy writes a group of completions of one prompt, a reward " +
       "function scores them, and an update makes those above the group's mean more probable, and those below it less. This page follows one " +
-      "group through a training step, with all its numbers. Reveal one stage at a time; earlier stages stay above."),
-    live ? null : h("p", { class: "note" }, "The paper: ", h("a", { href: "https://arxiv.org/abs/2402.03300" }, "DeepSeekMath, section 4"), ". The code: ",
-      h("a", { href: "https://github.com/grouprl/grouprl" }, "GroupRL"), ", whose demo recorded the group that this page begins with."));
+      "group through a training step, with all its numbers. Reveal one stage at a time; earlier stages stay above."));
   try {
     if (asked?.run && !runs.some(({ id }) => id === asked.run)) throw new Error(`No step found for the run ${visible(asked.run)}: it has no step yet, `
       + "or does not exist. Choose another run or your own rewards above.");
@@ -86,12 +84,11 @@ function chooser(runs, place, presets, stage) {
   const go = (parameters) => { location.hash = `#/step${queryOf({ ...parameters, stage: stage() })}`; };
   const button = (name, act) => h("button", { type: "button", onclick: act }, name);
   const examples = Object.entries(presets).map(([name, rewards]) => button(name, () => go({ rewards: rewards.join(","), algorithm: place.algorithm })));
-  const recorded = !live ? h("div", { class: "row" }, button("Show the recorded group", () => { location.hash = "#/step"; }))
-    : runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
+  const recorded = runs.length || place.run ? recordedFields(runs, place, go, failed) : null;
   const made = [h("div", { class: "row", role: "group", "aria-label": "Examples" }, h("span", { class: "note" }, "Examples"), examples),
     typedFields(place, go, failed)];
   return h("div", { class: "card choose" }, failed, recorded,
-    recorded ? h("details", { open: !place.run }, h("summary", {}, live ? "Or an example, or your own rewards" : "Or an example of typed rewards"), made) : made);
+    recorded ? h("details", { open: !place.run }, h("summary", {}, "Or an example, or your own rewards"), made) : made);
 }
 
 function recordedFields(runs, place, go, failed) {
@@ -114,7 +111,7 @@ function recordedFields(runs, place, go, failed) {
 }
 
 function typedFields(place, go, failed) {
-  const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", readonly: !live, value: place.rewards ?? "1, 0, 0, 1" });
+  const typed = h("input", { type: "text", name: "rewards", autocomplete: "off", value: place.rewards ?? "1, 0, 0, 1" });
   const { element, select: algorithm } = algorithmChoice("Algorithm", place.algorithm ?? "", DEFAULT);
   const submit = () => {
     try {
@@ -124,7 +121,7 @@ function typedFields(place, go, failed) {
       typed.focus();
     }
   };
-  const named = field(live ? "Your own rewards, separated by commas" : "Rewards", typed, "field wide");
+  const named = field("Your own rewards, separated by commas", typed, "field wide");
   return fields("Your own rewards", submit, named, element, "Show these rewards");
 }
 

@@ -55,9 +55,6 @@ export async function file(name) {
 /** What the file holds; of a step that it does not hold, the groups of the one nearest to it. */
 function held(path, parameters = {}) {
   const { answers } = HELD, { step = null } = parameters;
-  if (path.startsWith("explain/") && !answers[path + queryOf(parameters)]) {
-    throw new Refused("This file holds only its examples. grouprl lab computes any rewards and settings.");
-  }
   const nearest = (steps) => steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
   const found = answers[path + queryOf(parameters)] ?? answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];
   if (!found) throw new Refused("This file does not hold that: grouprl lab shows the whole run.");

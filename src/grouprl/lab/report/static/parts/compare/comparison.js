@@ -97,7 +97,7 @@ function whisker(mean, interval, most) {
 }
 
 /** What it took: until a share of completions was correct, and in all. */
-export function costTable({ threshold, window, variants }) {
+function costTable({ threshold, window, variants }) {
   if (!finished(variants).length) return null;
   const to = percent(threshold), whole = (value) => number(Math.round(value)), tenths = (value) => fixed(value, 1);
   const costs = {

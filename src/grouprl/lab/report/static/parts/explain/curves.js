@@ -1,7 +1,6 @@
 // The stages with curves: what is maximized by the ratio, how far a ratio is trusted, and the KL to the reference; each with
 // the numbers that the group had in its run.
 import { asking } from "../address.js";
-import { live } from "../api.js";
 import { field, h, put, select } from "../dom.js";
 import { column, plain, withSign } from "../numbers.js";
 import { byCompletion, figures } from "../table.js";
@@ -96,13 +95,12 @@ function acts(name, surrogate) {
 }
 
 function selectsOf(advantages, algorithm, whose, names) {
-  const fixed = { disabled: !live }; // a file holds the curves of its algorithms alone
-  const own = (name, usual, otherwise) => select(boundOptions(usual, algorithm[name], whose), algorithm[name] ?? otherwise, fixed);
+  const own = (name, usual, otherwise) => select(boundOptions(usual, algorithm[name], whose), algorithm[name] ?? otherwise);
   return {
-    advantage: select(advantageOptions(advantages)), surrogate: select(Object.entries(names), algorithm.surrogate, fixed),
+    advantage: select(advantageOptions(advantages)), surrogate: select(Object.entries(names), algorithm.surrogate),
     clip_low: own("clip_low", BOUNDS, USUAL), clip_high: own("clip_high", BOUNDS, USUAL),
     tau_pos: own("tau_pos", TAUS, 1), tau_neg: own("tau_neg", TAUS, 1.05),
-    dual_clip: select([["", "none"], ...boundOptions(DUAL, algorithm.dual_clip, whose)], algorithm.dual_clip, fixed),
+    dual_clip: select([["", "none"], ...boundOptions(DUAL, algorithm.dual_clip, whose)], algorithm.dual_clip),
   };
 }
 

@@ -1,17 +1,11 @@
 // The rewards of a group that the reader makes up: a slider, a number and an "invalid" for each completion.
-import { get, live } from "../api.js";
+import { get } from "../api.js";
 import { field, h, options, put, say } from "../dom.js";
 
 const FEWEST = 2;
 const MOST = 16;
 const INVALID = "nan";
 const SLIDER = { min: -1, max: 2, step: 0.05 }; // further where a reward lies further
-
-/** Controls that need a lab: a file holds the numbers of its examples alone, so there they are shown and cannot be changed. */
-export function choosable(...controls) {
-  return live ? controls : h("fieldset", { disabled: true }, controls,
-    h("p", { class: "note" }, "This file holds only its examples. ", h("code", {}, "grouprl lab"), " takes any rewards and settings."));
-}
 
 /** Rewards from an address or a field: numbers, null for an invalid one. An Error says what was expected. */
 export function readRewards(text) {
