@@ -30,6 +30,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.rollout.episodes", "future.exception()"): "the future is done",
     ("grouprl.rollout.episodes", "future.result()"): "the future is done",
     ("grouprl.environments.guest", "receive_frame(channel)"): PARENT,
+    ("grouprl.environments.openenv", "self._socket.recv(self._seconds)"): "the argument is its deadline",
     ("grouprl.environments.processes", "self._busy.acquire(blocking=False)"): "does not wait",
     ("grouprl.environments.processes", "ThreadPoolExecutor(max(1, len(jobs)))"): "each call has tool_seconds",
     ("grouprl.environments.processes", "done.result()"): "each call has tool_seconds",
