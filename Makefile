@@ -55,7 +55,7 @@ models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each fam
 test-cluster: $(DEVELOPED)  ## run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
 	$(PYTEST) -m slow tests/ranks $(ARGS)
 
-OLDEST := dev,data,docs,json,lora,math,qlora,ray,tensorboard
+OLDEST := dev,data,docs,json,lora,math,openenv,qlora,ray,tensorboard
 test-oldest: .venv-oldest/.installed  ## run the test suite with the oldest versions that pyproject.toml allows (minutes)
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST)) -m "not slow" $(ARGS)
 

@@ -32,6 +32,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.environments.endpoint", "self._asked.get()"): "the process is killed after tool_seconds",
     ("grouprl.environments.endpoint", "asked.answers.get()"): "a daemon thread, which ends with the episode's process",
     ("grouprl.environments.guest", "receive_frame(channel)"): PARENT,
+    ("grouprl.environments.openenv", "self._socket.recv(self._seconds)"): "the argument is its deadline",
     ("grouprl.environments.processes", "self._busy.acquire(blocking=False)"): "does not wait",
     ("grouprl.environments.processes", "ThreadPoolExecutor(max(1, len(jobs)))"): "each call has tool_seconds",
     ("grouprl.environments.processes", "done.result()"): "each call has tool_seconds",

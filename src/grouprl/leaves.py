@@ -39,6 +39,7 @@ PLACES: Mapping[str, str] = {
     "task.calculator": "grouprl.environments.calculator:Calculator",
     "task.code": "grouprl.checks.code:Code",
     "task.guess_number": "grouprl.environments.guess_number:GuessNumber",
+    "task.harbor": "grouprl.environments.harbor:Harbor",
     "task.python_repl": "grouprl.environments.python_repl:PythonRepl",
     "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",
     "task.search_notes": "grouprl.environments.search_notes:SearchNotes",

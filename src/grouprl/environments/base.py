@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from grouprl.types import Message, Problem
 
@@ -111,3 +111,26 @@ class EnvironmentSource(Protocol):
     def close(self) -> None:
         """Ends every process."""
         ...
+
+
+class JudgedByEnvironment:
+    """The rewards of a `Task` whose environment gives the verdict."""
+
+    verifier = "environment"
+    default_rewards: ClassVar[Mapping[str, float]] = {"environment": 1.0}
+    default_step_rewards: ClassVar[Mapping[str, float]] = {}
+    own_rewards: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+
+    def gold(self, problem: Problem) -> str | None:
+        """None: no single message solves a problem."""
+        return None
+
+    def traits(self, text: str) -> Mapping[str, bool]:
+        """None."""
+        return {}
+
+
+def exchange(tool: str, arguments: Mapping[str, str], result: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The messages of a call and of its result, as chat templates take them."""
+    call = {"type": "function", "function": {"name": tool, "arguments": dict(arguments)}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": tool, "content": result}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from grouprl.environments.base import exchange
 from grouprl.tasks.answers import boxed, gold_answer
 from grouprl.tasks.arithmetic import UnreadableError, evaluate
 from grouprl.tasks.word_problems import WordProblems, operations
@@ -46,14 +47,7 @@ class Calculator(WordProblems):
         chain = operations(problem)
         expression = str(chain[0].left)
         for step in chain:
-            expression = (
-                f"({expression}) {step.symbol} {step.right}"
-                if " " in expression
-                else (f"{expression} {step.symbol} {step.right}")
-            )
-        called = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": expression}}}
-        return (
-            {"role": "assistant", "content": "", "tool_calls": [called]},
-            {"role": "tool", "name": "calculate", "content": calculate(expression)},
-            {"role": "assistant", "content": boxed(gold_answer(problem.columns["answer"]))},
-        )
+            left = f"({expression})" if " " in expression else expression
+            expression = f"{left} {step.symbol} {step.right}"
+        said = {"role": "assistant", "content": boxed(gold_answer(problem.columns["answer"]))}
+        return (*exchange("calculate", {"expression": expression}, calculate(expression)), said)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from grouprl.environments.base import JudgedByEnvironment
 from grouprl.tasks.base import DrawnProblems, Split, check_setting
 from grouprl.types import Problem
 
@@ -36,7 +37,7 @@ class NumberGame:
 
 
 @dataclass(frozen=True)
-class GuessNumber(DrawnProblems):
+class GuessNumber(JudgedByEnvironment, DrawnProblems):
     """The task `guess_number`: a number in a range of `width`. Raises UserError for an option out of range.
 
     Halving the range finds it in log2(width) guesses, which pay 1; each further guess makes the reward smaller.
@@ -48,26 +49,10 @@ class GuessNumber(DrawnProblems):
     seed: int = 0
     name = "guess_number"
     game = NumberGame
-    verifier = "environment"
 
     def __post_init__(self) -> None:
         check_setting("task.arguments.width", self.width, 10 <= self.width <= 10**5, "10 to 100,000")
         super().__post_init__()
-
-    @property
-    def default_rewards(self) -> Mapping[str, float]:
-        """What the game pays."""
-        return {"environment": 1.0}
-
-    @property
-    def default_step_rewards(self) -> Mapping[str, float]:
-        """None."""
-        return {}
-
-    @property
-    def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
-        """None."""
-        return {}
 
     def draw(self, split: Split, index: int) -> Iterator[tuple[str, Problem]]:
         """A number in a range of `width` numbers that begins anywhere up to 100."""
@@ -79,11 +64,3 @@ class GuessNumber(DrawnProblems):
             key = f"{lowest}-{highest}: {number}"
             columns = {"number": number, "width": self.width}
             yield key, Problem(f"guess_number/{split}/{index}", ({"role": "user", "content": text},), columns)
-
-    def gold(self, problem: Problem) -> str | None:
-        """None: the first guess of the best policy is nearly always wrong."""
-        return None
-
-    def traits(self, text: str) -> Mapping[str, bool]:
-        """None."""
-        return {}

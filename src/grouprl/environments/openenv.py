@@ -5,89 +5,52 @@ After a timeout the connection is dropped, because the late answer would be take
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
-import os
-import socket
-import ssl
-import struct
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from typing import Any, Self
 from urllib.error import URLError
-from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import complaint
 from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import as_text, cut
-from grouprl.rewards.workers.frames import receive_exactly
-from grouprl.types import Problem, UserError
+from grouprl.types import Problem, UserError, import_extra
 
 _VERSION = "0.10"
 _LONGEST = 16 << 20  # bytes of a message
-_ACCEPTED = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
-_TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
+_CLOSING_SECONDS = 0.2  # that a server gets to say that it has closed, too
 
 
-class WebSocket:
-    """A client's side of one WebSocket connection (RFC 6455)."""
+class _Session:
+    """A WebSocket connection to a server. Its methods raise TimeoutError, and OSError when no server answers."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        """Connects. Raises OSError or EOFError when no server answers, ValueError when it speaks no WebSocket."""
-        parts = urlsplit(url)
-        secure = parts.scheme in ("https", "wss")
-        address = (parts.hostname or "", parts.port or (443 if secure else 80))
-        until = time.monotonic() + seconds
-        self._socket = socket.create_connection(address, timeout=seconds)
-        if secure:
-            self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=address[0])
-        key = base64.b64encode(os.urandom(16))
-        head = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        head += f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key.decode()}\r\n\r\n"
-        self._socket.sendall(head.encode())
-        answer = b""
-        while not answer.endswith(b"\r\n\r\n") and len(answer) < 1 << 14:
-            answer += receive_exactly(self._socket, 1, until)
-        accepted = base64.b64encode(hashlib.sha1(key + _ACCEPTED, usedforsecurity=False).digest())
-        if not answer.startswith(b"HTTP/1.1 101") or accepted not in answer:
-            self.close()
-            raise ValueError(f"no WebSocket, but {answer[:80]!r}")
+        client = import_extra("websockets.sync.client", "openenv", "environment.url")
+        self._lost = import_extra("websockets.exceptions", "openenv", "environment.url").WebSocketException
+        self._seconds, self._open = seconds, ExitStack()
+        limits = {"open_timeout": seconds, "close_timeout": _CLOSING_SECONDS, "max_size": _LONGEST}
+        try:  # without pings, because a server that computes does not answer them
+            opened = client.connect(f"{url.replace('http', 'ws', 1)}/ws", ping_interval=None, proxy=None, **limits)
+            self._socket = self._open.enter_context(opened)
+        except self._lost as error:
+            raise ConnectionError(str(error)) from error
 
-    def send(self, text: str, kind: int = _TEXT) -> None:
-        """Sends one message. Raises OSError when the server is gone."""
-        data, mask = text.encode(), os.urandom(4)
-        size = len(data)
-        length = struct.pack("!B", 128 | size) if size < 126 else struct.pack("!BH", 254, size)
-        length = struct.pack("!BQ", 255, size) if size > 65_535 else length
-        masked = bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
-        self._socket.sendall(bytes([128 | kind]) + length + mask + masked)
-
-    def receive(self, seconds: float) -> str:
-        """The next text. Raises TimeoutError, EOFError when the connection ends, ValueError for what is no text."""
-        until, found, over = time.monotonic() + seconds, b"", False
-        while not over:
-            first, size = receive_exactly(self._socket, 2, until)
-            if size > 125:
-                size = int.from_bytes(receive_exactly(self._socket, 2 if size == 126 else 8, until))
-            if size + len(found) > _LONGEST:
-                raise ValueError(f"expected at most {_LONGEST} bytes, got {size + len(found)}")
-            data = receive_exactly(self._socket, size, until)
-            if first & 15 == _CLOSE:
-                raise EOFError
-            if first & 15 == _PING:
-                self.send(data.decode(), _PONG)
-            elif first & 15 <= _TEXT:  # or more of the same text
-                found, over = found + data, bool(first & 128)
-        return found.decode()
+    def asked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer to a message; ValueError for what is no JSON."""
+        try:
+            self._socket.send(json.dumps(message))
+            reply: Mapping[str, Any] = json.loads(self._socket.recv(self._seconds))
+        except self._lost as error:
+            raise ConnectionError(str(error)) from error
+        return reply
 
     def close(self) -> None:
         """Drops the connection."""
-        self._socket.close()
+        self._open.close()
 
 
 class OpenEnvSource:
@@ -115,10 +78,8 @@ class OpenEnvSource:
                     action = json.loads(reply.read(_LONGEST))["action"]
                 self.calls_tools = "tool_name" in action["properties"]
                 self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
-            except (URLError, OSError, EOFError) as error:
-                raise UserError(
-                    f"{self.url}: expected an OpenEnv {_VERSION} server, got {error or 'a closed connection'}: start it"
-                ) from error
+            except (URLError, OSError) as error:
+                raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
             except (ValueError, LookupError, TypeError) as error:
                 raise UserError(
                     f"{self.url}: expected an OpenEnv {_VERSION} server, got another answer ({error!r:.80}): install "
@@ -127,13 +88,11 @@ class OpenEnvSource:
         return self
 
     def _listed(self) -> list[Schema]:
-        connection = WebSocket(f"{self.url}/ws", self.limits.tool_seconds)
+        connection = _Session(self.url, self.limits.tool_seconds)
         try:
-            connection.send(json.dumps({"type": "step", "data": {"type": "list_tools"}}))
-            reply = json.loads(connection.receive(self.limits.tool_seconds))
+            tools = connection.asked({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
         finally:
             connection.close()
-        tools = reply["data"]["observation"]["tools"]
         return [_tool(one["name"], one["description"], one["input_schema"]) for one in tools]
 
     def open(self, problem: Problem) -> OpenEnvEnvironment:
@@ -149,7 +108,7 @@ class OpenEnvEnvironment:
 
     def __init__(self, source: OpenEnvSource, tools: Sequence[Schema]) -> None:
         self._source, self.tools = source, tools
-        self._connection: WebSocket | None = None
+        self._connection: _Session | None = None
         self._gone = "it was not reset"
         self._rewards: list[float | None] = []  # of the steps
 
@@ -157,9 +116,9 @@ class OpenEnvEnvironment:
         """Connects, and resets the environment with the seed and the problem's columns. Raises UserError."""
         where = f"{self._source.url} of {problem.where}"
         try:
-            self._connection, self._gone = WebSocket(f"{self._source.url}/ws", self._source.limits.tool_seconds), ""
+            self._connection, self._gone = _Session(self._source.url, self._source.limits.tool_seconds), ""
             found = self._asked({"type": "reset", "data": {**problem.columns, "seed": seed}})
-        except (OSError, EOFError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{where}: expected a server that resets, got {error!r:.200}: see its log") from error
         if found.fault:
             raise UserError(
@@ -188,12 +147,11 @@ class OpenEnvEnvironment:
         seconds, started = self._source.limits.tool_seconds, time.monotonic()
         fault = Fault.CRASH
         try:
-            self._connection.send(json.dumps(message))
-            reply = json.loads(self._connection.receive(seconds))
+            reply = self._connection.asked(message)
             return self._read(reply["type"], reply["data"], time.monotonic() - started)
         except TimeoutError:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
-        except (OSError, EOFError):
+        except OSError:
             why = "closed the connection"
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             why = f"gave no answer of OpenEnv {_VERSION}"
@@ -211,10 +169,8 @@ class OpenEnvEnvironment:
             raise ValueError(f"expected a finite reward, got {reward}")
         self._rewards.append(reward)
         if isinstance(seen.get("error"), Mapping):  # of a call that did not reach the tool, or that raised
-            return _failed(
-                Fault.EXCEPTION, cut(str(seen["error"]["message"]), self._source.limits.result_characters), seconds
-            )
-        text = cut(_shown(seen), self._source.limits.result_characters)
+            return _failed(Fault.EXCEPTION, cut(str(seen["error"]["message"]), most), seconds)
+        text = cut(_shown(seen), most)
         return Observation(text, reward=reward, done=bool(data.get("done")), seconds=seconds)
 
     def reply(self, message: str) -> Observation | None:
@@ -232,8 +188,6 @@ class OpenEnvEnvironment:
     def close(self) -> None:
         """Ends the session."""
         if self._connection is not None:
-            with suppress(OSError):
-                self._connection.send(json.dumps({"type": "close"}))
             self._connection.close()
         self._connection, self._gone = None, "the episode is closed"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grouprl.environments.base import exchange
 from grouprl.environments.calculator import Calculator
 from grouprl.leaves import leaf
 from grouprl.tasks.answers import boxed, gold_answer
@@ -53,12 +54,5 @@ class PythonRepl(Calculator):
         chain = operations(problem)
         lines = [f"n = {chain[0].left}", *(f"n = n {step.symbol.replace('/', '//')} {step.right}" for step in chain)]
         answer = gold_answer(problem.columns["answer"])
-        call = {
-            "type": "function",
-            "function": {"name": "python", "arguments": {"code": "\n".join([*lines, "print(n)"])}},
-        }
-        return (
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": "python", "content": f"{answer}\n"},
-            {"role": "assistant", "content": boxed(answer)},
-        )
+        code = "\n".join([*lines, "print(n)"])
+        return (*exchange("python", {"code": code}, f"{answer}\n"), {"role": "assistant", "content": boxed(answer)})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from grouprl.environments.base import exchange
 from grouprl.tasks.answers import BoxedAnswers, boxed
 from grouprl.tasks.base import DrawnProblems, Split
 from grouprl.tasks.stories import BOYS, GIRLS, ITEMS
@@ -83,12 +84,7 @@ class SearchNotes(DrawnProblems, BoxedAnswers):
         title = problem.columns["title"]
         words = title.replace(" and the", "")
         return (
-            *_called("search", {"words": words}, search(words)),
-            *_called("read", {"title": title}, read(title)),
+            *exchange("search", {"words": words}, search(words)),
+            *exchange("read", {"title": title}, read(title)),
             {"role": "assistant", "content": boxed(problem.columns["answer"])},
         )
-
-
-def _called(name: str, arguments: Mapping[str, str], result: str) -> Sequence[Mapping[str, Any]]:
-    call = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": name, "content": result}

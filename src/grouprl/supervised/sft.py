@@ -100,9 +100,8 @@ def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
     if isinstance(task, WordProblems):
         return cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
     config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
-    return (
-        (problem, solution(task, problem, "pairs.path")) for problem in task.problems("train")[: config.pairs.count]
-    )
+    worked = getattr(task, "worked", lambda problem: solution(task, problem, "pairs.path"))
+    return ((problem, worked(problem)) for problem in task.problems("train")[: config.pairs.count])
 
 
 def _with_tools(problem: Problem, schemas: tuple[Mapping[str, Any], ...]) -> Problem:
