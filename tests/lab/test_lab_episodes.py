@@ -45,7 +45,7 @@ def test_an_episode_is_its_turns_with_what_was_shown_after_each(run: Path) -> No
         "fault": "",
     }
     # Tokens 0 to 2 have an advantage of 1, 3 and 4 of 0.5, 5 and 6 of 2.
-    nothing: dict[str, Any] = {"calls": [], "replies": [], "shown": 0}
+    nothing: dict[str, Any] = {"calls": [], "replies": [], "shown": 0, "forked": False}
     assert solved["turns"] == [
         {"text": CALL, "end": 2, "advantages": [1, 1], "reward": None, **nothing, "calls": [call], "shown": 8},
         {"text": "Is it 51?", "end": 4, "advantages": [0.5, 0.5], "reward": 0.25, **nothing, "shown": 4}
@@ -56,6 +56,7 @@ def test_an_episode_is_its_turns_with_what_was_shown_after_each(run: Path) -> No
         ["", ""],
         ["timeout"],
     ]
+    assert [[turn["forked"] for turn in one["turns"]] for one in (solved, unreadable)] == [[False] * 3, [True, False]]
     assert (timed_out["invalid"], timed_out["reward"]) == (True, None)
     assert [turn["advantages"] for turn in unreadable["turns"]] == [
         pytest.approx([-0.5, -0.1]),

@@ -74,7 +74,7 @@ TIMED_OUT = Episode(
     invalid="timeout: expected an answer within 10 s, got none",
 )  # fmt: skip
 UNREADABLE = Episode(
-    observations=(ObservedTokens(5, (5,) * 5),),
+    observations=(ObservedTokens(5, (5,) * 5, 2),),
     messages=_said((ASSISTANT, "{no json"), (TOOL, "expected JSON"), (ASSISTANT, "")),
     calls=(ToolCall(0, "", "{no json", "expected JSON", 0.0, "json"),),
     ends=(4, 6),

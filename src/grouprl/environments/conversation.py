@@ -249,7 +249,8 @@ class ToolConversation:
             return (), None
         added, whole = added_messages(before, agent.messages)
         for message in added:
-            live.show(message)
+            if message["role"] != "assistant":  # which would count as a turn of the policy
+                live.show(message)
         roles, grows = [one["role"] for one in added], whole and tools == agent.tools
         live.after_results = grows and bool(made) and roles == ["tool"] * len(made)
         pairs = [(call, message["content"]) for call, message in zip(made, added, strict=False)]

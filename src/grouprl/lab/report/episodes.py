@@ -28,8 +28,8 @@ def conversation(path: Path, row: sqlite3.Row, *, most: int) -> dict[str, Any] |
     Returns:
         Why it `ended`, whether it is `invalid`, the environment's `reward` (None = unscored), and `turns`. A turn has
         its `text`, the index of its last token (`end`), the least and the largest of its `advantages`, its `reward`
-        (None = the environment gave none), its `calls`, what others said after it (`replies`), and how many tokens the
-        policy was `shown` before the next turn.
+        (None = the environment gave none), its `calls`, what others said after it (`replies`), how many tokens the
+        policy was `shown` before the next turn, and whether these begin the conversation anew (`forked`).
 
     Raises:
         UserError: the episode is damaged.
@@ -62,12 +62,13 @@ def conversation(path: Path, row: sqlite3.Row, *, most: int) -> dict[str, Any] |
 def _turns(episode: Episode, advantages: Sequence[float]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     starts = (0, *(end + 1 for end in episode.ends))
-    shown = {one.after - 1: len(one.token_ids) for one in episode.observations}
+    after = {one.after - 1: one for one in episode.observations}
     rewards = (*episode.turn_rewards, *(None,) * len(episode.ends))
     for start, end, reward in zip(starts, episode.ends, rewards, strict=False):
         own = advantages[start : end + 1]
-        known = {"end": end, "advantages": [min(own), max(own)], "reward": reward, "shown": shown.get(end, 0)}
-        turns.append({"text": "", **known, "calls": [], "replies": []})
+        known = {"end": end, "advantages": [min(own), max(own)], "reward": reward}
+        shown = {"shown": len(after[end].token_ids), "forked": after[end].kept is not None} if end in after else {}
+        turns.append({"text": "", **known, "shown": 0, "forked": False, **shown, "calls": [], "replies": []})
     spoken = -1
     for message in episode.messages:
         if message["role"] == "assistant":

@@ -34,9 +34,10 @@ function heading({ advantages: [least, most], reward }, place) {
     reward === null ? null : h("span", { class: "note" }, `reward ${signed(reward)}`));
 }
 
-function after({ calls, replies, shown }) {
+function after({ calls, replies, shown, forked }) {
   if (!calls.length && !replies.length) return null;
-  const read = shown ? `The policy read ${number(shown)} tokens of this, and learns none of them.` : "The episode was over: the policy did not read this.";
+  const read = forked ? `From here the policy read the conversation written anew: ${number(shown)} other tokens, and it learns none of them.`
+    : shown ? `The policy read ${number(shown)} tokens of this, and learns none of them.` : "The episode was over: the policy did not read this.";
   return h("div", { class: "between" }, calls.map(call), replies.map(({ role, content }) =>
     h("div", { class: "message" }, h("span", { class: "role" }, visible(role) || "(no role)"), foldable(content))),
   h("p", { class: "note" }, read));
