@@ -285,6 +285,23 @@ def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny
     assert sum(len(one.ends) for one in episodes if one) / 8 == whole[2]["episodes/turns"]
 
 
+@pytest.mark.parametrize("credit", ["grpo", "grpo_process", "ppo"])
+def test_sampler_and_learner_agree_in_every_form_of_credit(credit: str, tiny: Path, tmp_path: Path, no_page: None):
+    """Of completions, of turns (a game's rewards), and of tokens (a critic's values)."""
+    config = small_config(
+        tmp_path,
+        steps=2,
+        model={"chat_template": "tools"},
+        rollout={"problems_per_step": 2, "group_size": 4, "max_tokens": 24, "stop": ["e"]},
+        environment={"max_tokens": 140, "turns": 3},
+        evaluation={"problems": 0},
+    )
+    rows = Trainer(str(tiny), "guess_number", [letters], credit, config).train().metrics()
+    assert max(row["sampler_learner_gap"] for row in rows) < 1e-4
+    assert max(row["episodes/turns"] for row in rows) > 1
+    assert all(row["grad_norm"] > 0 for row in rows)
+
+
 def letters(completions: list[Any], **columns: Any) -> list[float]:
     return [float(sum(len(str(message["content"])) for message in completion) % 7) for completion in completions]
 

@@ -22,6 +22,7 @@ from grouprl.rewards.workers.frames import ParcelError, pack
 from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, cores
 from grouprl.rewards.workers.zygote import Source
 from grouprl.tasks import Task
+from grouprl.tasks.base import converses
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StopReason, UserError
 
@@ -216,17 +217,17 @@ def state_before(config: RunConfig, task: Task) -> TrainingState:
     return TrainingState(0, config.steps, len(task.problems("train")) / config.rollout.problems_per_step)
 
 
-def check_rewards(config: RunConfig, rewards: Sequence[WeightedReward]) -> None:
+def check_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> None:
     """Checks that the rewards fit the algorithm's credit assignment.
 
-    Process supervision needs the ends of reasoning steps, which only process rewards give.
+    Process supervision needs the ends of reasoning steps, which process rewards give, and an environment for its turns.
 
     Raises:
         UserError: they do not fit.
     """
     per_step = [reward.name for reward in rewards if reward.per_step]
     credit = config.algorithm.advantage.credit
-    if credit == "step" and not per_step:
+    if credit == "step" and not per_step and not config.environment.given and not converses(task):
         raise UserError(
             "algorithm.credit: 'step' needs process rewards, got rewards "
             f"{', '.join(reward.name for reward in rewards)}: add a process reward, such as equation_steps"

@@ -24,7 +24,7 @@ from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
 from grouprl.tasks import Task
-from grouprl.tasks.base import CONVERSES
+from grouprl.tasks.base import converses
 from grouprl.types import Completion, Episode, ObservedTokens, Problem, UserError
 
 _TICK = 0.05  # seconds that an idle decoding waits at once, so that a stop of the run reaches it
@@ -84,7 +84,7 @@ def longest_completion(config: RunConfig, task: Task) -> int:
 
 
 def _converses(config: RunConfig, task: Task) -> bool:
-    return config.environment.given or any(getattr(task, kind, None) for kind in CONVERSES)
+    return config.environment.given or converses(task)
 
 
 def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[Conversations | None]:

@@ -80,7 +80,7 @@ def assemble(
     Raises:
         UserError: model, data or rewards do not fit the run.
     """
-    check_rewards(config, scorer.rewards)
+    check_rewards(config, task, scorer.rewards)
     data, evaluated = problems_fingerprint(task.problems("train")), _evaluated(config, task)
     check_golds(scorer, (task.problems("train"), evaluated))
     device = resolve_device(config.model.device)

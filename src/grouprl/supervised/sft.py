@@ -27,7 +27,7 @@ from grouprl.run.terminal import Terminal
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import Task, WordProblems, load_task
-from grouprl.tasks.base import CONVERSES, solution
+from grouprl.tasks.base import converses, solution
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.tasks.word_problems import cold_start_pairs
 from grouprl.types import Batch, Group, Problem, UserError
@@ -80,7 +80,7 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
     if config.pairs.path is not None:
         return [_of_row(row) for row in read_rows(config.pairs.path)]
     task = load_task(**config.task.model_dump())
-    schemas = leaf("environments.schemas")(task) if any(getattr(task, kind, None) for kind in CONVERSES) else ()
+    schemas = leaf("environments.schemas")(task) if converses(task) else ()
     return [(_with_tools(problem, schemas), written) for problem, written in _of_task(config, task)]
 
 

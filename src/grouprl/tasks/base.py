@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol, cast, overload
 
 from grouprl.types import Problem, UserError
 
-CONVERSES = ("tools", "environment", "game")
-"""Attributes of a task whose completions have several turns; see `grouprl.rollout.episodes`."""
+_CONVERSES = ("tools", "environment", "game")
 
 Split = Literal["train", "validation", "test"]
 
@@ -206,7 +205,7 @@ class DerivedTask:
     traits: Callable[[str], Mapping[str, bool]]
     verifier_given: bool  # whether the user chose the verifier
     rows_of: Task | None  # held-out splits may be cut from its train rows
-    tools: Sequence[Any] = ()  # these three are `CONVERSES`
+    tools: Sequence[Any] = ()  # these three are `_CONVERSES`
     environment: Any = None
     game: Any = None
 
@@ -239,8 +238,13 @@ def derived(
         traits=task.traits,
         verifier_given=getattr(task, "verifier_given", not type(task).__module__.startswith("grouprl.")),
         rows_of=task if cut else None,
-        **{kind: getattr(task, kind) for kind in CONVERSES if hasattr(task, kind)},
+        **{kind: getattr(task, kind) for kind in _CONVERSES if hasattr(task, kind)},
     )
+
+
+def converses(task: Task) -> bool:
+    """Whether the task's completions have several turns; see `grouprl.rollout.episodes`."""
+    return any(getattr(task, kind, None) for kind in _CONVERSES)
 
 
 def with_environment(task: Task, tools: Sequence[Any], environment: Any) -> Task:

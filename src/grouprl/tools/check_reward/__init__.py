@@ -63,7 +63,7 @@ def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
     """
     if problems < 1:
         raise UserError(f"problems: expected at least 1, got {problems}: the tricks are made from them")
-    check_rewards(config, rewards)
+    check_rewards(config, task, rewards)
     asked = task.problems("train")[:problems]
     golds = [task.gold(problem) for problem in asked]
     texts = trial_completions(asked, golds, config.task.format)

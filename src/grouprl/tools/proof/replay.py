@@ -311,7 +311,7 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
     if changed.rewards != config.rewards or (per_step and changed.algorithm.advantage != config.algorithm.advantage):
         task = load_task(**changed.task.model_dump())
         rewards, tokenizer = configured_rewards(changed, task), load_tokenizer(changed.model)
-        check_rewards(changed, rewards)
+        check_rewards(changed, task, rewards)
         # max_invalid=1, because nothing is trained on these rewards.
         with configured_scorer(changed, task, rewards, max_invalid=1.0, state=state_before(changed, task)) as scorer:
             scorer.begin_step(scored.step)
