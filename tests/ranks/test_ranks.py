@@ -28,6 +28,7 @@ import families
 EXACT = {"distributed": {"exact": True}}
 SHARD = {"distributed": {"shard": True}}
 REWARD = "def one(completions, **columns): return [1.0] * len(completions)\n"
+SIZES = "def sizes(completions, **_): return [float(sum(len(m['content']) for m in one) % 7) for one in completions]\n"
 ALGORITHMS = ("grpo", "ppo")
 ALMOST = ("plain-1", "plain-2", "shard-2")
 
@@ -53,6 +54,20 @@ def command(place: Place, name: str, *more: str, model: str = "same", code: str 
     data = ["task=jsonl", "task.path=same/rows.jsonl", *small_settings(place.runs, steps=1)]
     files = ["--model", f"{model}/model", "--reward", f"{code}/reward.py:one"]
     return ["train", *files, "--name", name, *data, *more]
+
+
+def episodes(place: Place, name: str) -> list[str]:
+    """The command of a run whose completions have several turns."""
+    reward = place.folder / "sizes.py"
+    reward.write_text(SIZES)
+    changes: dict[str, Any] = {
+        "model": {"chat_template": "tools"},
+        "rollout": {"problems_per_step": 4, "group_size": 4, "max_tokens": 24, "stop": ["e"]},
+        "environment": {"max_tokens": 140, "turns": 3},
+    }
+    settings = small_settings(place.runs, steps=3, **changes, **EXACT)
+    given = ["--model", str(place.model), "--name", name, "--reward", f"{reward}:sizes"]
+    return ["train", *given, "task=guess_number", *settings]
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +104,15 @@ def refusing(place: Place) -> str:
 @pytest.mark.slow
 def test_two_ranks_are_one_process(place: Place) -> None:
     runs = (place.arguments("exact-2", **EXACT), place.arguments("plain-2"), place.arguments("shard-2", **SHARD))
-    two_ranks = torchrun_all(2, runs)
+    two_ranks = torchrun_all(2, (*runs, episodes(place, "talk-2")))
     assert two_ranks.code == 0, two_ranks.out
-    for alone in (place.arguments("exact-1", **EXACT), place.arguments("plain-1")):
+    for alone in (place.arguments("exact-1", **EXACT), place.arguments("plain-1"), episodes(place, "talk-1")):
         assert grouprl(*alone).code == 0
-    assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
+    for name in ("exact", "talk"):
+        assert_same_run(place.runs / f"{name}-1", place.runs / f"{name}-2", step=3)
     for name in ("plain-2", "shard-2"):
         assert_almost_same_run(place.runs / "plain-1", place.runs / name)
-    assert two_ranks.out.count("Report:") == 3  # rank 0 alone writes
+    assert two_ranks.out.count("Report:") == 4  # rank 0 alone writes
     memory = {name: json.loads((place.runs / name / "summary.json").read_text())["networks_mib"] for name in ALMOST}
     for network in ("policy", "reference", "optimizer"):
         assert memory["plain-2"][network] == memory["plain-1"][network]
