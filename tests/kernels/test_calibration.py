@@ -186,9 +186,13 @@ def test_the_nearest_timed_width_decides_by_ratio(width: int, nearest: int):
     assert not uses_kernel(Contest("loses", "", WIDTHS, losing), width, torch.float32)
 
 
-@pytest.mark.parametrize(("kernel", "other", "wins"), [(1.0, 1.0, True), (1.09, 1.0, True), (1.11, 1.0, False)])
-def test_torch_must_be_faster_by_a_margin(kernel: float, other: float, wins: bool):
-    assert Timing(16, "float32", kernel, other).kernel_wins == wins
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "wins"),
+    [("float32", 1.0, True), ("float32", 1.09, True), ("float32", 1.11, False), ("bfloat16", 1.49, True)],
+)
+def test_torch_must_be_faster_by_a_margin(dtype: str, kernel: float, wins: bool):
+    assert Timing(16, dtype, kernel, 1.0).kernel_wins == wins
+    assert not Timing(16, dtype, 1.51, 1.0).kernel_wins
 
 
 @pytest.mark.usefixtures("file")

@@ -175,7 +175,8 @@ class CompiledForward:
         # Zeros, because rows of padding are multiplied before anything is written to them.
         room = {name: torch.zeros(rows, width, dtype=self._dtype) for name, width in zip(_VALUES, widths, strict=True)}
         room |= {"x": torch.zeros(rows, hidden), "inverse": torch.zeros(rows, weights.heads)}
-        room |= {"head_rows": torch.zeros(rows, own), "adapted": torch.zeros(rows, weights.rank, dtype=self._dtype)}
+        adapted = torch.zeros(rows, weights.rank and weights.rank + max(widths), dtype=self._dtype)
+        room |= {"head_rows": torch.zeros(rows, own), "adapted": adapted}
         kept = self._cache.prompts
         self._prompt_keys = (ctypes.c_void_p * len(kept))(*pointers(*kept))
         first = [] if self._kept_prefix is None else self._kept_prefix.prompts

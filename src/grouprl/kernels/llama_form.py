@@ -129,8 +129,9 @@ def attend_rotated(layout: Any, layer: int, given: AttentionInput) -> Tensor:
         return _attend(layout, layer, given)
     tree: TreeLayout = layout.tree
     if isinstance(layout, KeepingLayout):
-        key = rotate(given.key.float(), given.cosine, given.sine)
-        layout.keep(layer, key[: tree.size], given.value[: tree.size])  # without the padding of the products
+        exact = torch.float64 if given.key.dtype == torch.bfloat16 else torch.float32  # as the kernels rotate
+        key = rotate(given.key.to(exact), given.cosine.to(exact), given.sine.to(exact))
+        layout.keep(layer, key[: tree.size].float(), given.value[: tree.size])  # without the padding of the products
     else:
         layout.keep(layer, given)
     return _attend(tree, layer, given)

@@ -15,14 +15,15 @@ INLINE int64_t words(int64_t numbers, int kind) { return kind == PAIRS ? (number
 
 INLINE int64_t tiles(int64_t tokens) { return (tokens + W - 1) / W; }
 
-/* One head of one token, rotated by its position (sign = 1) or back (-1). */
+/* One head of one token, rotated by its position (sign = 1) or back (-1). With PAIRS in double, where products are exact:
+ * then no compiler, nor torch, which rotates the prefix, rounds otherwise. */
 INLINE void rotate(const float *x, const float *cosine, const float *sine, float *out, int64_t d, float factor,
-                   float sign) {
+                   float sign, int kind) {
   int64_t half = d / 2;
   for (int64_t i = 0; i < half; i++) {
     float a = x[i], b = x[i + half], c = cosine[i], s = sine[i] * sign;
-    out[i] = (a * c - b * s) * factor;
-    out[i + half] = (b * c + a * s) * factor;
+    out[i] = (kind == PAIRS ? (float)((double)a * c - (double)b * s) : a * c - b * s) * factor;
+    out[i + half] = (kind == PAIRS ? (float)((double)b * c + (double)a * s) : b * c + a * s) * factor;
   }
 }
 
@@ -45,8 +46,9 @@ INLINE void fetch(const void *base, int64_t at, int number, int kind) {
 /* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: enough independent sums to keep a core busy. */
 INLINE void score_tile(const float *row, const void *keys, int64_t at, int64_t ahead, float *scores, int64_t stride,
                        int64_t d, int rows, int span, int kind) {
-  int own = rows * span, parts = own < 8 ? 8 / own : 1; /* 8 sums hide the latency of two multiplications a cycle */
-  vec sums[8];
+  /* 8 sums hide the latency of two multiplications a cycle. With PAIRS a score is the same sum in every shape of tile. */
+  int own = rows * span, parts = kind == PAIRS ? 2 : own < 8 ? 8 / own : 1;
+  vec sums[16];
   for (int i = 0; i < own * parts; i++) sums[i] = splat(0);
   for (int64_t c = 0; c < d; c += parts)
 #pragma GCC unroll 8

@@ -56,7 +56,7 @@ typedef struct {
   float *x, *inverse;   /* [padded, hidden] sums of the layers; numbers that only a gradient would need */
   void *normed, *query, *key, *value, *attended, *delta, *gate, *up; /* [padded, ...] */
   float *head_rows;     /* [padded, heads * d] */
-  void *adapted;        /* [padded, largest rank] */
+  void *adapted;        /* [padded, largest rank + outer] of the adapters */
   void *logits;         /* [padded, vocabulary] */
 } Step;
 
@@ -82,9 +82,18 @@ static int32_t linear(const Torch *t, void *x, void *weight, Tensor added, Tenso
   return failed;
 }
 
+/* y += scale * x in bfloat16, rounded after the product too, as PEFT's modules do: the learner's are these. */
+static void add_scaled(void *y, const void *x, float scale, int64_t size) {
+  for (int64_t i = 0; i < size; i += W) {
+    uvec part = rounded(load(x, i, HALVES) * scale) & 0xffff0000u;
+    store(y, i, load(y, i, HALVES) + (vec)part, HALVES);
+  }
+}
+
 static int32_t product(const Step *s, const Product *p, void *x, void *y) {
   const Torch *t = s->torch;
-  Tensor out = 0, bias = 0, adapted = 0;
+  Tensor out = 0, bias = 0, adapted = 0, more = 0;
+  void *own = (uint16_t *)s->adapted + s->padded * p->rank;
   int64_t one = 1;
   int32_t failed = tensor(t, y, s->padded, p->outer, 0, &out);
   if (s->direct) {
@@ -96,11 +105,18 @@ static int32_t product(const Step *s, const Product *p, void *x, void *y) {
   if (!failed && p->down) {
     failed = tensor(t, s->adapted, s->padded, p->rank, 0, &adapted);
     if (!failed) failed = linear(t, x, p->down, 0, adapted, s->padded, p->inner, p->rank, 1.0);
-    if (!failed) failed = linear(t, s->adapted, p->up, out, out, s->padded, p->rank, p->outer, p->scale);
+    if (!s->attention->half) {
+      if (!failed) failed = linear(t, s->adapted, p->up, out, out, s->padded, p->rank, p->outer, p->scale);
+    } else {
+      if (!failed) failed = tensor(t, own, s->padded, p->outer, 0, &more);
+      if (!failed) failed = linear(t, s->adapted, p->up, 0, more, s->padded, p->rank, p->outer, 1.0);
+      if (!failed) add_scaled(y, own, p->scale, s->padded * p->outer);
+    }
   }
   if (out) t->destroy(out);
   if (bias) t->destroy(bias);
   if (adapted) t->destroy(adapted);
+  if (more) t->destroy(more);
   return failed;
 }
 
