@@ -1,7 +1,8 @@
 """Episodes: completions of several turns, between which an environment answers.
 
 A row of the decoding is held by a turn, not by an episode: while a tool runs, the row serves others. When the answer
-is there, the next turn enters the queue with all tokens so far as its prompt. Sampled ids are kept as they are.
+is there, the next turn enters the queue before all that have not begun, so that what is kept of it is soon read on.
+Sampled ids are kept as they are.
 """
 
 from __future__ import annotations
@@ -76,10 +77,11 @@ class Conversations(Protocol):
 
 def longest_completion(config: RunConfig, task: Task) -> int:
     """Most tokens after a prompt, in a single turn or in a whole episode with what the policy is shown."""
-    return config.environment.max_tokens if _converses(config, task) else config.rollout.max_tokens
+    return config.environment.max_tokens if converses(config, task) else config.rollout.max_tokens
 
 
-def _converses(config: RunConfig, task: Task) -> bool:
+def converses(config: RunConfig, task: Task) -> bool:
+    """Whether completions are episodes, of several turns."""
     return config.environment.given or any(getattr(task, kind, None) for kind in CONVERSES)
 
 
@@ -89,7 +91,7 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
     Raises:
         UserError: they cannot be used, or the run samples elsewhere.
     """
-    if not _converses(config, task):
+    if not converses(config, task):
         return nullcontext()
     if config.rollout.engine.name != "native" or config.cluster.backend != "none":
         raise UserError(
@@ -161,7 +163,8 @@ class EpisodeQueue(UnitQueue):
                 self._over.append((key[0], joined(turns, observations, answer.episode)))
             else:
                 observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids))
-                self._units.append(self._next(key, turns, observations))
+                later = sum(bool(unit.written) for unit in self._units)
+                self._units.insert(later, self._next(key, turns, observations))
             self._changed.notify_all()
 
     def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Unit:
@@ -170,7 +173,7 @@ class EpisodeQueue(UnitQueue):
         written = [token for turn, shown in pairs for token in (*turn.token_ids, *shown.token_ids)]
         stream = f"{request.stream}/turn {len(turns)}"  # the same numbers whatever ran beside the episode
         row = row_key(self._seed, stream, request.problem.id, key[1])
-        return Unit(key[0], (*request.prompt_ids, *written), (row,), key[1])
+        return Unit(key[0], request.prompt_ids, (row,), key[1], tuple(written))
 
 
 def joined(turns: Sequence[Completion], observations: Sequence[ObservedTokens], episode: Episode) -> Completion:
