@@ -20,6 +20,7 @@ from grouprl.models.head import output_head
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
+from grouprl.models.prefix import same_tokens
 from grouprl.types import Batch, ObservedTokens, Sampling
 
 
@@ -80,40 +81,70 @@ def make_packs(
     for row in rows:
         if lengths[row]:
             by_group.setdefault(batch.group_of_N[row], []).append(row)
-    groups = list(by_group.values())
-    sizes = [
-        GroupSize(len(batch.prompts[index]) - shared, tuple(read[row] for row in group))
-        for index, group in by_group.items()
-    ]
-    return [
-        _pack(batch, [[groups[unit.group][place] for place in unit.completions] for unit in pack], read, device, shared)
-        for pack in pack_groups(sizes, budget, device.type)
-    ]
+    branches, sizes = list[_Branch](), list[GroupSize]()
+    for index, group in by_group.items():
+        prompt, begun = len(batch.prompts[index]) - shared, [(group, 0)]
+        if any(row in batch.observations for row in group):
+            _, begun = _branches({row: _read_ids(batch, row)[: read[row]] for row in group}, prompt)
+        branches += begun
+        sizes += (GroupSize(prompt + same, tuple(read[row] - same for row in rows)) for rows, same in begun)
+    packs = ([(*branches[one.group], one) for one in pack] for pack in pack_groups(sizes, budget, device.type))
+    parts = ([([rows[at] for at in one.completions], same) for rows, same, one in pack] for pack in packs)
+    return [_pack(batch, pack, read, device, shared) for pack in parts]
 
 
-def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.device, shared: int) -> Pack:
-    whole_prompts = [batch.prompts[batch.group_of_N[group[0]]] for group in groups]
+_Branch = tuple[list[int], int]
+"""Rows of a group, and how many tokens that all of them begin with are read once, as a part of their prompt."""
+
+
+def _read_ids(batch: Batch, row: int) -> tuple[int, ...]:
+    ids_T, _ = with_observations(batch.token_ids_NT[row, batch.mask_NT[row]], batch.observations.get(row, ()))
+    return tuple(ids_T.tolist())
+
+
+def _branches(read_ids: Mapping[int, tuple[int, ...]], prompt: int) -> tuple[int, list[_Branch]]:
+    """Divides rows behind a prompt of so many tokens so that the fewest are read; also gives their number.
+
+    Rows that begin alike become a branch of their own where what they share is more than the prompt, read once more.
+    """
+    same = same_tokens(read_ids.values())
+    parts: dict[int | None, list[int]] = {}
+    for row, ids in read_ids.items():
+        parts.setdefault(ids[same] if len(ids) > same else None, []).append(row)
+    tokens, made, others = 0, list[_Branch](), list[int]()
+    for rows in parts.values():
+        left = sum(len(read_ids[row]) - same for row in rows)
+        own, inner = _branches({row: read_ids[row] for row in rows}, prompt) if len(parts) > 1 else (left, [])
+        if own < left:
+            tokens, made = tokens + own, made + inner
+        else:
+            tokens, others = tokens + left, others + rows
+    return (tokens + prompt + same, [*made, (others, same)]) if others else (tokens, made)
+
+
+def _pack(batch: Batch, groups: list[_Branch], read: list[int], device: torch.device, shared: int) -> Pack:
+    whole_prompts = [batch.prompts[batch.group_of_N[group[0]]] for group, _ in groups]
     prompts = [prompt[shared:] for prompt in whole_prompts]
-    rows = [row for group in groups for row in group]
+    rows = [row for group, _ in groups for row in group]
     mask_nT = batch.mask_NT[rows]
     lengths = dict(zip(rows, mask_nT.sum(1).tolist(), strict=True))
     spans, predictors, at = [], [], 0
-    for prompt, group in zip(prompts, groups, strict=True):
-        spans.append(torch.tensor(prompt))
+    for prompt, (group, same) in zip(prompts, groups, strict=True):
+        spans.append(torch.tensor((*prompt, *(_read_ids(batch, group[0])[:same] if same else ()))))
         last = at + len(prompt) - 1
-        at += len(prompt)
+        at += len(prompt) + same
         for row in group:
             ids_T, places_T = with_observations(
                 batch.token_ids_NT[row, : lengths[row]], batch.observations.get(row, ())
             )
-            spans.append(ids_T[: read[row]])
+            spans.append(ids_T[same : read[row]])
             # The token before a completion's token predicts it; before the first one it is the prompt's last token.
-            predictors.append(torch.where(places_T > 0, at + places_T - 1, last))
-            at += read[row]
+            predictors.append(torch.where(places_T > same, at + places_T - same - 1, last + places_T))
+            at += read[row] - same
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
     context = None
     if batch.sampling.penalizes or batch.sampling.structure is not None:
-        own = [torch.tensor(prompt) for prompt, group in zip(whole_prompts, groups, strict=True) for _ in group]
+        own = [torch.tensor(prompt) for prompt, (group, _) in zip(whole_prompts, groups, strict=True) for _ in group]
         written = [with_observations(batch.token_ids_NT[row], batch.observations.get(row, ())) for row in rows]
         whole = [torch.cat([prompt, ids_T]) for prompt, (ids_T, _) in zip(own, written, strict=True)]
         before_C = (
@@ -125,7 +156,10 @@ def _pack(batch: Batch, groups: list[list[int]], read: list[int], device: torch.
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
         layout=TreeLayout(
-            tuple(map(len, prompts)), tuple(tuple(read[row] for row in group) for group in groups), device, shared
+            tuple(len(prompt) + same for prompt, (_, same) in zip(prompts, groups, strict=True)),
+            tuple(tuple(read[row] - same for row in group) for group, same in groups),
+            device,
+            shared,
         ),
         predictors_C=torch.cat(predictors).to(device),
         token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
