@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
+from grouprl.models.compiled import kernels
 from grouprl.models.layouts import Prefix
 from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
@@ -138,6 +139,26 @@ def test_episodes_do_not_depend_on_latencies_or_rows(
     assert [one.episode for one in all_of(again)] == [one.episode for one in all_of(groups)]
     times = Counter((problem, index) for problem, index, _ in talk.heard)
     assert set(times.values()) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_the_bits_do_not_depend_on_who_is_answered_when(setting: Setting, temperature: float):
+    """With a low temperature many episodes share what they wrote. The modules' products depend on all rows."""
+    compiled = kernels()
+    if compiled is None or not compiled.decodes(setting.model, torch.float32):
+        pytest.skip("float32 kernels decode the same bits; here are none")
+    sampling, found = replace(DRAWN, temperature=temperature), []
+    requests = [replace(request_of(range(90 + 7 * at, 112 + 3 * at)), completions=12) for at in range(5)]
+    before = torch.get_num_threads()
+    try:
+        for threads, latency in ((1, 0.0), (1, 0.04), (2, 0.02)):
+            torch.set_num_threads(threads)
+            found.append(engine_of(setting, Talk(latency)).generate(requests, sampling))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+    firsts = [{one.token_ids[: one.episode.ends[0] + 1] for one in group.completions} for group in found[0]]
+    assert (sum(map(len, firsts)) < 60) == (temperature < 1.0)
 
 
 def test_a_later_turn_draws_other_random_numbers_than_the_first(setting: Setting, groups: list[Group]):

@@ -268,13 +268,18 @@ class CompiledForward:
         return logits_nV[: rows.count]
 
     def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
-        """Divides the live rows into parts of one group each; valid until rows are added or removed."""
+        """Divides the live rows into parts of one group each; valid until rows are added or removed.
+
+        The sums of a row depend on the rows of its part. First turns of a group are decoded together; a later turn is
+        in a part of its own, because it meets others by the time that tools took.
+        """
         place_n = rows.place[: rows.count]
-        order_n = place_n.argsort()
-        part_n = (place_n[order_n] // members) * members + place_n[order_n] % members // _TOGETHER
-        parts, counts = part_n.unique_consecutive(return_counts=True)
-        slots = parts // members
+        part_n = (place_n // members) * members + place_n % members // _TOGETHER
+        part_n = torch.where(rows.history[: rows.count] > 0, len(prompts) * members + place_n, part_n)
+        order_n = (part_n * 2 * len(prompts) * members + place_n).argsort()
+        _, counts = torch.unique_consecutive(part_n[order_n], return_counts=True)
         begin = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+        slots = place_n[order_n[begin[:-1]]] // members
         self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots] - self.shape.before)
         step = self._attention
         step.begin, step.order, step.slot, step.prompt = pointers(*self._parts)

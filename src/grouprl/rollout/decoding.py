@@ -179,6 +179,10 @@ class Decoding:
         return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
 
     def _completions(self, reasons: dict[int, StopReason]) -> Finished:
+        if self._tree is not None:  # equal tokens have the bits of the first episode, whatever row it is in
+            reasons = dict(
+                sorted(reasons.items(), key=lambda item: self._live[item[0]][0].first + self._live[item[0]][1])
+            )
         rows = torch.tensor(list(reasons), device=self._rows.length.device)
         lengths = self._rows.length[rows].tolist()
         columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
