@@ -70,7 +70,7 @@ def test_a_stop_text_in_the_last_place_is_a_stop(setting: Setting) -> None:
 def test_the_last_place_of_a_row(token: int, expected: StopReason) -> None:
     """One row of one token: the draw has probability 1 for `token`, and token 1 is an end token."""
     table = Rows(1, Sampling(max_tokens=1), [1], torch.device("cpu"))
-    table.add([(7, 0, 1)])
+    table.add([(7, 0, 1, 0)])
     logits = torch.full((1, 4), -1e4)
     logits[0, token] = 0.0
     assert table.draw(logits) == {0: expected}

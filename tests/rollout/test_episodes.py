@@ -4,23 +4,29 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
-from grouprl.rollout import NativeEngine, Request
+from grouprl.models.compiled import kernels
+from grouprl.models.layouts import Prefix
+from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
-from grouprl.types import Completion, Episode, Group, ObservedTokens
+from grouprl.rollout.tree import Ids, PrefixTree
+from grouprl.tools.planner import GRPO, ModelShape, StepShape, plan_memory
+from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, Sampling
 from oracles import own_logits
 
 SHOWN = ((50, 51, 52), (60,), (70, 71, 72, 73, 74, 75, 76))
-KEPT = {(2, 1): 2, (3, 2): 1, (3, 3): 6}  # tokens that stay where an episode, by its index, forks after a turn
+# Tokens that stay where an episode, by its index, forks after a turn.
+KEPT = {(1, 1): 0, (2, 1): 2, (3, 2): 1, (3, 3): 6}
 
 
 @dataclass
@@ -28,7 +34,9 @@ class Talk:
     """Answers every episode with fixed tokens, a number of times that depends on the episode; late, in any order."""
 
     latency: float = 0.0
+    turns: int = 4
     most_tokens: int = 160
+    kept: Mapping[tuple[int, int], int] = field(default_factory=dict)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
     heard: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -40,24 +48,43 @@ class Talk:
 
     def _answer(self, count: int, index: int) -> Answer:
         time.sleep(random.random() * self.latency)
-        if count > index % 4:
+        if count > index % 4 or count == self.turns:
             return Answer(episode=Episode((), ({"role": "assistant", "content": str(count)},), reward=float(count)))
-        return Answer(SHOWN[count - 1], KEPT.get((index, count)))
+        return Answer(SHOWN[count - 1], self.kept.get((index, count)))
+
+    @property
+    def forks(self) -> bool:
+        return bool(self.kept)
 
 
-@pytest.fixture(scope="module")
-def setting(tiny: Path) -> Setting:
-    return setting_of(tiny)
+@pytest.fixture(scope="module", params=["kernels", "modules"])
+def setting(request: pytest.FixtureRequest, tiny: Path) -> Setting:
+    setting = setting_of(tiny)
+    if request.param == "modules":
+        setting.model.get_decoder().register_forward_hook(lambda *_: None)  # keeps the kernels out
+    return setting
+
+
+def engine_of(setting: Setting, talk: "Talk", max_rows: int = 64, dtype: str = "float32") -> NativeEngine:
+    return NativeEngine(setting.model, setting.tokenizer, seed=0, max_rows=max_rows, dtype=dtype, conversation=talk)
 
 
 def sampled(setting: Setting, talk: Talk, max_rows: int = 64) -> list[Group]:
-    engine = NativeEngine(setting.model, setting.tokenizer, seed=0, max_rows=max_rows, conversation=talk)
-    return engine.generate(setting.requests(), DRAWN)
+    return engine_of(setting, talk, max_rows).generate(setting.requests(), DRAWN)
 
 
 @pytest.fixture(scope="module")
 def groups(setting: Setting) -> list[Group]:
     return sampled(setting, Talk())
+
+
+def read_ids(completion: Completion) -> list[int]:
+    """All tokens that the policy read of an episode, in order."""
+    ids, begun = [], 0
+    for one in completion.observations:
+        ids += [*completion.token_ids[begun : one.after], *one.token_ids]
+        begun = one.after
+    return [*ids, *completion.token_ids[begun:]]
 
 
 def test_an_episode_has_its_turns_and_what_stood_between_them(groups: list[Group]):
@@ -73,7 +100,9 @@ def test_an_episode_has_its_turns_and_what_stood_between_them(groups: list[Group
 
 
 @torch.no_grad()
-def test_log_probs_are_those_of_the_plain_forward_pass_over_all_that_was_read(setting: Setting, groups: list[Group]):
+def plain_gap(setting: Setting, groups: list[Group]) -> float:
+    """The largest difference of log-probs to those of the plain forward pass over all tokens."""
+    gaps = []
     for group in groups:
         for completion in group.completions:
             read, begun, own = list(group.prompt_ids), 0, []
@@ -82,7 +111,30 @@ def test_log_probs_are_those_of_the_plain_forward_pass_over_all_that_was_read(se
                 logprobs = own_logits(setting.own, read, turn).log_softmax(-1)
                 own += [logprobs[at, token].item() for at, token in enumerate(turn)]
                 read, begun = [*[*read, *turn][: one.kept], *one.token_ids], one.after
-            assert list(completion.plain_logprobs) == pytest.approx(own, abs=1e-5)
+            gaps += [abs(ours - theirs) for ours, theirs in zip(completion.plain_logprobs, own, strict=True)]
+    return max(gaps)
+
+
+def test_log_probs_are_those_of_the_plain_forward_pass_over_all_tokens(setting: Setting, groups: list[Group]):
+    assert plain_gap(setting, groups) < 1e-5
+
+
+def test_in_bfloat16_they_are_those_to_rounding(setting: Setting):
+    """What turns keep between them is rounded as it was in the cache: no more than without later turns."""
+    requests = [replace(one, completions=5) for one in setting.requests()]
+    gaps = [
+        plain_gap(setting, engine_of(setting, talk, dtype="bfloat16").generate(requests, DRAWN))
+        for talk in (Talk(), Talk(turns=1))
+    ]
+    assert gaps[0] < 2 * gaps[1] < 0.5
+
+
+@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5), (0.0, 1)])
+def test_a_fork_is_read_from_where_it_begins(setting: Setting, latency: float, max_rows: int):
+    found = sampled(setting, Talk(latency, kept=KEPT), max_rows)
+    assert [one.episode.forks for one in all_of(found)[:4] if one.episode] == [0, 1, 1, 2]
+    assert plain_gap(setting, found) < 1e-5
+    assert_same(found, sampled(setting, Talk(kept=KEPT)))
 
 
 @pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5), (0.0, 1)])
@@ -95,6 +147,26 @@ def test_episodes_do_not_depend_on_latencies_or_rows(
     assert [one.episode for one in all_of(again)] == [one.episode for one in all_of(groups)]
     times = Counter((problem, index) for problem, index, _ in talk.heard)
     assert set(times.values()) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_the_bits_do_not_depend_on_who_is_answered_when(setting: Setting, temperature: float):
+    """With a low temperature many episodes share what they wrote. The modules' products depend on all rows."""
+    compiled = kernels()
+    if compiled is None or not compiled.decodes(setting.model, torch.float32):
+        pytest.skip("float32 kernels decode the same bits; here are none")
+    sampling, found = replace(DRAWN, temperature=temperature), []
+    requests = [replace(request_of(range(90 + 7 * at, 112 + 3 * at)), completions=12) for at in range(5)]
+    before = torch.get_num_threads()
+    try:
+        for threads, latency in ((1, 0.0), (1, 0.04), (2, 0.02)):
+            torch.set_num_threads(threads)
+            found.append(engine_of(setting, Talk(latency)).generate(requests, sampling))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+    firsts = [{one.token_ids[: one.episode.ends[0] + 1] for one in group.completions} for group in found[0]]
+    assert (sum(map(len, firsts)) < 60) == (temperature < 1.0)
 
 
 def test_a_later_turn_draws_other_random_numbers_than_the_first(setting: Setting, groups: list[Group]):
@@ -130,3 +202,100 @@ def test_while_a_tool_runs_its_row_serves_others(setting: Setting):
             return self._answer(count, index)
 
     assert all(one.episode for one in all_of(sampled(setting, Meeting(), max_rows=4)))
+
+
+# What is computed
+
+
+GROUP = 4  # its episodes have 1, 2, 3 and 4 turns
+# A later turn reads the last token of the turn before it, which was drawn and not read, and what it was shown.
+LATER = [1 + len(shown) for shown in SHOWN]
+
+
+def request_of(ids: Sequence[int], before: int = 0) -> Request:
+    return Request(Problem(str(ids), ""), tuple(ids), GROUP, before=before)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.05])
+def test_a_later_turn_reads_what_it_was_shown_and_a_group_its_prompt_once(setting: Setting, latency: float):
+    engine = engine_of(setting, Talk(latency))
+    groups = engine.generate([request_of(range(90, 112)), request_of(range(150, 160))], DRAWN)
+    firsts = [one.token_ids[: one.episode.ends[0] + 1] for one in all_of(groups) if one.episode]
+    assert len(set(firsts)) == 2 * GROUP
+    assert engine.tokens_read == 22 + 10 + 2 * (3 * LATER[0] + 2 * LATER[1] + LATER[2])
+
+
+def test_what_begins_all_prompts_is_read_once(setting: Setting):
+    engine = engine_of(setting, Talk(turns=1))
+    groups = engine.generate([request_of((*range(90, 106), last), before=16) for last in (7, 8, 9)], DRAWN)
+    assert engine.tokens_read == 16 + 3
+    assert plain_gap(setting, groups) < 1e-5
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.05])
+def test_episodes_that_write_and_are_shown_the_same_read_it_once(setting: Setting, latency: float):
+    engine = engine_of(setting, Talk(latency))
+    [group] = engine.generate([request_of(range(90, 112))], Sampling(max_tokens=6, temperature=0.0))
+    longest = read_ids(group.completions[-1])
+    assert all(read_ids(one) == longest[: len(read_ids(one))] for one in group.completions)
+    assert engine.tokens_read == 22 + sum(LATER)
+    assert plain_gap(setting, [group]) < 1e-5
+
+
+@pytest.mark.parametrize("limit", [0, 1, 60])
+def test_what_is_evicted_is_read_again(
+    setting: Setting, groups: list[Group], limit: int, monkeypatch: pytest.MonkeyPatch
+):
+    most = []
+
+    class Small(PrefixTree):
+        def __init__(self, ids: Ids, prefix: Prefix | None, _room: int, dtype: torch.dtype) -> None:
+            super().__init__(ids, prefix, limit, dtype)
+
+        def add(self, *given: Any) -> None:
+            super().add(*given)
+            most.append(self.kept)
+
+    whole = engine_of(setting, Talk())
+    whole.generate(setting.requests(), DRAWN)
+    monkeypatch.setattr(native, "PrefixTree", Small)
+    engine = engine_of(setting, Talk(0.02), max_rows=7)
+    assert_same(engine.generate(setting.requests(), DRAWN), groups)
+    assert engine.tokens_read > whole.tokens_read
+    assert max(most) <= limit
+
+
+def test_without_limits_reached_nothing_is_read_twice(setting: Setting, groups: list[Group]):
+    """As many rows as episodes: the tree has room for all, whoever answers when."""
+    engine = engine_of(setting, Talk(0.05))
+    engine.generate(setting.requests(), DRAWN)
+    prompts = sum(len(group.prompt_ids) for group in groups)
+    sequences = {
+        (
+            group.prompt_ids,
+            tuple(read_ids(one)[: one.observations[turn].after + sum(map(len, SHOWN[: turn + 1]))]),
+        ): turn
+        for group in groups
+        for one in group.completions
+        for turn in range(len(one.observations))
+    }
+    assert engine.tokens_read == prompts + sum(LATER[turn] for turn in sequences.values())
+
+
+def test_the_planner_counts_what_is_kept(setting: Setting, monkeypatch: pytest.MonkeyPatch):
+    """Two groups of 5 in 6 rows: the prompts of both and 6 episodes of 160 tokens, and as much between their turns."""
+    rooms = []
+
+    class Noted(PrefixTree):
+        def __init__(self, ids: Ids, prefix: Prefix | None, room: int, dtype: torch.dtype) -> None:
+            rooms.append(room)
+            super().__init__(ids, prefix, room, dtype)
+
+    monkeypatch.setattr(native, "PrefixTree", Noted)
+    requests = [replace(request_of(range(first, first + 9)), completions=5) for first in (90, 150)]
+    engine_of(setting, Talk(), max_rows=6).generate(requests, DRAWN)
+    assert rooms == [2 * 9 + 6 * 160]
+    shape = ModelShape("", 2, 64, 4, 2, 16, 128, 320, tied=True)
+    step = StepShape(2, 5, 9, 160, max_rows=6, device="cpu", episodes=True)
+    pair = 2 * shape.layers * shape.kv_heads * shape.head_size * 4  # bytes of a token in float32
+    assert plan_memory(shape, GRPO, step).rollout.cache == 2 * rooms[0] * pair

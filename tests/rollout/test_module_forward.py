@@ -184,7 +184,7 @@ def started(setting: Setting, forward: Forward) -> Rows:
     """Two prompts with three rows and one row, all without a token."""
     prompts = [setting.request(number, 1).prompt_ids for number in (0, 2)]
     rows = Rows(4, Sampling(max_tokens=24), [1], CPU)
-    rows.add([(0, 0, len(prompts[0])), (0, 1, len(prompts[0])), (0, 2, len(prompts[0])), (0, 3, len(prompts[1]))])
+    rows.add([(0, place, len(prompts[place // 3]), 0) for place in range(4)])
     forward.prefill(prompts, 0)
     return rows
 

@@ -21,6 +21,7 @@ from grouprl.environments.base import Call, Environment, EnvironmentSource, Faul
 from grouprl.environments.calls import Entry
 from grouprl.environments.formats import ToolFormat
 from grouprl.environments.shapes import source_of
+from grouprl.models.prefix import same_tokens
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Answer, read_tokens
 from grouprl.tasks import Task
@@ -153,6 +154,12 @@ class ToolConversation:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
         self._live: dict[tuple[str, str, int], _Live] = {}
 
+    @property
+    def forks(self) -> bool:
+        """See `grouprl.rollout.episodes.Conversation`: an agent may ask anything, a template may drop thoughts."""
+        begun = next(iter(self._begins.values()), None)
+        return begun is not None and (begun.opening.prompt is not None or any(self.format_of(begun.opened).rewrites))
+
     def answer(
         self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
     ) -> Future[Answer]:
@@ -180,7 +187,8 @@ class ToolConversation:
             if not live.ended and live.thinks and form.rewrites[live.after_results]:
                 ids, kept = form.rewritten(read, request.problem, live.said)
                 live.thinks = False
-        used = len(read[:kept]) + len(ids) - len(request.prompt_ids)
+        whole = (*read[:kept], *ids)
+        used = len(whole) - same_tokens((request.prompt_ids, whole))
         if not live.ended and used + self._max_tokens > self.most_tokens:
             live.ended = "tokens"
         if not live.ended and len(turns) >= self._settings.turns:

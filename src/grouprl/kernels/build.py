@@ -47,6 +47,7 @@ _SIGNATURES = {
     "draw": ("pppppp" + "nn" + "fb", "-"),
     "append": ("pppppppp" + "nn" + "p" + "n" + "p", "n"),
     "width": ("", "n"),
+    "cache_word": ("b", "n"),
 }
 
 

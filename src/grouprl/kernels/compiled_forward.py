@@ -50,26 +50,60 @@ class CompiledCache:
         self.own: list[Tensor] = []
 
     def keep(
-        self, layer: int, pair: tuple[Tensor, Tensor], rotation: tuple[Tensor, Tensor], places: Sequence[Tensor]
+        self,
+        layer: int,
+        pair: tuple[Tensor, Tensor],
+        rotation: tuple[Tensor, Tensor],
+        places: Sequence[Tensor],
+        *,
+        own: bool = False,
     ) -> None:
-        """Keeps keys, to which it applies positions, and values; places: starts, lengths and slots of the prompts."""
-        kept, (key, value) = self.prompts[layer], (one.contiguous() for one in pair)
+        """Keeps keys, to which it applies positions, and values; places: starts, lengths and slots of the prompts.
+
+        With `own` the slots are rows.
+        """
+        kept, (key, value) = (self.own if own else self.prompts)[layer], (one.contiguous() for one in pair)
         kernels().keep_prompts(
             *pointers(key, value, *rotation, kept),
-            kept[0].numel(),
+            kept[0, 0, 0].numel() if own else kept[0].numel(),  # between keys and values
             *pointers(*places),
             len(places[0]),
             *key.shape[1:],
-            self.prompt_tiles,
+            2 * self.own_tiles if own else self.prompt_tiles,
             key.dtype == torch.bfloat16,
             kept.dtype == torch.bfloat16,
         )
 
-    def reserve(self, tokens: int, rows: int) -> bool:
-        """Makes room for this many own tokens of each row and keeps the first `rows`; whether it allocated memory."""
+    def load_prompt(self, slot: int, pairs: Tensor, *, own: bool = False) -> None:
+        """See `grouprl.rollout.cache.GroupCache`; the keys have their positions, so they are rotated by no angle."""
+        tokens, d = pairs.shape[2], self.shape.head_size
+        places = [torch.tensor([number]) for number in (0, tokens, slot)]
+        for layer, (key, value) in enumerate(pairs.float()):
+            self.keep(layer, (key, value), (torch.ones(tokens, d), torch.zeros(tokens, d)), places, own=own)
+
+    def load_row(self, row: int, pairs: Tensor) -> None:
+        """See `grouprl.rollout.cache.GroupCache`."""
+        self.reserve(pairs.shape[2], row)
+        self.load_prompt(row, pairs, own=True)
+
+    def read_row(self, row: int, begin: int, end: int) -> Tensor:
+        """See `grouprl.rollout.cache.GroupCache`."""
+        heads, d, first, last = self.shape.kv_heads, self.shape.head_size, begin // self.tile, -(-end // self.tile)
+        word, found = kernels().cache_word(self.dtype == torch.bfloat16), []
+        for own in self.own:
+            keys, values = own[row].view(heads, 2, self.own_tiles, -1)[:, :, first:last].unbind(1)
+            pair = (
+                keys.view(heads, -1, d // word, self.tile, word).permute(1, 3, 0, 2, 4),
+                values.view(heads, -1, d, word).permute(1, 3, 0, 2),
+            )
+            found.append(torch.stack([one.reshape(-1, heads, d) for one in pair]))
+        return torch.stack(found)[:, :, begin - first * self.tile : end - first * self.tile]
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Makes room for this many own tokens of each row and keeps the first `rows`."""
         needed = -(-tokens // self.tile)
         if needed <= self.own_tiles:
-            return False
+            return
         shape, before = self.shape, self.own_tiles * self.tile * self.shape.head_size
         grown = self.own_tiles + max(32 // self.tile, self.own_tiles // 4)
         self.own_tiles = min(max(needed, grown), -(-shape.own_tokens // self.tile))
@@ -81,7 +115,6 @@ class CompiledCache:
                 self.own[layer] = larger  # layer by layer, so that the old and the new memory do not add up
             else:
                 self.own.append(larger)
-        return True
 
 
 class _DecodeStep(ctypes.Structure):
@@ -141,9 +174,9 @@ class CompiledForward:
 
     def __init__(self, weights: CompiledWeights, shape: CacheShape, prefix: Prefix | None = None) -> None:
         dtype = weights.dtype
-        self._prefix, self._kept_prefix = prefix, None if prefix is None else _kept(prefix, shape, dtype)
+        self.prefix, self._kept_prefix = prefix, None if prefix is None else _kept(prefix, shape, dtype)
         self.shape, self._weights, self._dtype = shape, weights, dtype
-        self._cache = CompiledCache(shape, dtype)
+        self.cache = CompiledCache(shape, dtype)
         attention = weights.decoder.layers[0].self_attn
         positions = torch.arange(shape.before + shape.prompt_tokens + shape.own_tokens)
         rotation = weights.decoder.rotary_emb(weights.embeddings[None, :1].float(), positions[None])
@@ -155,7 +188,7 @@ class CompiledForward:
             heads=weights.heads,
             kv_heads=shape.kv_heads,
             d=attention.head_dim,
-            prompt_tiles=self._cache.prompt_tiles,
+            prompt_tiles=self.cache.prompt_tiles,
             before=shape.before,
             scaling=attention.scaling,
             half=dtype == torch.bfloat16,
@@ -163,6 +196,7 @@ class CompiledForward:
         )
         self._step, self._room = self._new_step()
         self._parts: tuple[Tensor, ...] = ()  # parts of the live rows
+        self._length = torch.empty(shape.rows, dtype=torch.long)  # own tokens in the cache, of each row
         self._version = -1  # `Rows.version` of the parts
         self._longest = 0  # own tokens of the longest row
 
@@ -177,7 +211,7 @@ class CompiledForward:
         room |= {"x": torch.zeros(rows, hidden), "inverse": torch.zeros(rows, weights.heads)}
         adapted = torch.zeros(rows, weights.rank and weights.rank + max(widths), dtype=self._dtype)
         room |= {"head_rows": torch.zeros(rows, own), "adapted": adapted}
-        kept = self._cache.prompts
+        kept = self.cache.prompts
         self._prompt_keys = (ctypes.c_void_p * len(kept))(*pointers(*kept))
         first = [] if self._kept_prefix is None else self._kept_prefix.prompts
         self._prefix_keys = (ctypes.c_void_p * len(first))(*pointers(*first))
@@ -202,23 +236,31 @@ class CompiledForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self._prefix)
-        layout = _KernelPrefill(tree, self._cache, torch.arange(first, first + len(prompts)))
-        hidden_SH = llama_hidden_states(self._weights.decoder, ids_S, tree.position_ids_S, layout)
-        count = len(last_P)
+        ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self.prefix)
+        layout = _KernelPrefill(tree, self.cache, torch.arange(first, first + len(prompts)))
+        return self.output(self.read(ids_S, tree.position_ids_S, layout)[last_P])
+
+    def read(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
+        """See `grouprl.rollout.forward.ModuleForward`."""
+        return llama_hidden_states(self._weights.decoder, input_ids_S, position_ids_S, layout)
+
+    def output(self, hidden_PH: Tensor) -> Tensor:
+        """See `grouprl.rollout.forward.ModuleForward`."""
+        count = len(hidden_PH)
         padding = padded_rows(count, self._dtype, decoding=True) - count
-        last_PH = F.pad(hidden_SH[last_P], (0, 0, 0, padding))
-        logits_PV: Tensor = self._weights.output(last_PH)
+        logits_PV: Tensor = self._weights.output(F.pad(hidden_PH, (0, 0, 0, padding)))
         return logits_PV[:count].to(self._dtype)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """See `Forward.decode_step`."""
         if self._version != rows.version:
             self._divide(rows, members, prompts)
-        if self._cache.reserve(self._longest, rows.count):
-            self._own = (ctypes.c_void_p * len(self._cache.own))(*pointers(*self._cache.own))
-            self._step.own, self._attention.own_tiles = ctypes.addressof(self._own), self._cache.own_tiles
+        self.cache.reserve(self._longest, rows.count)
+        if self._attention.own_tiles != self.cache.own_tiles:
+            self._own = (ctypes.c_void_p * len(self.cache.own))(*pointers(*self.cache.own))
+            self._step.own, self._attention.own_tiles = ctypes.addressof(self._own), self.cache.own_tiles
         self._longest += 1
+        torch.add(rows.history[: rows.count], rows.length[: rows.count], out=self._length[: rows.count])
         step, padded = self._step, padded_rows(rows.count, self._dtype, decoding=True)
         logits_nV = torch.empty(padded, self._weights.head.outer, dtype=self._dtype)
         step.rows, step.padded, step.newest, step.logits = rows.count, padded, *pointers(rows.newest, logits_nV)
@@ -227,41 +269,43 @@ class CompiledForward:
         return logits_nV[: rows.count]
 
     def _divide(self, rows: Rows, members: int, prompts: Sequence[int]) -> None:
-        """Divides the live rows into parts of one group each; valid until rows are added or removed."""
+        """Divides the live rows into parts of one group each; valid until rows are added or removed.
+
+        The sums of a row depend on the rows of its part. First turns of a group are decoded together; a later turn is
+        in a part of its own, because it meets others by the time that tools took.
+        """
         place_n = rows.place[: rows.count]
-        order_n = place_n.argsort()
-        part_n = (place_n[order_n] // members) * members + place_n[order_n] % members // _TOGETHER
-        parts, counts = part_n.unique_consecutive(return_counts=True)
-        slots = parts // members
+        part_n = (place_n // members) * members + place_n % members // _TOGETHER
+        part_n = torch.where(rows.history[: rows.count] > 0, len(prompts) * members + place_n, part_n)
+        order_n = (part_n * 2 * len(prompts) * members + place_n).argsort()
+        _, counts = torch.unique_consecutive(part_n[order_n], return_counts=True)
         begin = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+        slots = place_n[order_n[begin[:-1]]] // members
         self._parts = (begin, order_n, slots, torch.tensor(prompts)[slots] - self.shape.before)
         step = self._attention
         step.begin, step.order, step.slot, step.prompt = pointers(*self._parts)
-        step.length = rows.length.data_ptr()
-        self._longest, self._version = int(rows.length[: rows.count].max()), rows.version
+        step.length = self._length.data_ptr()
+        self._longest, self._version = int((rows.history + rows.length)[: rows.count].max()), rows.version
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """See `Forward.move_groups`."""
         for source, target in moves:
-            for kept in self._cache.prompts:
+            for kept in self.cache.prompts:
                 kept[:, target] = kept[:, source]
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         """See `Forward.move_rows`."""
-        tile = self._cache.tile
+        tile = self.cache.tile
         filled = -(-used // tile) * tile * self.shape.head_size
-        for source, target in moves if self._cache.own else ():
-            for own in self._cache.own:
+        for source, target in moves if self.cache.own else ():
+            for own in self.cache.own:
                 own[target, :, :, :filled] = own[source, :, :, :filled]
 
 
 def _kept(prefix: Prefix, shape: CacheShape, dtype: torch.dtype) -> CompiledCache:
-    """A cache of one prompt, the prefix, whose keys have their positions: their rotation is by no angle."""
+    """A cache of one prompt, the prefix."""
     cache = CompiledCache(replace(shape, groups=1, prompt_tokens=shape.before), dtype)
-    same = torch.ones(shape.before, shape.head_size), torch.zeros(shape.before, shape.head_size)
-    places = [torch.tensor([number]) for number in (0, shape.before, 0)]
-    for layer, pair in enumerate(zip(prefix.keys, prefix.values, strict=True)):
-        cache.keep(layer, pair, same, places)
+    cache.load_prompt(0, torch.stack([torch.stack(pair) for pair in zip(prefix.keys, prefix.values, strict=True)]))
     return cache
 
 
@@ -280,7 +324,7 @@ def _decode_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     model.set_attn_implementation(NAME)
     prompts = [shape.prompt_tokens] * shape.groups
     rows = Rows(shape.rows, Sampling(max_tokens=shape.own_tokens), (0,), torch.device("cpu"))
-    rows.add([(0, place, shape.prompt_tokens) for place in range(shape.rows)])
+    rows.add([(0, place, shape.prompt_tokens, 0) for place in range(shape.rows)])
     rows.length[:] = shape.own_tokens // 2
 
     def form(forward: Forward) -> Form:
@@ -294,7 +338,7 @@ def _decode_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     compiled = CompiledForward(CompiledWeights(model, dtype), shape)
     kernel, modules = form(compiled), form(ModuleForward(model, shape, dtype))
     kernel()  # allocates all of the cache
-    for memory in (*compiled._cache.prompts, *compiled._cache.own):
+    for memory in (*compiled.cache.prompts, *compiled.cache.own):
         memory.zero_()  # whatever was there may be denormal numbers, which are slow
     return kernel, modules
 

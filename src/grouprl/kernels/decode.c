@@ -135,3 +135,6 @@ void grouprl_keep_prompts(const void *k, const void *v, const float *cosine, con
                     t, d, half, kind_of(cache_half));
       }
 }
+
+/* Numbers of a word of the cache that lie side by side. */
+int64_t grouprl_cache_word(int cache_half) { return kind_of(cache_half) == PAIRS ? 2 : 1; }

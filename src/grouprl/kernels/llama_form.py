@@ -127,14 +127,17 @@ def attend_rotated(layout: Any, layer: int, given: AttentionInput) -> Tensor:
     """Applies the rotations, then attends as `Layout.attend`: [S, heads, d]. A layout around a tree keeps its part."""
     if isinstance(layout, TreeLayout):
         return _attend(layout, layer, given)
-    tree: TreeLayout = layout.tree
     if isinstance(layout, KeepingLayout):
         exact = torch.float64 if given.key.dtype == torch.bfloat16 else torch.float32  # as the kernels rotate
         key = rotate(given.key.to(exact), given.cosine.to(exact), given.sine.to(exact))
-        layout.keep(layer, key[: tree.size].float(), given.value[: tree.size])  # without the padding of the products
-    else:
-        layout.keep(layer, given)
-    return _attend(tree, layer, given)
+        size, rule = layout.size, given[5:]
+        layout.keep(layer, key[:size].float(), given.value[:size])  # without the padding of the products
+        attended = layout.by_tree(
+            lambda tree, *part: _attend(tree, layer, AttentionInput._make((*part, *rule))), *given[:5]
+        )
+        return F.pad(attended, (0, 0, 0, 0, 0, len(given.query) - size))
+    layout.keep(layer, given)
+    return _attend(layout.tree, layer, given)
 
 
 def _attend(tree: TreeLayout, layer: int, given: AttentionInput) -> Tensor:

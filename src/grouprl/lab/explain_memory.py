@@ -33,7 +33,7 @@ def memory_answer(request: Request) -> dict[str, Any]:
     saving = ("weights", "moments", "reference")
     query = Query(request, (*others, *saving, *counts))
     step = StepShape(
-        **{name: query.whole(name, low, high, usual) for name, (low, high, usual) in counts.items()},
+        **{name: query.whole(name, low, high, usual) for name, (low, high, usual) in counts.items()},  # type: ignore[arg-type]
         dtype=query.choice("dtype", ("float32", "bfloat16"), "bfloat16"),  # type: ignore[arg-type]
         device=query.choice("device", ("cpu", "cuda"), "cuda"),  # type: ignore[arg-type]
         recompute=query.choice("recompute", ("true", "false"), "true") == "true",

@@ -20,6 +20,7 @@ from grouprl.models.head import output_head
 from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.models.packing import GroupSize, pack_groups
+from grouprl.models.prefix import same_tokens
 from grouprl.types import Batch, ObservedTokens, Sampling
 
 
@@ -76,17 +77,23 @@ def make_packs(
     by_group: dict[int, list[int]] = {}
     for row in read:
         by_group.setdefault(batch.group_of_N[row], []).append(row)
-    groups = list(by_group.values())
-    sizes = [
-        GroupSize(
-            len(batch.prompts[index]) - shared, tuple(sum(one.size(shared) for one in read[row]) for row in group)
+    branches, sizes = list[_Branch](), list[GroupSize]()
+    for index, group in by_group.items():
+        prompt, begun = len(batch.prompts[index]) - shared, [(group, 0)]
+        if any(row in batch.observations for row in group):
+            _, begun = _branches({row: tuple(read[row][0].packed_R.tolist()) for row in group}, prompt)
+        branches += begun
+        sizes += (
+            GroupSize(prompt + same, tuple(sum(one.size(shared) for one in read[row]) - same for row in rows))
+            for rows, same in begun
         )
-        for index, group in by_group.items()
-    ]
-    return [
-        _pack(batch, [[groups[unit.group][place] for place in unit.completions] for unit in pack], read, device, shared)
-        for pack in pack_groups(sizes, budget, device.type)
-    ]
+    packs = ([(*branches[one.group], one) for one in pack] for pack in pack_groups(sizes, budget, device.type))
+    parts = ([([rows[at] for at in one.completions], same) for rows, same, one in pack] for pack in packs)
+    return [_pack(batch, pack, read, device, shared) for pack in parts]
+
+
+_Branch = tuple[list[int], int]
+"""Rows of a group, and how many tokens that all of them begin with are read once, as a part of their prompt."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,11 @@ class Stretch:
     token_ids_R: Tensor  # own tokens with the observations between them
     places_T: Tensor  # index in R of each own token
     read: int  # of the R tokens those that are packed
+
+    @property
+    def packed_R(self) -> Tensor:
+        """The tokens that are packed."""
+        return self.token_ids_R[: self.read]
 
     def size(self, shared: int) -> int:
         """Packed tokens beside the group's prompt, where the first `shared` tokens are outside of the packs."""
@@ -125,31 +137,51 @@ def beginnings(batch: Batch) -> list[tuple[int, ...]]:
     return [*batch.prompts, *(tuple(one.tolist()) for one in forks if one is not None)]
 
 
+def _branches(read_ids: Mapping[int, tuple[int, ...]], prompt: int) -> tuple[int, list[_Branch]]:
+    """Divides rows behind a prompt of so many tokens so that the fewest are read; also gives their number.
+
+    Rows that begin alike become a branch of their own where what they share is more than the prompt, read once more.
+    """
+    same = same_tokens(read_ids.values())
+    parts: dict[int | None, list[int]] = {}
+    for row, ids in read_ids.items():
+        parts.setdefault(ids[same] if len(ids) > same else None, []).append(row)
+    tokens, made, others = 0, list[_Branch](), list[int]()
+    for rows in parts.values():
+        left = sum(len(read_ids[row]) - same for row in rows)
+        own, inner = _branches({row: read_ids[row] for row in rows}, prompt) if len(parts) > 1 else (left, [])
+        if own < left:
+            tokens, made = tokens + own, made + inner
+        else:
+            tokens, others = tokens + left, others + rows
+    return (tokens + prompt + same, [*made, (others, same)]) if others else (tokens, made)
+
+
 def _pack(
-    batch: Batch, groups: list[list[int]], read: Mapping[int, list[Stretch]], device: torch.device, shared: int
+    batch: Batch, groups: list[_Branch], read: Mapping[int, list[Stretch]], device: torch.device, shared: int
 ) -> Pack:
-    rows = [row for group in groups for row in group]
+    rows = [row for group, _ in groups for row in group]
     nodes = list(_nodes(batch, groups, read))
     spans: list[Tensor] = []
     predictors: dict[int, list[Tensor]] = {row: [] for row in rows}
     at = 0
-    for beginning, branches in nodes:
+    for beginning, branches, same in nodes:
         spans.append(beginning[shared:])
         at += len(spans[-1])
-        last = at - 1
+        last = at - same - 1
         for row, one in branches:
-            spans.append(one.token_ids_R[: one.read])
+            spans.append(one.packed_R[same:])
             # The token before a completion's token predicts it; before the first one it is the beginning's last token.
-            predictors[row].append(torch.where(one.places_T > 0, at + one.places_T - 1, last))
-            at += one.read
+            predictors[row].append(torch.where(one.places_T > same, at + one.places_T - same - 1, last + one.places_T))
+            at += len(spans[-1])
     mask_nT = batch.mask_NT[rows]
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
         layout=TreeLayout(
-            tuple(len(beginning) - shared for beginning, _ in nodes),
-            tuple(tuple(one.read for _, one in branches) for _, branches in nodes),
+            tuple(len(beginning) - shared for beginning, _, _ in nodes),
+            tuple(tuple(one.read - same for _, one in branches) for _, branches, same in nodes),
             device,
             shared,
         ),
@@ -162,15 +194,19 @@ def _pack(
 
 
 def _nodes(
-    batch: Batch, groups: list[list[int]], read: Mapping[int, list[Stretch]]
-) -> Iterator[tuple[Tensor, list[tuple[int, Stretch]]]]:
-    """Each group's prompt with the first stretches of its completions; a later stretch stands alone."""
-    for group in groups:
-        yield torch.tensor(batch.prompts[batch.group_of_N[group[0]]]), [(row, read[row][0]) for row in group]
+    batch: Batch, groups: list[_Branch], read: Mapping[int, list[Stretch]]
+) -> Iterator[tuple[Tensor, list[tuple[int, Stretch]], int]]:
+    """Each group's prompt, the first stretches of its completions, and how many tokens these share, which stand in the
+    prompt; a later stretch stands alone.
+    """
+    for group, same in groups:
+        prompt = torch.tensor(batch.prompts[batch.group_of_N[group[0]]])
+        firsts = [(row, read[row][0]) for row in group]
+        yield torch.cat([prompt, firsts[0][1].packed_R[:same]]), firsts, same
         for row in group:
             for one in read[row]:
                 if one.beginning is not None:
-                    yield one.beginning, [(row, one)]
+                    yield one.beginning, [(row, one)], 0
 
 
 def _context(batch: Batch, several: list[tuple[int, Stretch]], mask_nT: Tensor, device: torch.device) -> Context | None:

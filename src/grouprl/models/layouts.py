@@ -142,7 +142,7 @@ class TreeLayout:
         keys, values = (
             self._beside(one, part[:, :, :0]) for one, part in zip(before or (None, None), (k, v), strict=True)
         )
-        bias = _bias_of(_past(self.before + L, rule.window, self.device))[self.before :].to(query.dtype)
+        bias = _bias_of(_past(L, rule.window, self.device, self.before)).to(query.dtype)
         grouped = (q * rule.scaling).reshape(P, k.shape[1], -1, L, q.shape[3]).transpose(2, 3)[:, None]
         attended = merged_attention(grouped, keys, values, k[:, None], v[:, None], bias[None, None], rule)
         return attended[:, 0].permute(0, 2, 1, 3, 4).reshape(P, L, *query.shape[1:])
@@ -241,10 +241,10 @@ def _ages(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
 
 
-def _past(tokens: int, window: int | None, device: torch.device) -> Tensor:
-    """[tokens, tokens]: whether a token sees another one of its own sequence."""
-    ages = _ages(tokens, tokens, device)
-    return (ages >= 0) & (ages < (tokens if window is None else window))
+def _past(tokens: int, window: int | None, device: torch.device, before: int = 0) -> Tensor:
+    """[tokens, before + tokens]: whether each of the last tokens of a sequence sees another one of it."""
+    ages = _ages(tokens, before + tokens, device) + before
+    return (ages >= 0) & (ages < (before + tokens if window is None else window))
 
 
 def _bias_of(seen: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,17 +26,21 @@ def shared_tokens(prompts: Iterable[tuple[int, ...]]) -> int:
     different = set(prompts)
     if len(different) < 2:
         return 0
-    first, last = min(different), max(different)  # in this order what these two share, all share
-    most = min(map(len, different)) - 1
-    same = next((place for place in range(most) if first[place] != last[place]), most)
-    return same // _TILE * _TILE
+    return min(same_tokens(different), min(map(len, different)) - 1) // _TILE * _TILE
+
+
+def same_tokens(sequences: Collection[tuple[int, ...]]) -> int:
+    """How many tokens all sequences begin with."""
+    first, last = min(sequences), max(sequences)  # in this order what these two share, all share
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(last)))
 
 
 def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> Prefix:
     """Reads the tokens of a prefix; with gradients the keys and values belong to the graph of this forward pass."""
     ids_S = torch.tensor(token_ids, device=device)
-    layout = KeepingLayout(TreeLayout((len(ids_S),), ((),), device))
-    read(ids_S, layout.tree.position_ids_S, layout)
+    layout = KeepingLayout([TreeLayout((len(ids_S),), ((),), device)])
+    read(ids_S, layout.position_ids_S, layout)
     pairs = [layout.kept[layer] for layer in sorted(layout.kept)]
     least = torch.float32  # as the kernels read
     return Prefix(
@@ -65,17 +69,32 @@ class LearnedPrefix:
 
 
 class KeepingLayout:
-    """The layout of one prompt, which keeps the keys and values of each layer."""
+    """The layout of prompts, each in a tree of its own, which keeps the keys and values of each layer."""
 
-    def __init__(self, tree: TreeLayout) -> None:
-        self.tree, self.longest = tree, tree.longest
+    def __init__(self, trees: Sequence[TreeLayout]) -> None:
+        self._trees, self._sizes = trees, [tree.size for tree in trees]
+        self.size, self.longest = sum(self._sizes), max(tree.longest for tree in trees)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def position_ids_S(self) -> Tensor:
+        """Position of each token."""
+        return torch.cat([tree.position_ids_S for tree in self._trees])
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keeps keys, with positions applied, and values."""
         self.kept.setdefault(layer, (key, value))  # layers that are recomputed come again
 
+    def pairs(self, dtype: torch.dtype) -> Tensor:
+        """All that was kept, [layers, 2, S, kv_heads, d]."""
+        return torch.stack([torch.stack([one.to(dtype) for one in self.kept[layer]]) for layer in sorted(self.kept)])
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         self.keep(layer, key, value)
-        return self.tree.attend(layer, query, key, value, rule)
+        return self.by_tree(lambda tree, *part: tree.attend(layer, *part, rule), query, key, value)
+
+    def by_tree(self, attend: Callable[..., Tensor], *packed: Tensor) -> Tensor:
+        """Calls `attend` with each tree and its part of the packed tensors [S, ...], tree after tree."""
+        parts = zip(*(torch.split(one[: self.size], self._sizes) for one in packed), strict=True)
+        return torch.cat([attend(tree, *part) for tree, part in zip(self._trees, parts, strict=True)])

@@ -22,7 +22,7 @@ class CacheShape:
     groups: int  # prompts in the cache at once
     rows: int  # completions decoded at once
     prompt_tokens: int  # tokens of the longest prompt behind the prefix
-    own_tokens: int  # tokens of the longest completion
+    own_tokens: int  # tokens of the longest completion, or episode
     before: int = 0  # tokens of the prefix that begins every prompt
 
 
@@ -47,6 +47,20 @@ class GroupCache:
         """Copies the keys and values of the prefix."""
         for kept, new in ((self.prefix_keys, prefix.keys), (self.prefix_values, prefix.values)):
             kept.copy_(torch.stack([*new]).transpose(1, 2))
+
+    def load_prompt(self, slot: int, pairs: Tensor) -> None:
+        """Fills a group slot with keys and values, [layers, 2, tokens, kv_heads, d]."""
+        for kept, new in ((self.prompt_keys, pairs[:, 0]), (self.prompt_values, pairs[:, 1])):
+            kept[:, slot, :, : pairs.shape[2]] = new.transpose(1, 2)
+
+    def load_row(self, row: int, pairs: Tensor) -> None:
+        """Fills the first own tokens of a row; those of the rows before it stay."""
+        for kept, new in ((self.own_keys, pairs[:, 0]), (self.own_values, pairs[:, 1])):
+            kept[:, row, :, : pairs.shape[2]] = new.transpose(1, 2)
+
+    def read_row(self, row: int, begin: int, end: int) -> Tensor:
+        """Copies some own tokens of a row."""
+        return torch.stack([one[:, row, :, begin:end] for one in (self.own_keys, self.own_values)], 1).transpose(2, 3)
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies the prompts of group slots (from, to)."""

@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.models.progress import PROGRESS
 from grouprl.models.prompts import completion_texts
-from grouprl.rollout.forward import Forward
+from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.rows import Rows
+from grouprl.rollout.tree import PrefixTree
 from grouprl.types import Completion, Sampling, StopReason
 
 # A prefill of few prompts costs nearly as much as one of many, so it waits until this share of the rows is free.
@@ -29,6 +31,12 @@ class Unit:
     prompt_ids: tuple[int, ...]
     keys: tuple[int, ...]  # keys of the random numbers, one per completion
     first: int  # index of the first completion within its request
+    written: tuple[int, ...] = ()  # tokens between the prompt and this turn, of a single episode
+
+    @property
+    def read_ids(self) -> tuple[int, ...]:
+        """All tokens before the turn."""
+        return (*self.prompt_ids, *self.written)
 
 
 Finished = list[tuple[int, Completion]]
@@ -74,12 +82,14 @@ class Decoding:
         end_ids: Sequence[int],
         device: torch.device,
         version: int,
+        tree: PrefixTree | None = None,
     ) -> None:
-        """`version`: of the weights, for the completions."""
+        """`version`: of the weights, for the completions; `tree`: what episodes read on, None = each turn reads all."""
         self._forward, self._tokenizer, self._sampling, self._version = forward, tokenizer, sampling, version
         self._waiting, self._members = waiting, waiting.members
         self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's place in it
-        self._slots: list[Unit] = []  # unit of each live group slot
+        self._slots: list[tuple[int, int, int]] = []  # of the live group slots, see `_slot_of`
+        self._tree, self._device = tree, device
         self._rows = Rows(forward.shape.rows, sampling, end_ids, device)
 
     @property
@@ -94,7 +104,7 @@ class Decoding:
         if not self._live and not finished:
             self._waiting.wait()
         if self._live:  # not all admitted rows ended at their first token
-            prompts = [len(unit.prompt_ids) for unit in self._slots]
+            prompts = [prompt for _, _, prompt in self._slots]
             finished += self._retire(self._rows.draw(self._forward.decode_step(self._rows, self._members, prompts)))
         return self._waiting.ended(finished)
 
@@ -104,28 +114,49 @@ class Decoding:
         if not self._waiting or (self._live and free < _REFILL_SHARE * shape.rows):
             return []
         first_row, first_slot = len(self._live), len(self._slots)
-        units = self._waiting.take(free, shape.groups - first_slot)
+        units = self._waiting.take(free, shape.groups - first_slot if self._tree is None else free)
         if not units:
             return []
-        self._slots += units
+        self._slots += dict.fromkeys(slot for slot in map(self._slot_of, units) if slot not in self._slots)
         self._live += ((unit, place) for unit in units for place in range(len(unit.keys)))
-        logits_PV = self._forward.prefill([unit.prompt_ids for unit in units], first_slot)
+        if self._tree is None:
+            logits_PV = self._forward.prefill([unit.read_ids for unit in units], first_slot)
+        else:
+            logits_PV = self._read_on(self._tree, units, first_row, first_slot)
         counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
         seen_nV = None
         if self._sampling.penalizes:
             seen_PV = torch.zeros_like(logits_PV, dtype=torch.bool)
             for row, unit in enumerate(units):
-                seen_PV[row, list(unit.prompt_ids)] = True
+                seen_PV[row, list(unit.read_ids)] = True
             seen_nV = seen_PV.repeat_interleave(counts_P, 0)
-        self._rows.add(
-            [
-                (key, slot * self._members + place, len(unit.prompt_ids))
-                for slot, unit in enumerate(units, first_slot)
-                for place, key in enumerate(unit.keys)
-            ],
-            seen_nV,
-        )
+        columns = []
+        for unit in units:
+            slot = self._slots.index(self._slot_of(unit))
+            prompt, member = self._slots[slot][2], unit.first % self._members
+            lengths = prompt, len(unit.read_ids) - prompt
+            columns += [(key, slot * self._members + place, *lengths) for place, key in enumerate(unit.keys, member)]
+        self._rows.add(columns, seen_nV)
         return self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
+
+    def _slot_of(self, unit: Unit) -> tuple[int, int, int]:
+        """The slot of a unit and of the later turns of its episodes: request, part of the group, prompt tokens."""
+        if self._tree is None and unit.written:
+            return unit.request, -1 - unit.first, len(unit.read_ids)  # alone with its past
+        return unit.request, unit.first // self._members, len(unit.prompt_ids)
+
+    def _read_on(self, tree: PrefixTree, units: Sequence[Unit], row: int, first_slot: int) -> Tensor:
+        """Reads what the tree lacks, and fills new slots and rows from it; gives the logits [P, V] after each unit."""
+        forward, before = cast(ModuleForward, self._forward), self._forward.shape.before
+        paths = tree.read(forward.read, [unit.read_ids for unit in units], self._device)
+        for unit, path in zip(units, paths, strict=True):
+            prompt, slot = len(unit.prompt_ids), self._slots.index(self._slot_of(unit))
+            if slot >= first_slot:
+                forward.cache.load_prompt(slot, path.span(before, prompt))
+            if unit.written:
+                forward.cache.load_row(row, path.span(prompt, path.size))
+            row += len(unit.keys)
+        return forward.output(torch.stack([path.last_H for path in paths]))  # type: ignore[misc]
 
     def _retire(self, over: dict[int, StopReason]) -> Finished:
         stopped = (row for row in self._stopped_rows() if over.get(row) is not StopReason.END)
@@ -148,6 +179,10 @@ class Decoding:
         return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
 
     def _completions(self, reasons: dict[int, StopReason]) -> Finished:
+        if self._tree is not None:  # equal tokens have the bits of the first episode, whatever row it is in
+            reasons = dict(
+                sorted(reasons.items(), key=lambda item: self._live[item[0]][0].first + self._live[item[0]][1])
+            )
         rows = torch.tensor(list(reasons), device=self._rows.length.device)
         lengths = self._rows.length[rows].tolist()
         columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
@@ -156,18 +191,22 @@ class Decoding:
             unit, place = self._live[row]
             token_ids, sampled, plain = (tuple(values[:n]) for values in several)
             (text,) = completion_texts([token_ids], self._tokenizer)
+            if self._tree is not None and n > 1:  # the last token was not read
+                begin = len(unit.written)
+                pairs = cast(ModuleForward, self._forward).cache.read_row(row, begin, begin + n - 1)
+                self._tree.add((*unit.read_ids, *token_ids[:-1]), pairs)
             index = unit.first + place
             finished.append((unit.request, Completion(index, token_ids, sampled, plain, text, reason, self._version)))
         return finished
 
     def _close_gaps(self, gone: Sequence[int]) -> None:
-        used = int(self._rows.length[: len(self._live)].max())
+        used = int((self._rows.history + self._rows.length)[: len(self._live)].max())
         moves = _fill_gaps(self._live, gone)
         if moves:
             self._forward.move_rows(moves, used)
         self._rows.keep(moves, len(self._live))
-        left = {unit for unit, _ in self._live}
-        moves = _fill_gaps(self._slots, [slot for slot, unit in enumerate(self._slots) if unit not in left])
+        left = {self._slot_of(unit) for unit, _ in self._live}
+        moves = _fill_gaps(self._slots, [place for place, slot in enumerate(self._slots) if slot not in left])
         if moves:
             self._forward.move_groups(moves)
             self._rows.change_slots(moves, self._members)

@@ -1,7 +1,8 @@
 """Episodes: completions of several turns, between which an environment answers.
 
 A row of the decoding is held by a turn, not by an episode: while a tool runs, the row serves others. When the answer
-is there, the next turn enters the queue with all tokens so far as its prompt. Sampled ids are kept as they are.
+is there, the next turn enters the queue before all that have not begun, so that what is kept of it is soon read on.
+Sampled ids are kept as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import RunConfig
 from grouprl.leaves import leaf
 from grouprl.models.load import end_token_ids
+from grouprl.models.prefix import same_tokens
 from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
@@ -43,6 +45,11 @@ class Conversation(Protocol):
     """The environments of a run; `grouprl.environments` makes one."""
 
     most_tokens: int  # that a turn reads and writes after the prompt, observations included
+
+    @property
+    def forks(self) -> bool:
+        """Whether a turn may read another beginning than the prompt."""
+        ...
 
     def answer(
         self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
@@ -80,10 +87,11 @@ class Conversations(Protocol):
 
 def longest_completion(config: RunConfig, task: Task) -> int:
     """Most tokens after a prompt, in a single turn or in a whole episode with what the policy is shown."""
-    return config.environment.max_tokens if _converses(config, task) else config.rollout.max_tokens
+    return config.environment.max_tokens if has_turns(config, task) else config.rollout.max_tokens
 
 
-def _converses(config: RunConfig, task: Task) -> bool:
+def has_turns(config: RunConfig, task: Task) -> bool:
+    """Whether completions are episodes, of several turns."""
     return config.environment.given or converses(task)
 
 
@@ -93,7 +101,7 @@ def open_conversations(config: RunConfig, task: Task) -> AbstractContextManager[
     Raises:
         UserError: they cannot be used, or the run samples elsewhere.
     """
-    if not _converses(config, task):
+    if not has_turns(config, task):
         return nullcontext()
     if config.rollout.engine.name != "native" or config.cluster.backend != "none":
         raise UserError(
@@ -164,14 +172,17 @@ class EpisodeQueue(UnitQueue):
                 self._over.append((key[0], joined(turns, observations, answer.episode)))
             else:
                 observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids, answer.kept))
-                self._units.append(self._next(key, turns, observations))
+                later = sum(bool(unit.written) for unit in self._units)
+                self._units.insert(later, self._next(key, turns, observations))
             self._changed.notify_all()
 
     def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Unit:
         request = self._requests[key[0]]
         stream = f"{request.stream}/turn {len(turns)}"  # the same numbers whatever ran beside the episode
         row = row_key(self._seed, stream, request.problem.id, key[1])
-        return Unit(key[0], read_tokens(request.prompt_ids, turns, observations), (row,), key[1])
+        read = read_tokens(request.prompt_ids, turns, observations)
+        begin = same_tokens((request.prompt_ids, read))  # a fork may keep only a part of the prompt
+        return Unit(key[0], read[:begin], (row,), key[1], read[begin:])
 
 
 def read_tokens(

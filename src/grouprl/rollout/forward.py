@@ -79,15 +79,15 @@ class ModuleForward:
         prefix: Prefix | None = None,
     ) -> None:
         """`recorder` records the decode steps; None = every step runs in Python, in the exact sizes of its rows."""
-        self.shape, self._prefix = shape, prefix
+        self.shape, self.prefix = shape, prefix
         self._model, self._decoder = model, model.get_decoder()
         self._head = output_head(model)
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._recorder, self._dtype = recorder, dtype
         self._room = shape if recorder is None else _round_up(shape)
-        self._cache = GroupCache(self._room, self._device, dtype)
+        self.cache = GroupCache(self._room, self._device, dtype)
         if prefix is not None:
-            self._cache.keep_prefix(prefix)
+            self.cache.keep_prefix(prefix)
         self._addresses = _addresses(model)
         copied = recorder is not None and dtype == torch.bfloat16
         self._copies = {part: _bfloat16_copies(part) if copied else {} for part in (self._decoder, self._head)}
@@ -110,9 +110,9 @@ class ModuleForward:
         fits = all(needed <= room for needed, room in zip(astuple(shape), astuple(self._room), strict=True))
         if not fits or shape.before != self._room.before or _addresses(self._model) != self._addresses:
             return False
-        self.shape, self._prefix = shape, prefix
+        self.shape, self.prefix = shape, prefix
         if prefix is not None:
-            self._cache.keep_prefix(prefix)
+            self.cache.keep_prefix(prefix)
         for part, copies in self._copies.items():
             for name, copy in copies.items():
                 copy.copy_(part.get_parameter(name))
@@ -120,10 +120,18 @@ class ModuleForward:
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
-        ids_S, tree, last_P = pack_prompts(prompts, self._device, self.shape.before, self._prefix)
+        ids_S, tree, last_P = pack_prompts(prompts, self._device, self.shape.before, self.prefix)
+        return self.output(self.read(ids_S, tree.position_ids_S, PrefillLayout(tree, self.cache, first))[last_P])
+
+    def read(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
+        """Hidden states [S, H] of packed tokens."""
         with self._precision():
-            hidden_SH = self._hidden(ids_S, tree.position_ids_S, PrefillLayout(tree, self._cache, first))
-            logits_PV: Tensor = self._call(self._head, hidden_SH[last_P])
+            return self._hidden(input_ids_S, position_ids_S, layout)
+
+    def output(self, hidden_PH: Tensor) -> Tensor:
+        """Logits [P, V]."""
+        with self._precision():
+            logits_PV: Tensor = self._call(self._head, hidden_PH)
         return logits_PV
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
@@ -135,8 +143,8 @@ class ModuleForward:
             for column, padding in zip(self._columns, (0, self._room.groups * members, 0, 1), strict=True):
                 column[rows.count :] = padding
             place[live], prompt[live] = rows.place[live], rows.prompt[live]
-            self._longest, self._version = int(rows.length[live].max()), rows.version
-        newest[live], length[live] = rows.newest[live], rows.length[live]
+            self._longest, self._version = int((rows.history + rows.length)[live].max()), rows.version
+        newest[live], length[live] = rows.newest[live], rows.history[live] + rows.length[live]
         size = self._size(rows.count, members, prompts)
         self._longest += 1
         if self._recorder is None:
@@ -146,11 +154,11 @@ class ModuleForward:
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """See `Forward.move_groups`."""
-        self._cache.move_groups(moves)
+        self.cache.move_groups(moves)
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         """See `Forward.move_rows`."""
-        self._cache.move_rows(moves, used)
+        self.cache.move_rows(moves, used)
 
     def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
         own = min(self._longest, self._room.own_tokens)  # `_longest` counts on for rows that ended since the last read
@@ -189,7 +197,7 @@ class ModuleForward:
     def _step(self, size: StepSize) -> Tensor:
         """Logits [rows, V] from columns and cache alone, padding rows included; this is the recorded function."""
         newest_n, place_n, prompt_n, length_n = self._columns[:, : size.rows]
-        layout = DecodeLayout(self._cache, size, place_n, prompt_n, length_n)
+        layout = DecodeLayout(self.cache, size, place_n, prompt_n, length_n)
         with self._precision():
             logits_nV: Tensor = self._call(self._head, self._hidden(newest_n, prompt_n + length_n - 1, layout))
         return logits_nV

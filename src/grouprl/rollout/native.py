@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +29,7 @@ from grouprl.rollout.episodes import Conversation, EpisodeQueue
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
+from grouprl.rollout.tree import PrefixTree
 from grouprl.rollout.unpacked_forward import UnpackedForward
 from grouprl.types import Completion, Group, Sampling
 
@@ -60,6 +62,7 @@ class NativeEngine:
         self._ends = end_token_ids(model, tokenizer)
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._version = 0
+        self.tokens_read = 0  # tokens of prompts and observations that the last call read for its episodes
         self._recorded: ModuleForward | None = None
 
     def load_weights(self, version: int) -> None:
@@ -92,9 +95,10 @@ class NativeEngine:
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
             forwards = self._forwards(units, sampling, rows, lanes, common_tokens(requests))
+        tree = self._new_tree(units[0].prompt_ids, forwards)
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
-        streams = [partial(self._decode, forward, waiting, sampling) for forward in forwards]
+        streams = [partial(self._decode, forward, waiting, sampling, tree) for forward in forwards]
         with PROGRESS.doing(lambda: _left(requests, groups)):
             for finished in interleaved(streams, workers):
                 if on_finished is not None:
@@ -108,13 +112,16 @@ class NativeEngine:
                         groups[index] = Group(request.problem, request.prompt_ids, ordered)
                         if on_group is not None:
                             on_group(index, groups[index])
+        self.tokens_read = 0 if tree is None else tree.computed
         return [groups[index] for index in range(len(requests))]
 
-    def _decode(self, forward: Forward, waiting: UnitQueue, sampling: Sampling) -> Iterator[Finished]:
+    def _decode(
+        self, forward: Forward, waiting: UnitQueue, sampling: Sampling, tree: PrefixTree | None
+    ) -> Iterator[Finished]:
         """Decodes waiting units in the rows of one forward pass; gives the completions that each decode step ends."""
         device = self._device
         with torch.no_grad(), autocast(device, self._dtype):
-            decoding = Decoding(forward, self._tokenizer, waiting, sampling, self._ends, device, self._version)
+            decoding = Decoding(forward, self._tokenizer, waiting, sampling, self._ends, device, self._version, tree)
             while decoding.going:
                 yield decoding.advance()
 
@@ -136,18 +143,20 @@ class NativeEngine:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         packed = is_packed(self._model)
         layers = attention_layers(self._model) if packed else []
-        before = shared if packed else 0
+        talk = self._conversation
+        forks = talk is not None and talk.forks  # prompts may be cut anywhere, each a slot of its own
+        before = shared if packed and not forks else 0
         groups = min(len(units), SLOTS * max(1, rows // min(len(unit.keys) for unit in units)))
-        # A later turn is alone in its slot, which holds all tokens of its episode so far.
-        earlier = 0 if self._conversation is None else self._conversation.most_tokens - sampling.max_tokens
+        if talk is not None:  # rows may be of any groups; without a tree each has its own slot
+            groups = min(len(units), rows) if packed and not forks else rows
         shape = CacheShape(
             layers=len(layers),
             kv_heads=layers[0].kv_heads if packed else 0,
             head_size=layers[0].key_size if packed else 0,
-            groups=groups if self._conversation is None else max(groups, rows),
+            groups=groups,
             rows=rows,
-            prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before + earlier,
-            own_tokens=sampling.max_tokens,
+            prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before,
+            own_tokens=sampling.max_tokens if talk is None else talk.most_tokens,
             before=before,
         )
         if not packed:
@@ -165,6 +174,15 @@ class NativeEngine:
             self._recorded = None  # frees its memory first
             self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device), prefix)
         return [self._recorded]
+
+    def _new_tree(self, prompt_ids: tuple[int, ...], forwards: Sequence[Forward]) -> PrefixTree | None:
+        """What episodes share, and keep between their turns: as many tokens as the caches have room for."""
+        if self._conversation is None or not is_packed(self._model):
+            return None
+        forward, shape = cast(ModuleForward, forwards[0]), forwards[0].shape
+        room = len(forwards) * (shape.rows * shape.own_tokens + shape.groups * shape.prompt_tokens)
+        dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
+        return PrefixTree(prompt_ids[: shape.before], forward.prefix, room, dtype)
 
     def _prefix(self, token_ids: tuple[int, ...], read: Read) -> Prefix | None:
         with autocast(self._device, self._dtype):

@@ -25,9 +25,9 @@ class Rows:
         self.count = 0  # live rows
         self.version = next(_VERSIONS)  # another one whenever rows are added or removed
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
-        self.key, self.place, self.prompt, self.length, self.newest, self._reason, self._state = torch.zeros(
-            7, rows, dtype=torch.long, device=device
-        )  # of random numbers; group slot * members + member; prompt tokens; own tokens; the last; ...; of a structure
+        self.key, self.place, self.prompt, self.history, self.length, self.newest, self._reason, self._state = (
+            torch.zeros(8, rows, dtype=torch.long, device=device)
+        )  # of random numbers; group slot * members + member; tokens of prompt, earlier turns, this turn; the last; ...
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
         self._seen = torch.empty(rows, 0, dtype=torch.bool, device=device)  # [R, V] with a repetition penalty
@@ -36,11 +36,13 @@ class Rows:
         self._since = 0  # decode steps since the last read
         self._on_cpu = device.type == "cpu"
 
-    def add(self, columns: Sequence[tuple[int, int, int]], seen_nV: Tensor | None = None) -> None:
-        """Appends rows: (key, place, prompt tokens) of each; and which tokens its prompt has, for a penalty."""
+    def add(self, columns: Sequence[tuple[int, int, int, int]], seen_nV: Tensor | None = None) -> None:
+        """Appends rows: (key, place, prompt tokens, tokens between prompt and turn) of each; for a penalty which tokens
+        stand before it.
+        """
         new = slice(self.count, self.count + len(columns))
         values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
-        for tensor, column in zip((self.key, self.place, self.prompt), values, strict=True):
+        for tensor, column in zip((self.key, self.place, self.prompt, self.history), values, strict=True):
             tensor[new] = column
         self.length[new] = self._reason[new] = self._state[new] = 0
         if seen_nV is not None:
@@ -95,8 +97,8 @@ class Rows:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
         if moves:
             source, target = (torch.tensor(rows, device=self.key.device) for rows in zip(*moves, strict=True))
-            columns = (self.key, self.place, self.prompt, self.length, self.newest, self._reason, self._state)
-            for tensor in (*columns, self._seen, self.tokens, *self.logprobs):
+            columns = (self.key, self.place, self.prompt, self.history, self.length, self.newest)
+            for tensor in (*columns, self._reason, self._state, self._seen, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
         self.count = count
         self.version = next(_VERSIONS)

@@ -99,6 +99,7 @@ class StepShape:
     recompute: bool = False  # whether layers run again in the backward pass
     threads: int = 1  # on a CPU, where each works on a pack of its own
     shared_tokens: int = 0  # that begin every prompt and are read once for the whole batch
+    episodes: bool = False  # of several turns: what the caches have room for is kept once more, until the next turn
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
@@ -123,7 +124,8 @@ class StepShape:
     def cached_prompts(self) -> int:
         """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
         units = self.problems * -(-self.group_size // self.max_rows)
-        return min(units, SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows)))
+        full = SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows))
+        return min(units, self.rows if self.episodes else full)
 
     @property
     def minibatch_problems(self) -> int:
@@ -274,7 +276,7 @@ def plan_memory(
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
-    own, behind = step.rows * step.completion_tokens, step.prompt_tokens - step.shared_tokens
+    own, prompts = step.rows * step.completion_tokens, step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     away = networks.reference_on_cpu and on_gpu
@@ -306,7 +308,7 @@ def plan_memory(
             logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
         ),
         rollout=RolloutMemory(
-            cache=token * (step.cached_prompts * behind + step.shared_tokens + own) + shared,
+            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + own)),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
-from grouprl.rollout.episodes import longest_completion
+from grouprl.rollout.episodes import has_turns, longest_completion
 from grouprl.tasks import Task
 from grouprl.tools.planner.layouts import RankLayout, memory_of_rank
 from grouprl.tools.planner.machine import total_memory
@@ -31,6 +31,7 @@ def memory_of(config: RunConfig, task: Task, ranks: int) -> str | None:
     longest = max(len(tokenizer(problem.prompt_text)["input_ids"]) for problem in task.problems("train")[:_PROMPTS])
     whole, networks = step_of(config, longest), networks_of(config)
     step = replace(whole, problems=-(-whole.problems // ranks), completion_tokens=longest_completion(config, task))
+    step = replace(step, episodes=has_turns(config, task))
     plan = memory_of_rank(shape, networks, step, RankLayout(ranks, ranks if config.distributed.shard else 1))
     available = total_memory(step.device)
     # Not the peak: it counts every completion at its longest, and few are.
