@@ -74,7 +74,7 @@ def test_attention_after_a_prefix_is_that_of_whole_prompts() -> None:
     angles = numbers(1)[:, 0, :32].repeat(1, 2)
     whole = (*(numbers(heads).bfloat16() for heads in (4, 2, 2)), angles.cos(), angles.sin())
     expected = attend_rotated(TreeLayout((before + own,), (completions,), CPU), 0, AttentionInput(*whole, 0.125))
-    layout = KeepingLayout(TreeLayout((before,), ((),), CPU))
+    layout = KeepingLayout([TreeLayout((before,), ((),), CPU)])
     attend_rotated(layout, 0, AttentionInput(*(one[:before] for one in whole), 0.125))
     key, value = (one.float() for one in layout.kept[0])
     tree = TreeLayout((own,), (completions,), CPU, before, Prefix([key], [value]))
