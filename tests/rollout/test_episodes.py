@@ -149,6 +149,13 @@ def test_episodes_do_not_depend_on_latencies_or_rows(
     assert set(times.values()) == {1, 2, 3, 4}
 
 
+def test_a_model_that_is_not_packed_has_the_same_episodes(tiny: Path, groups: list[Group]):
+    """Its turns read all before them, with the caches of transformers."""
+    setting = setting_of(tiny)
+    setting.model.set_attn_implementation("sdpa")
+    assert_same(sampled(setting, Talk(0.02), max_rows=5), groups)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_the_bits_do_not_depend_on_who_is_answered_when(setting: Setting, temperature: float):
     """With a low temperature many episodes share what they wrote. The modules' products depend on all rows."""
