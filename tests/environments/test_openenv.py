@@ -8,11 +8,17 @@ from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.base import Call, Fault, Opening, Verdict
 from grouprl.environments.openenv import OpenEnvEnvironment, OpenEnvSource
 from grouprl.types import Problem, UserError
-from openenv_server import PARAMETERS, OpenEnvServer
+from openenv_server import OpenEnvServer
 
 LIMITS = EnvironmentConfig(tool_seconds=1.0, result_characters=200)
 PROBLEM = Problem("p-3", "Count.", {"target": 3})
 GONE = "the environment is gone, because the server "
+# As the policy reads them: in transformers' order of keys, without pydantic's titles.
+SHOWN = {
+    "type": "object",
+    "properties": {"step": {"type": "integer", "description": "How much."}},
+    "required": ["step"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def environment(server: OpenEnvServer) -> Iterator[OpenEnvEnvironment]:
 def test_an_action_is_a_tool_and_its_rewards_add_up(server: OpenEnvServer) -> None:
     environment = OpenEnvSource(server.url + "/", LIMITS).open(PROBLEM)
     assert environment.tools == (
-        {"type": "function", "function": {"name": "step", "description": "Counts.", "parameters": PARAMETERS}},
+        {"type": "function", "function": {"name": "step", "description": "Counts.", "parameters": SHOWN}},
     )
     assert environment.reset(PROBLEM, 4) == Opening("Reach 3.")
     assert server.resets[-1] == {"target": 3, "seed": 4}
@@ -52,7 +58,7 @@ def test_tools_of_a_server_are_called_by_name() -> None:
     with OpenEnvServer(calls_tools=True) as server:
         environment = OpenEnvSource(server.url, LIMITS).open(PROBLEM)
         assert [tool["function"] for tool in environment.tools] == [
-            {"name": "increment", "description": "Increments the counter.", "parameters": PARAMETERS}
+            {"name": "increment", "description": "Increments the counter.", "parameters": SHOWN}
         ]
         environment.reset(PROBLEM, 0)
         found = environment.call([Call("increment", {"step": step}) for step in (1, 2, 105)])
