@@ -18,7 +18,7 @@ from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.report.worked import CompletionParts, against_record, of_step
 from grouprl.lab.search import SearchTerms, search
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
-from grouprl.learner.batch import token_rows
+from grouprl.learner.trace import token_rows
 from grouprl.record import rollouts as rollouts_module
 from grouprl.record.write import RunRecord
 from grouprl.types import RewardOutcome, Sampling, UserError

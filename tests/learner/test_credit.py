@@ -12,9 +12,8 @@ from grouprl import Algorithm
 from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import PolicyEvaluation, assign_credit
-from grouprl.learner.batch import token_rows
 from grouprl.learner.critic import Valuation
-from grouprl.learner.trace import token_record
+from grouprl.learner.trace import token_record, token_rows
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from grouprl import UserError
-from grouprl.algorithms.losses import Sapo
 from grouprl.algorithms.named import NAMED
+from grouprl.algorithms.named.sapo import Sapo
 from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -229,19 +229,13 @@ class CompletionAdvantage(Advantage):
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """Returns baseline, divisor and signal of each completion of a batch; NaN = invalid reward."""
-        raise NotImplementedError
+        options: Any = {"baseline": self.baseline, "scale": self.scale}  # each kind narrows their types
+        return group_statistics(rewards_N, groups_N, **options, std=self.std, eps=self.eps)
 
     def compare(
         self, rewards_N: Tensor, components: Mapping[str, Tensor], weights: Mapping[str, float], groups_N: Tensor
     ) -> Tensor:
-        """Computes [N] float32 advantages: of the rewards' sum, or the weighted sum of each reward's own advantages.
-
-        Args:
-            rewards_N: [N] float64 totals; NaN = invalid.
-            components: [N] float64 values of each reward by name, unweighted; NaN = does not apply.
-            weights: weight of each reward in the sum, by name.
-            groups_N: [N] integers; rows with the same integer form a group.
-        """
+        """[N] float32 advantages of the rewards' sum, or the weighted sum of each reward's own: see `BatchRewards`."""
         if self.reward_mix == "sum_then_normalise":
             return self.statistics(rewards_N, groups_N).advantages(rewards_N)
         advantages_N = torch.zeros(len(groups_N))
@@ -267,45 +261,3 @@ class GroupAdvantage(CompletionAdvantage):
         "mean", "subtracted from a reward: mean of the group, or of its other completions"
     )
     scale: Scale = option("group_std", "divisor: deviation of the group, of the batch, or none")
-
-    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """See `group_statistics`."""
-        return group_statistics(
-            rewards_N, groups_N, baseline=self.baseline, scale=self.scale, std=self.std, eps=self.eps
-        )
-
-
-@dataclass(frozen=True)
-class BatchAdvantage(CompletionAdvantage):
-    """Compares a completion with the whole batch, which is treated as one group."""
-
-    baseline: Literal["batch_mean", "none"] = option(
-        "batch_mean", "subtracted from a reward: mean of the batch, or nothing"
-    )
-    scale: Literal["batch_std", "none"] = option("none", "divisor: deviation of the batch, or none")
-
-    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """See `group_statistics`. With neither mean nor deviation of the batch, equal rewards have a signal too."""
-        batch_N = torch.zeros_like(groups_N)
-        found = group_statistics(
-            rewards_N, batch_N, baseline=self.baseline, scale=self.scale, std=self.std, eps=self.eps
-        )
-        return found if self.of_batch else replace(found, signal_N=~rewards_N.isnan())
-
-
-@dataclass(frozen=True)
-class ConstantAdvantage(CompletionAdvantage):
-    """Subtracts a constant from the reward (REINFORCE, Williams 1992), so equal rewards have a signal too."""
-
-    baseline: Literal["constant"] = option("constant", "subtracted from a reward: baseline_constant")
-    scale: Literal["none"] = option("none", "no divisor")
-    reward_mix: Literal["sum_then_normalise"] = option(
-        "sum_then_normalise", "with several rewards: the advantage of their sum"
-    )
-    baseline_constant: float = option(0.0, "baseline of REINFORCE: this number")
-
-    def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """Uses the constant as baseline; mean and deviation of the group are there for the page alone."""
-        found = group_statistics(rewards_N, groups_N, baseline="none", scale="none")
-        baseline_N = torch.full_like(found.mean, self.baseline_constant)
-        return replace(found, baseline_N=baseline_N, signal_N=~rewards_N.isnan())

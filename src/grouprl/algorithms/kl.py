@@ -43,12 +43,7 @@ def steered_kl_coef(kl_coef: float, kl: float, *, target: float, rate: float = 0
     """Computes the next step's KL coefficient: larger if the KL was above its target, smaller if below.
 
     kl_coef * (1 + rate * clip(kl / target - 1, -0.2, 0.2)) (Ziegler et al., arXiv:1909.08593, section 2.2).
-
-    Args:
-        kl_coef: this step's coefficient, above 0.
-        kl: this step's KL, in the units of `target`.
-        target: the wanted KL, above 0.
-        rate: relative change of the coefficient per unit of relative error; 0.1 in the paper.
+    `kl_coef` and `kl` are of this step; coefficient and `target` are above 0. The paper's rate is 0.1.
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return kl_coef * (1 + rate * error)

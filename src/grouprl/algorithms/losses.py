@@ -315,19 +315,6 @@ class Clip(Objective):
 
 
 @dataclass(frozen=True)
-class Cispo(Objective):
-    """Bounds the detached ratio and keeps the gradient (MiniMax-M1, arXiv:2506.13585, equation 4)."""
-
-    surrogate: Literal["cispo"] = option("cispo", "a bounded weight for each token; no gradient is cut")
-    clip_low: float = option(0.2, "smallest weight: 1 - clip_low", low=0.0, high=1.0)
-    clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
-
-    def gain(self, terms: Terms) -> Tensor:
-        """See `cispo_gain`."""
-        return cispo_gain(terms, low=self.clip_low, high=self.clip_high)
-
-
-@dataclass(frozen=True)
 class Plain(Objective):
     """The importance-weighted policy gradient, without a clip."""
 
@@ -336,30 +323,3 @@ class Plain(Objective):
     def gain(self, terms: Terms) -> Tensor:
         """See `plain_gain`."""
         return plain_gain(terms)
-
-
-@dataclass(frozen=True)
-class Sapo(Objective):
-    """A soft gate instead of a clip (SAPO, arXiv:2511.20347, equations 5 and 6)."""
-
-    surrogate: Literal["sapo"] = option("sapo", "a gradient that fades as the ratio of a token leaves 1")
-    tau_pos: float = option(1.0, "with sapo: how fast the gradient fades for positive advantages", low=1e-6)
-    tau_neg: float = option(1.05, "with sapo: how fast the gradient fades for negative advantages", low=1e-6)
-
-    def gain(self, terms: Terms) -> Tensor:
-        """See `sapo_gain`."""
-        return sapo_gain(terms, tau_pos=self.tau_pos, tau_neg=self.tau_neg)
-
-
-@dataclass(frozen=True)
-class Gmpo(Objective):
-    """The geometric mean of the clipped ratios of a completion (GMPO, arXiv:2507.20673, equation 4)."""
-
-    surrogate: Literal["gmpo"] = option("gmpo", "geometric mean of the clipped ratios of a completion")
-    ratio: Literal["token"] = option("token", "clipped for each token, before the mean")
-    clip_low: float = option(0.33, "lower clip range: ratio >= 1 - clip_low", low=0.0, below=1.0)
-    clip_high: float = option(0.49, "upper clip range: ratio <= 1 + clip_high", low=0.0)
-
-    def gain(self, terms: Terms) -> Tensor:
-        """See `gmpo_gain`."""
-        return gmpo_gain(terms, low=self.clip_low, high=self.clip_high)

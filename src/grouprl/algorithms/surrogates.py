@@ -16,10 +16,7 @@ Ratio = Literal["token", "sequence"]
 def policy_ratios(logprobs_NT: Tensor, old_logprobs_NT: Tensor, mask_NT: Tensor, *, ratio: Ratio = "token") -> Tensor:
     """[N, T] ratio of policy to behavior policy: of each token, or of the whole completion at each of its tokens.
 
-    Args:
-        logprobs_NT, old_logprobs_NT: [N, T] log-probs, 0 where the mask is false.
-        mask_NT: [N, T] bool, which tokens exist.
-        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
+    Log-probs are 0 where the mask is false. "sequence" is exp(mean log-ratio), GSPO (arXiv:2507.18071, equation 7).
     """
     log_ratio_NT = logprobs_NT - old_logprobs_NT
     if ratio == "token":
@@ -116,14 +113,8 @@ def too_far(
 ) -> Tensor:
     """[N, T] bool: tokens with a negative advantage in completions that the policy left (DeepSeek-V3.2, equation 9).
 
-    Left is a completion whose mean of log(p_sampler / p_policy) over its tokens exceeds delta (arXiv:2512.02556).
-
-    Args:
-        logprobs_NT: [N, T] of the policy; no gradient flows.
-        sampler_logprobs_NT: [N, T] that the completions were drawn with.
-        advantages_NT: [N, T].
-        mask_NT: [N, T] bool, which tokens exist.
-        delta: in nats per token.
+    Left is a completion whose mean of log(p_sampler / p_policy) over its tokens exceeds delta, in nats
+    (arXiv:2512.02556). No gradient flows.
     """
     gap_NT = torch.where(mask_NT, sampler_logprobs_NT - logprobs_NT.detach(), 0.0)
     return (gap_NT.sum(1, keepdim=True) > delta * mask_NT.sum(1, keepdim=True)) & (advantages_NT < 0)
@@ -136,12 +127,9 @@ def diverged(
 
     The complement of the mask M of equation 12 with the binary divergences of equations 13 and 14: of the sampled
     token against all others, with p of the policy and m of the sampler. A token is marked where its divergence exceeds
-    a limit, and p > m with a positive advantage or p < m with a negative one.
+    a limit, and p > m with a positive advantage or p < m with a negative one. No gradient flows.
 
     Args:
-        logprobs_NT: [N, T] of the policy; no gradient flows.
-        sampler_logprobs_NT: [N, T] that the tokens were drawn with.
-        advantages_NT: [N, T].
         tv: limit of |p - m|; None = off.
         kl: limit of m log(m / p) + (1 - m) log((1 - m) / (1 - p)), in nats; None = off.
     """

@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
-from grouprl.algorithms.advantages import BatchAdvantage, ConstantAdvantage, GroupAdvantage
+from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.corrections import Correction
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.kl import Kl
-from grouprl.algorithms.losses import Cispo, Clip, Gmpo, Plain, Sapo
+from grouprl.algorithms.losses import Clip, Plain
 from grouprl.algorithms.named import NAMED, source
+from grouprl.algorithms.named.cispo import Cispo
+from grouprl.algorithms.named.gmpo import Gmpo
+from grouprl.algorithms.named.reinforce import ConstantAdvantage
+from grouprl.algorithms.named.reinforce_batch import BatchAdvantage
+from grouprl.algorithms.named.sapo import Sapo
 from grouprl.algorithms.option import Part, faults, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage

@@ -44,6 +44,11 @@ class UpdateConfig(Section):
         None, description="recompute layers in the backward pass: less memory, more time; null = on a GPU"
     )
 
+    @property
+    def follows_the_end(self) -> bool:
+        """Whether the learning rate depends on the number of updates of the whole run."""
+        return self.schedule != "constant" or 0 < self.warmup_steps < 1
+
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
         if self.warmup_steps > 1 and self.warmup_steps % 1:

@@ -45,13 +45,7 @@ class PolicyEvaluation:
 
 
 def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bool = False) -> Batch:
-    """Makes the batch of a step.
-
-    Args:
-        groups: groups with at least one completion in all.
-        sampling: the sampling parameters of the completions.
-        mask_overlong: whether the loss excludes truncated completions.
-    """
+    """Makes the batch of groups with at least one completion in all; `mask_overlong` trains no truncated ones."""
     completions = [completion for group in groups for completion in group.completions]
     lengths_N = torch.tensor([len(completion) for completion in completions])
     mask_NT = torch.arange(int(lengths_N.max())) < lengths_N[:, None]
@@ -86,13 +80,7 @@ def assign_credit(
 ) -> Credit:
     """Computes the advantages of a batch's tokens: see `assign` of the algorithm's advantage.
 
-    Args:
-        outcomes_N: one outcome for each row of the batch.
-        reward_weights: weight of each reward in the total, by name.
-        batch: the completions.
-        before: the reference's log-probs and the critic's values, where the algorithm has them.
-        algorithm: the algorithm that defines the advantage.
-        kl_coef: the KL coefficient of this step.
+    `reward_weights` has the weight of each reward in the total, by name; `kl_coef` is of this step.
     """
     return algorithm.advantage.assign(
         BatchRewards(
@@ -113,11 +101,6 @@ def component(outcomes_N: Sequence[RewardOutcome], name: str) -> Tensor:
     """Returns [N] float64 values of one reward; NaN where it does not apply or the completion is invalid."""
     values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
     return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
-
-
-def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
-    """Returns the values of each completion's tokens, without padding."""
-    return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
 
 def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, kl_coef: float) -> Tensor:

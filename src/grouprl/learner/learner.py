@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, UpdateWork, token_rows
+from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, UpdateWork
 from grouprl.learner.critic import CriticLearner, ValueLoss
 from grouprl.learner.experts import ExpertShares, choices
 from grouprl.learner.gradients import Loss, Result, add_gradients, step_if_finite
@@ -36,7 +36,7 @@ from grouprl.learner.packs import (
     pack_metrics,
     to_grid,
 )
-from grouprl.learner.trace import TokenPass, all_passes, cut_tokens, token_traces, watched_group, watched_stages
+from grouprl.learner.trace import TokenPass, all_passes, recorded_tokens, unused_tokens, watched_group, watched_stages
 from grouprl.models.adapters import as_reference
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.experts import noted_routing, watch_routers
@@ -170,14 +170,10 @@ class Learner:
         return columns
 
     def learn(self, batch: Batch, credit: Credit, before: PolicyEvaluation, *, step: int) -> LearnResult:
-        """Makes `passes` passes over the batch, with `minibatches` updates each.
+        """Makes `passes` passes over the batch, with `minibatches` updates each; `before` is the result of `evaluate`.
 
-        Args:
-            batch: the completions.
-            credit: their advantages, and the returns for a critic.
-            before: the result of `evaluate`.
-            step: 1, 2, ...; the first steps may update the critic alone, and every tenth step evaluates one group
-                again after its last update (`TokenTrace.updated`).
+        The first steps (1, 2, ...) may update the critic alone, and every tenth step evaluates one group again after
+        its last update (`TokenTrace.updated`).
 
         Returns:
             Metrics of the last pass (`sampler_learner_gap` and its mean are from the first update), and the trace of
@@ -208,26 +204,9 @@ class Learner:
         again = [self._evaluate_again(batch, pack) for pack in self._packs(batch, watched)] if watched else []
         self._reshard()
         last_pass = [part for _, parts in passes[-1] for part in parts]
-        advantages_NT = credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
-        traces = token_traces(batch, before, work.old_NT, last_pass, again)
-        rows = list(zip(token_rows(advantages_NT, batch), traces, strict=True))
         stages = watched_stages(self.algorithm, work, watched, last_pass, again, metrics.get("kl_coef", 0.0))
-        return LearnResult(metrics, self._unused(work, passes[-1], critic_only), rows, stages)
-
-    def _unused(self, work: UpdateWork, updates: Sequence[_Update], critic_only: bool) -> dict[str, Tensor]:
-        """[N, T] bool by category: see `evaluation.ledger`."""
-        batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
-        for update, parts in updates:
-            for part in parts:
-                broken_N[list(part.pack.rows)] = not math.isfinite(update["grad_norm"])
-        last_pass = [part for _, parts in updates for part in parts]
-        return dict(work.masked) | {
-            "truncated": ~batch.trained_NT,
-            "no_signal": work.credit.advantages_NT == 0,
-            "critic_only": torch.full_like(broken_N, critic_only),
-            "not_finite": broken_N,
-            "clipped": cut_tokens(self.algorithm.objective, batch, last_pass, work.old_NT, work.advantages_NT),
-        }
+        unused = unused_tokens(self.algorithm.objective, work, passes[-1], critic_only)
+        return LearnResult(metrics, unused, recorded_tokens(work, last_pass, again), stages)
 
     def refresh_reference(self) -> None:
         """Moves the reference to the policy, or towards it (iterative GRPO, DeepSeekMath 4.1.4)."""

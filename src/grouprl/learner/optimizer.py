@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
@@ -13,7 +13,7 @@ from grouprl.config.learner import UpdateConfig
 from grouprl.learner.library_adamw import LibraryAdamW
 from grouprl.learner.rounded_adamw import RoundedAdamW
 from grouprl.models.save import plain
-from grouprl.models.shard import own_part, part_like, whole
+from grouprl.models.shard import part_like, whole
 from grouprl.models.workers import one_thread, worker_count
 from grouprl.types import UserError
 
@@ -98,11 +98,6 @@ class Optimizer:
         """Clears the gradient without an update."""
         self._adamw.zero_grad(set_to_none=True)
 
-    @property
-    def mib(self) -> float:
-        """The memory of the moments, in MiB."""
-        return mib(self.moments().values())
-
     def state(self) -> dict[str, Tensor]:
         """Returns every tensor of the optimizer, named `<weight>/<moment>`, as a copy on the CPU."""
         return {name: value for name, part in self.moments().items() if (value := plain(part, keep=True)) is not None}
@@ -141,11 +136,6 @@ class Optimizer:
         self.updates = self.turn = updates
 
 
-def mib(tensors: Iterable[Tensor]) -> float:
-    """Returns the memory of tensors on this rank, in MiB."""
-    return sum(part.numel() * part.element_size() for part in map(own_part, tensors)) / (1 << 20)
-
-
 def scheduled_rate(config: UpdateConfig, turn: int, total: int | None = None) -> float:
     """Computes the learning rate of an update.
 
@@ -156,15 +146,12 @@ def scheduled_rate(config: UpdateConfig, turn: int, total: int | None = None) ->
       cosine:   m + (1 - m) (1 + cos(pi x)) / 2   (arXiv:1608.03983, equation 5, without restarts)
     where m is min_lr_ratio.
 
-    Args:
-        config: the rate, its schedule and its warm-up.
-        turn: the updates of the run before this one, those without a gradient too.
-        total: updates of the whole run; None = unknown.
+    `turn` counts the updates of the run before this one, those without a gradient too, `total` those of the whole run.
 
     Raises:
         ValueError: `total` is unknown and the rate depends on it.
     """
-    if total is None and follows_the_end(config):
+    if total is None and config.follows_the_end:
         raise ValueError(f"total: expected the number of updates with learner.schedule={config.schedule}, got None")
     warmup = float(config.warmup_steps)
     if 0 < warmup < 1:
@@ -176,8 +163,3 @@ def scheduled_rate(config: UpdateConfig, turn: int, total: int | None = None) ->
     left = 1 - min(1.0, (turn - warmup) / max(1.0, total - warmup))
     share = left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
-
-
-def follows_the_end(config: UpdateConfig) -> bool:
-    """Whether a rate depends on the number of updates of the whole run."""
-    return config.schedule != "constant" or 0 < config.warmup_steps < 1

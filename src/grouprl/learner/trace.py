@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,7 +16,7 @@ from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.stages import cut_sides, group_stages
 from grouprl.algorithms.surrogates import left_out
-from grouprl.learner.batch import PolicyEvaluation, UpdateWork, token_rows
+from grouprl.learner.batch import UpdateWork
 from grouprl.learner.packs import Pack, PackOutput
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
@@ -48,37 +49,57 @@ def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks
     return [TokenPass(pack, *column) for pack, column in zip(packs, columns, strict=True)]
 
 
-def token_traces(
-    batch: Batch,
-    before: PolicyEvaluation,
-    old_NT: Tensor | None,
-    last_pass: Sequence[TokenPass],
-    again: Sequence[TokenPass],
-) -> list[TokenTrace]:
-    """Makes the trace of each completion from the packs of the last pass, and of the pass after the last update."""
-    count, reference_NT = len(batch.mask_NT), before.reference_NT
+def recorded_tokens(
+    work: UpdateWork, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
+) -> list[tuple[list[float], TokenTrace]]:
+    """[N] advantages and trace of each completion's tokens; `again` are passes after the last update."""
+    batch, old_NT, reference_NT = work.batch, work.old_NT, work.before.reference_NT
+    count, sampled = len(batch.mask_NT), old_NT is batch.old_logprobs_NT
     read = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
-    sampled = old_NT is batch.old_logprobs_NT
-    return [
-        TokenTrace(*row)
-        for row in zip(
-            read,
-            _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
-            [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
-            _rows(count, [(part.pack, part.logprobs_C) for part in again]),
-            read if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
-            strict=True,
-        )
-    ]
+    traces = zip(
+        read,
+        _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
+        [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
+        _rows(count, [(part.pack, part.logprobs_C) for part in again]),
+        read if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
+        strict=True,
+    )
+    advantages_NT = work.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
+    return list(zip(token_rows(advantages_NT, batch), (TokenTrace(*row) for row in traces), strict=True))
 
 
-def cut_tokens(
-    objective: Objective, batch: Batch, last_pass: Sequence[TokenPass], old_NT: Tensor | None, advantages_NT: Tensor
-) -> Tensor:
-    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes in the last pass."""
-    own, old_NT = old_NT is None, batch.old_logprobs_NT if old_NT is None else old_NT
+def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
+    """The values of each completion's tokens, without padding."""
+    return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
+
+
+def unused_tokens(
+    objective: Objective,
+    work: UpdateWork,
+    updates: Sequence[tuple[Mapping[str, float], Sequence[TokenPass]]],
+    critic_only: bool,
+) -> dict[str, Tensor]:
+    """[N, T] bool by category of `evaluation.ledger`: tokens without a gradient in the updates of the last pass."""
+    batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
+    for update, parts in updates:
+        for part in parts:
+            broken_N[list(part.pack.rows)] = not math.isfinite(update["grad_norm"])
+    return dict(work.masked) | {
+        "truncated": ~batch.trained_NT,
+        "no_signal": work.credit.advantages_NT == 0,
+        "critic_only": torch.full_like(broken_N, critic_only),
+        "not_finite": broken_N,
+        "clipped": _cut_tokens(objective, work, [part for _, parts in updates for part in parts]),
+    }
+
+
+def _cut_tokens(objective: Objective, work: UpdateWork, last_pass: Sequence[TokenPass]) -> Tensor:
+    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes."""
+    batch, advantages_NT = work.batch, work.advantages_NT
+    old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
     logprobs_NT = _grid(old_NT, last_pass)
-    ratios_NT = policy_ratios(logprobs_NT, logprobs_NT if own else old_NT, batch.mask_NT, ratio=objective.ratio)
+    below_NT = logprobs_NT if work.old_NT is None else old_NT
+    ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
     return reduce(torch.logical_or, cut_sides(objective, ratios_NT, advantages_NT).values(), left_NT)

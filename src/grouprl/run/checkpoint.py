@@ -164,8 +164,8 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
     run = read_json(RunDirectory(checkpoint.path.parents[1]).code).get("run", state["run"])
     if state["run"] != run:
         raise UserError(
-            f"{checkpoint.path}: expected a checkpoint of this run ({run}), got one of another run "
-            f"({state['run'] or 'without an id'}): restore the run's own checkpoint"
+            f"{checkpoint.path}: expected a checkpoint of this run ({run}), got one of another run ({state['run']}): "
+            "restore the run's own checkpoint"
         )
     for path in sorted(checkpoint.path.rglob("*.safetensors")):
         if (name := not_finite(_TensorFile(path).items())) is not None:

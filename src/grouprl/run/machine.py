@@ -6,16 +6,17 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 import transformers
+from torch import Tensor
 
 from grouprl.config.run import RunConfig
 from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
 from grouprl.learner import Learner
-from grouprl.learner.optimizer import mib
 from grouprl.models.precision import faster_dtype, resolve_device
 from grouprl.models.shard import own_part
 
@@ -63,9 +64,13 @@ def networks_mib(learner: Learner) -> dict[str, float]:
         parts = [] if network is None else list(map(own_part, network.parameters()))
         own = [part for part in parts if part.data_ptr() not in counted]
         counted |= {part.data_ptr() for part in own}
-        shares[name] = mib(own)
-    shares |= {name: optimizer.mib for name, optimizer in optimizers.items()}
+        shares[name] = _mib(own)
+    shares |= {name: _mib(map(own_part, optimizer.moments().values())) for name, optimizer in optimizers.items()}
     return {name: share for name, share in shares.items() if share}
+
+
+def _mib(parts: Iterable[Tensor]) -> float:
+    return sum(part.numel() * part.element_size() for part in parts) / (1 << 20)
 
 
 def _cpu_name() -> str:

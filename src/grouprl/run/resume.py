@@ -14,7 +14,6 @@ from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.files import read_json
-from grouprl.learner.optimizer import follows_the_end
 from grouprl.ranks import Ranks, note_begun, was_begun
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
@@ -72,7 +71,7 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     """
     begun = _begun(directory, config)
     # A learning rate that follows the run to its end depends on where that is.
-    free = [name for name in _FREE if name != "steps" or not follows_the_end(begun.learner)]
+    free = [name for name in _FREE if name != "steps" or not begun.learner.follows_the_end]
     if new := differences(begun, config, free):
         raise UserError(
             f"resume: expected the settings that {directory} started with, got {'; '.join(new)}{_why(begun, new)}: "
@@ -81,7 +80,7 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
 
 
 def _why(begun: RunConfig, changed: Sequence[str]) -> str:
-    if not follows_the_end(begun.learner) or not any(one.startswith("steps:") for one in changed):
+    if not begun.learner.follows_the_end or not any(one.startswith("steps:") for one in changed):
         return ""
     key = "warmup_steps" if begun.learner.schedule == "constant" else "schedule"
     return f" (with learner.{key}={getattr(begun.learner, key)} the learning rate of each step depends on steps)"
