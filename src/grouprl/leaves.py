@@ -36,6 +36,7 @@ PLACES: Mapping[str, str] = {
     "reward.unit_tests": "grouprl.checks.unit_tests:UnitTests",
     "rollout.regex": "grouprl.engines.structure:structured_sampling",
     "sandbox": "grouprl.checks.sandbox",
+    "shell": "grouprl.checks.sandbox.shell",
     "task.calculator": "grouprl.environments.calculator:Calculator",
     "task.code": "grouprl.checks.code:Code",
     "task.guess_number": "grouprl.environments.guess_number:GuessNumber",

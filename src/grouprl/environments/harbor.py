@@ -141,7 +141,7 @@ class HarborSession:
     def reset(self, folder: str, seconds: float) -> None:
         """Begins with the files of the task's environment."""
         self._task, self._seconds = TaskFolder.read(Path(folder)), seconds
-        self._shell = leaf("sandbox").Shell()
+        self._shell = leaf("shell").Shell()
         begun = self._run("true", _archive(self._task.files), seconds=60.0)
         if begun.status != 0:
             raise RuntimeError(f"expected the files of {folder} to fit the sandbox, got {begun.output}")
@@ -227,7 +227,7 @@ class Harbor(JudgedByEnvironment):
 
     @cached_property
     def _loaded(self) -> Mapping[Split, Sequence[Problem]]:
-        leaf("sandbox").check_shell()
+        leaf("shell").check_shell()
         root = Path(self.path or "").resolve()
         folders = [root] if (root / "task.toml").is_file() else sorted(one.parent for one in root.glob("*/task.toml"))
         if self.path is None or not folders or root.is_relative_to("/usr"):

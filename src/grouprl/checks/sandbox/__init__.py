@@ -4,20 +4,15 @@ In: a program and calls. Out: plain data and error texts. It never gives expecte
 """
 
 from grouprl.checks.sandbox.runner import BACKENDS, choose_backend, run_in_sandbox, why_unavailable
-from grouprl.checks.sandbox.shell import SHELL_LIMITS, Shell, ShellResult, check_shell
 from grouprl.checks.sandbox.values import CallFailure, Limits, ReturnValue, SandboxError, SandboxResult
 
 __all__ = [
     "BACKENDS",
-    "SHELL_LIMITS",
     "CallFailure",
     "Limits",
     "ReturnValue",
     "SandboxError",
     "SandboxResult",
-    "Shell",
-    "ShellResult",
-    "check_shell",
     "choose_backend",
     "run_in_sandbox",
     "why_unavailable",
