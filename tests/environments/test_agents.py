@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from grouprl import Trainer
+from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.shapes import open_agents, open_tools
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.record.read import read_rollouts
@@ -194,10 +195,11 @@ def strange(prompt: list[dict[str, str]]) -> str:
     ("agent", "ended"), [(raises, "exception"), (dies, "crash"), (hangs, "timeout"), (strange, "exception")]
 )
 def test_an_agent_that_fails_ends_its_episode_alone(agent: Any, ended: str):
-    told, _ = played(open_agents(agent), ["Hello."], tool_seconds=2.0)
+    limits = EnvironmentConfig(tool_seconds=1.0 if agent is hangs else 30.0)
+    told, _ = played(open_agents(agent, limits=limits), ["Hello."])
     assert told.episode is not None
     assert (told.episode.ended, told.episode.invalid) == (ended, "")
-    invalid, _ = played(open_agents(agent), ["Hello."], tool_seconds=2.0, mistakes="invalid", failures="invalid")
+    invalid, _ = played(open_agents(agent, limits=limits), ["Hello."], mistakes="invalid", failures="invalid")
     assert invalid.episode is not None
     assert invalid.episode.invalid.startswith(ended)
 
