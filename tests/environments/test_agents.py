@@ -20,6 +20,7 @@ from grouprl.record.read import read_rollouts
 from grouprl.types import UserError
 from played_episodes import TOKENIZER, add, called, played
 from small_runs import small_config
+from tool_templates import STYLES, tool_tokenizer
 
 TURNS = [called(("add", {"a": 4, "b": 5}), ("add", {"a": 1, "b": 2})), "It is 9."]
 SCHEMA = {
@@ -38,6 +39,10 @@ SCHEMA = {
         "return": {"type": "integer"},
     },
 }
+
+
+FUSSY = tool_tokenizer(STYLES["qwen2"])
+FUSSY.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + str(FUSSY.chat_template)
 
 
 def ask(
@@ -202,6 +207,24 @@ def test_an_agent_that_fails_ends_its_episode_alone(agent: Any, ended: str):
     invalid, _ = played(open_agents(agent, limits=limits), ["Hello."], mistakes="invalid", failures="invalid")
     assert invalid.episode is not None
     assert invalid.episode.invalid.startswith(ended)
+
+
+def unwritable(prompt: list[dict[str, str]]) -> None:
+    said = ask(begun(prompt))["choices"][0]["message"]
+    ask([*begun(prompt), said, {"role": "user", "content": "Sure?"}], tools=[{"type": "function"}])
+
+
+def test_a_request_that_the_template_cannot_write_ends_its_episode_alone():
+    found, _ = played(open_agents(unwritable), ["Hello."], mistakes="invalid", tokenizer=FUSSY)
+    assert found.episode is not None
+    assert found.episode.ended == "exception"
+    assert found.episode.invalid.startswith("exception: the chat template of a-model: expected")
+
+
+def test_the_calls_of_an_agent_have_their_limit():
+    found, _ = played(open_agents(with_tools), TURNS[:1], calls=1)
+    assert found.episode is not None
+    assert (found.episode.ended, found.episode.calls, found.episode.reward) == ("calls", (), 0.0)
 
 
 def silent(prompt: list[dict[str, str]]) -> float:

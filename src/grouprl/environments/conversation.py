@@ -157,8 +157,8 @@ class ToolConversation:
     @property
     def forks(self) -> bool:
         """See `grouprl.rollout.episodes.Conversation`: an agent may ask anything, a template may drop thoughts."""
-        begun = next(iter(self._begins.values()), None)
-        return begun is not None and (begun.opening.prompt is not None or any(self.format_of(begun.opened).rewrites))
+        begun = list(self._begins.values())
+        return any(one.opening.prompt is not None or any(self.format_of(one.opened).rewrites) for one in begun)
 
     def answer(
         self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
@@ -181,7 +181,12 @@ class ToolConversation:
         ids: tuple[int, ...] = ()
         kept = None
         if not live.ended and isinstance(live.environment, AgentEnvironment):
-            ids, kept = self._asked(live, live.environment, turns[-1], len(turns) - 1, read, request.problem)
+            made = [one for one in found if isinstance(one, Call)]
+            try:
+                ids, kept = self._asked(live, live.environment, made, turns, read, request.problem)
+            except UserError as error:  # a request that the template cannot write harms its own episode alone
+                self._judge(live, Observation(str(error), fault=Fault.EXCEPTION))
+                live.ended = live.ended or Fault.EXCEPTION.value
         elif not live.ended:
             ids = self._shown(live, found, turns[-1], len(turns) - 1, form)
             if not live.ended and live.thinks and form.rewrites[live.after_results]:
@@ -241,16 +246,24 @@ class ToolConversation:
         return form.message_ids("user", reply.text, ended=ended)
 
     def _asked(
-        self, live: _Live, agent: AgentEnvironment, turn: Completion, place: int, read: Sequence[int], problem: Problem
+        self,
+        live: _Live,
+        agent: AgentEnvironment,
+        made: Sequence[Call],
+        turns: Sequence[Completion],
+        read: Sequence[int],
+        problem: Problem,
     ) -> tuple[tuple[int, ...], int | None]:
-        """Gives a turn to an agent; the tokens to append for its next request, and how many stay before them.
+        """Gives a turn and its calls to an agent; the tokens to append for its next request, and how many stay before.
 
         Where it only adds the results of its calls, or a message, the tokens are those of the template's difference.
         With any other history the policy reads the whole request.
         """
-        before, tools, own = [*agent.messages, live.messages[-1]], agent.tools, live.messages[-1]
-        made = [Call(one["function"]["name"], one["function"]["arguments"]) for one in own.get("tool_calls", ())]
-        given = agent.ask(answer_of(own, turn, read))
+        if len(live.calls) + len(made) > self._settings.calls:
+            live.ended = "calls"
+            return (), None
+        before, tools = [*agent.messages, live.messages[-1]], agent.tools
+        given = agent.ask(answer_of(live.messages[-1], turns[-1], read))
         self._judge(live, given)
         if given.fault is not None or live.ended:  # an agent that failed cannot be told
             live.ended = live.ended or str(given.fault)
@@ -260,15 +273,16 @@ class ToolConversation:
             if message["role"] != "assistant":  # which would count as a turn of the policy
                 live.show(message)
         roles, grows = [one["role"] for one in added], whole and tools == agent.tools
-        live.after_results = grows and bool(made) and roles == ["tool"] * len(made)
-        pairs = [(call, message["content"]) for call, message in zip(made, added, strict=False)]
+        live.after_results = agent.messages[-1]["role"] == "tool"
+        answers = grows and bool(made) and roles == ["tool"] * len(made)
+        pairs = [(call, message["content"]) for call, message in zip(made, added, strict=True)] if answers else []
         live.calls += [
-            ToolCall(place, call.tool, json.dumps(call.arguments), text, given.seconds)
-            for call, text in pairs * live.after_results
+            ToolCall(len(turns) - 1, call.tool, json.dumps(call.arguments), text, given.seconds) for call, text in pairs
         ]
-        form, ended = self.format_of(replace(problem, tools=tuple(agent.tools))), turn.stop_reason is StopReason.END
+        form = self.format_of(replace(problem, tools=tuple(agent.tools)))
+        ended = turns[-1].stop_reason is StopReason.END
         if not (live.thinks and form.rewrites[live.after_results]):
-            if live.after_results:
+            if answers:
                 return form.observation_ids(pairs, ended=ended), None
             if grows and not made and roles == ["user"]:
                 return form.message_ids("user", added[0]["content"], ended=ended), None

@@ -53,13 +53,13 @@ class _AgentGame:
         self._asked: SimpleQueue[_Asked | _End] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any]] | None = None  # of the request that waits for the policy
 
-    def reset(self, **row: Any) -> str:
+    def reset(self, seed: int = 0, **row: Any) -> str:
         """Starts the agent; gives its first request."""
         token = secrets.token_urlsafe(24)
         server = _Endpoint(token, self._asked)
         os.environ |= {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": token}
         Thread(target=server.serve_forever, daemon=True).start()
-        Thread(target=self._run, args=(row,), daemon=True).start()
+        Thread(target=self._run, args=(row, seed), daemon=True).start()
         text, _, done = self._next()
         if done:
             raise RuntimeError("the agent ended before it asked the policy for anything")
@@ -71,9 +71,9 @@ class _AgentGame:
         self._answers.put(json.loads(answer))
         return (*self._next(), {})
 
-    def _run(self, row: Mapping[str, Any]) -> None:
+    def _run(self, row: Mapping[str, Any], seed: int) -> None:
         try:
-            given = self._agent(**accepted(self._agent, row, row.get("seed", 0)))
+            given = self._agent(**accepted(self._agent, row, seed))
             self._asked.put(_End(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given))
         except BaseException as error:  # noqa: BLE001  user code may raise anything
             self._asked.put(_End(error=error))
