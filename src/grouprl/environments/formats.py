@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call, Schema
 from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
+from grouprl.models.prefix import same_tokens
 from grouprl.models.templates import try_template
 from grouprl.types import Message, Problem, UserError
 
@@ -112,7 +113,7 @@ class ToolFormat:
             Token ids up to the beginning of the next turn, and how many of `read` stay before them; None = all.
         """
         whole = self._whole_ids([dict(one) for one in problem.prompt if not isinstance(one, str)], said, problem.tools)
-        kept = next((at for at, (old, new) in enumerate(zip(read, whole, strict=False)) if old != new), len(read))
+        kept = same_tokens((tuple(read), whole))
         return whole[kept:], None if kept == len(read) else kept
 
     def _whole_ids(self, prompt: Messages, said: Sequence[Message], tools: Sequence[Schema]) -> tuple[int, ...]:
