@@ -273,8 +273,13 @@ def _archive(files: Iterable[tuple[Path, str]]) -> bytes:
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
         for path, place in files:
-            archive.add(path, place, filter=lambda one: one.replace(uid=0, gid=0, deep=False))
+            archive.add(path, place, filter=_owned_by_root)
     return written.getvalue()
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0  # `TarInfo.replace` is newer than Python 3.11.3
+    return member
 
 
 def _reward(text: str) -> float:
