@@ -30,8 +30,7 @@ class NumberGame:
         self._guesses += 1
         if not found:
             return "Write a number.", 0.0, False, {}
-        guess = int(found[-1])
-        if guess == self._number:
+        if (guess := int(found[-1])) == self._number:
             return "Right.", 1 / (1 + max(0, self._guesses - self._enough)), True, {}
         return "Higher." if guess < self._number else "Lower.", 0.0, False, {}
 
@@ -61,6 +60,5 @@ class GuessNumber(JudgedByEnvironment, DrawnProblems):
             lowest = rng.randint(1, 100)
             number, highest = rng.randint(lowest, lowest + self.width - 1), lowest + self.width - 1
             text = f"I think of a number from {lowest} to {highest}. Guess it. I answer Higher, Lower or Right."
-            key = f"{lowest}-{highest}: {number}"
-            columns = {"number": number, "width": self.width}
-            yield key, Problem(f"guess_number/{split}/{index}", ({"role": "user", "content": text},), columns)
+            prompt, columns = ({"role": "user", "content": text},), {"number": number, "width": self.width}
+            yield f"{lowest}-{highest}: {number}", Problem(f"guess_number/{split}/{index}", prompt, columns)

@@ -270,8 +270,7 @@ def _refusal(place: Path, got: str) -> UserError:
 
 def _archive(files: Iterable[tuple[Path, str]]) -> bytes:
     """A tar archive of files and folders, each with its place."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as archive:
+    with tarfile.open(fileobj=(written := io.BytesIO()), mode="w") as archive:
         for path, place in files:
             archive.add(path, place, filter=_owned_by_root)
     return written.getvalue()

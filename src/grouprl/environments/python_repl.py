@@ -28,8 +28,7 @@ class PythonSession:
         Args:
             code: The code; use print to see a value.
         """
-        sandbox = leaf("sandbox")
-        result = sandbox.run_in_sandbox("\n".join([*self._code, code]))
+        result = leaf("sandbox").run_in_sandbox("\n".join([*self._code, code]))
         if result.error:
             return str(result.error)
         shown, self._printed = result.output[self._printed :], len(result.output)
@@ -53,6 +52,5 @@ class PythonRepl(Calculator):
         """One call that computes step by step, what it prints, and the answer in a box."""
         chain = operations(problem)
         lines = [f"n = {chain[0].left}", *(f"n = n {step.symbol.replace('/', '//')} {step.right}" for step in chain)]
-        answer = gold_answer(problem.columns["answer"])
-        code = "\n".join([*lines, "print(n)"])
+        answer, code = gold_answer(problem.columns["answer"]), "\n".join([*lines, "print(n)"])
         return (*exchange("python", {"code": code}, f"{answer}\n"), {"role": "assistant", "content": boxed(answer)})
