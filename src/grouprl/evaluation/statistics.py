@@ -29,6 +29,15 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
     return (subsets - math.comb(total - correct, k)) / subsets
 
 
+def pass_counts(samples: int) -> tuple[int, ...]:
+    """The k of which an evaluation with so many samples of a problem reports pass@k: powers of two, and `samples`.
+
+    >>> pass_counts(12)
+    (1, 2, 4, 8, 12)
+    """
+    return (*(2**power for power in range(samples.bit_length()) if 2**power < samples), samples)
+
+
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's interval (low, high) for a share counted as `successes` of `total` yes/no outcomes (Wilson 1927).
 
