@@ -234,6 +234,9 @@ def compare(
     vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0.")] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the comparison inside runs/.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With its key `quick`: a few minutes instead of hours.")
+    ] = False,
     trust_code: TrustOption = None,
 ) -> None:
     """Compare algorithms or settings on the same problems and seeds: paired intervals, curves, one report.
@@ -243,13 +246,15 @@ def compare(
     Example: grouprl compare compare_family seeds=[0,1,2]
 
     Example: grouprl compare demo --vary algorithm=grpo,dr_grpo,rloo --seeds 3 --name mine
+
+    Example: grouprl compare claims --quick jobs=2 only=[group_size]
     """
     options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
     changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     from grouprl.config.comparison import load_comparison
     from grouprl.tools.compare.variants import compare as run
 
-    config = load_comparison([*(settings or []), *changes], vary)
+    config = load_comparison([*(settings or []), *changes], vary, quick=quick)
     compared = run(config, partial(run_config, trust=trust_code))
     if compared.failed:
         raise typer.Exit(1)
