@@ -10,7 +10,9 @@ import pytest
 from rich.cells import cell_len
 
 from grouprl.cli import inspection
-from grouprl.config.run import RunConfig
+from grouprl.config.run import PolicyConfig, RunConfig
+from grouprl.evaluation.evaluate import Evaluation
+from grouprl.evaluation.paired import ProblemResults
 from grouprl.evaluation.trial import SampledGroup
 from recorded_episodes import SCRIPT, episode_group
 from small_runs import ROWS, grouprl, small_settings, write_rows
@@ -112,3 +114,28 @@ def test_an_evaluation_on_rows_that_the_run_trained_on_says_so(tmp_path: Path) -
         assert ended.code == 0, ended.text
         line = f"The run evaluates test: if its data has no split {split}, it trained on these rows."
         assert (line in ended.err) is said
+
+
+def test_pass_at_k_of_two_models_is_compared_on_the_same_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evaluated(config: RunConfig, *_: object, **__: object) -> Evaluation:
+        correct = {"after": (2, 0), "before": (1, 0)}[config.model.path]
+        shares = {"pass_at_1": sum(correct) / 4, "pass_at_2": sum(map(bool, correct)) / 2}
+        metrics = {**shares, **{f"{name}_interval": (0.0, 1.0) for name in shares}}
+        return Evaluation(metrics, ProblemResults(("p", "q"), (0, 0), correct, samples=2), (), (), ())
+
+    monkeypatch.setattr(inspection, "evaluate_model", evaluated)
+    monkeypatch.setenv("COLUMNS", "120")
+    models = {name: RunConfig(model=PolicyConfig(path=name)) for name in ("after", "before")}
+    inspection.show_pass_at(models, as_json=False)
+    rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "%" in line and "│" in line}
+    assert "50.0% (0.0% to 100.0%)" in rows["1"]
+    assert "+25.0% (" in rows["1"]
+    inspection.show_pass_at(models, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    # At k = 1 the two differ by a half on p and not on q; of two completions both have one right on p.
+    assert found["differences"]["pass_at_1"]["mean"] == 0.25
+    assert (found["differences"]["pass_at_2"]["mean"], found["differences"]["pass_at_2"]["pairs"]) == (0.0, 2)
+    assert found["models"]["after"]["correct"] == [2, 0]
+    assert (found["models"]["before"]["samples"], found["models"]["before"]["pass_at_1"]) == (2, 0.25)

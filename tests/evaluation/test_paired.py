@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 from statistics import fmean
 
 import pytest
@@ -110,3 +111,11 @@ def test_two_checkpoints_are_compared_on_the_problems_of_both() -> None:
 def test_checkpoints_without_a_problem_in_common_are_refused() -> None:
     with pytest.raises(ValueError, match="none in common"):
         compare_results(AFTER, ProblemResults(("x",), (1,), (0,), samples=0))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_of_a_problem_is_the_share_of_its_subsets_with_a_correct_one(k: int) -> None:
+    found = ProblemResults(tuple("abcd"), (0,) * 4, (0, 1, 3, 5), samples=5).pass_at_by_problem(k)
+    for name, correct in zip("abcd", (0, 1, 3, 5), strict=True):
+        subsets = list(combinations([True] * correct + [False] * (5 - correct), k))
+        assert found[name] == sum(map(any, subsets)) / len(subsets)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby, zip_longest
 
 from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import RunConfig
+from grouprl.evaluation.evaluate import Evaluation
+from grouprl.evaluation.paired import paired_by_name
+from grouprl.evaluation.statistics import pass_counts
 from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.worked import Spread, deviation_kind
@@ -26,15 +30,14 @@ _OTHERS = 20  # problems whose prompts are compared
 
 def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     """Evaluates `config.model` on `config.task` and prints the metrics."""
-    config, task = with_dtype(config), load_task(**config.task.model_dump())
-    terminal, count = Terminal(), len(task.problems(config.evaluation.split)[: config.evaluation.problems])
-    rewards = _known_rewards(config, task, terminal)
-    with terminal.progress("evaluate", count * (config.evaluation.samples + 1)) as advance:
-        values = evaluate_model(config, task, rewards, on_finished=advance).metrics
+    terminal = Terminal()
+    found = _evaluated(config, terminal)
+    values = found.metrics
     if as_json:
         print(json.dumps(values))
         return
-    table = Table(title=f"{config.model.path}: {counted(count, 'problem')} of {task.name}", title_justify="left")
+    title = f"{config.model.path}: {counted(len(found.greedy), 'problem')} of {config.task.name}"
+    table = Table(title=title, title_justify="left")
     table.add_column()
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
@@ -46,6 +49,56 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
             shown = "" if not isinstance(interval, tuple) else f"{interval[0]:{form}} to {interval[1]:{form}}"
             table.add_row(name, f"{value:{form}}", shown)
     terminal.console.print(table)
+
+
+def show_pass_at(configs: Mapping[str, RunConfig], *, as_json: bool) -> None:
+    """Evaluates one model or two, by name, and prints pass@k for k = 1, 2, 4 ... `evaluation.samples`.
+
+    The difference is the first model's less the second's, paired by problem. As JSON it also has the number of correct
+    completions of each problem, from which every other k follows.
+
+    Raises:
+        UserError: the task has no verifier, so that no completion is correct or wrong.
+    """
+    terminal = Terminal()
+    found = {name: _evaluated(config, terminal) for name, config in configs.items()}
+    results = [one.results for one in found.values()]
+    if not all(result.correct for result in results):
+        raise UserError("--pass-at: expected a task with a verifier, got one without: choose another --task")
+    counts = pass_counts(results[0].samples)
+    sides = {k: [result.pass_at_by_problem(k) for result in results] for k in counts}
+    paired = {k: paired_by_name(*both) for k, both in sides.items() if len(both) == 2}
+    differences = {k: found for k, found in paired.items() if found is not None}
+    if as_json:
+        models = {
+            name: one.metrics | {key: value for key, value in asdict(one.results).items() if key != "rewards"}
+            for name, one in found.items()
+        }
+        named = {f"pass_at_{k}": asdict(one) for k, one in differences.items()}
+        print(json.dumps({"models": models, "differences": named}))
+        return
+    table = Table(title=f"pass@k, {counted(len(results[0].problem_ids), 'problem')}, 95 % intervals")
+    for name in ("k", *(visible(name) for name in found), *(["difference"] if differences else [])):
+        table.add_column(name, justify="right")
+    for k in counts:
+        name, difference = f"pass_at_{k}", differences.get(k)
+        cells = [_with_interval(one.metrics[name], one.metrics[f"{name}_interval"], ".1%") for one in found.values()]
+        if difference is not None:
+            cells.append(_with_interval(difference.mean, difference.interval, "+.1%"))
+        table.add_row(str(k), *cells)
+    terminal.console.print(table)
+
+
+def _with_interval(value: object, interval: object, form: str) -> str:
+    return f"{value:{form}} ({interval[0]:{form}} to {interval[1]:{form}})" if isinstance(interval, tuple) else "-"
+
+
+def _evaluated(config: RunConfig, terminal: Terminal) -> Evaluation:
+    config, task = with_dtype(config), load_task(**config.task.model_dump())
+    count = len(task.problems(config.evaluation.split)[: config.evaluation.problems])
+    rewards = _known_rewards(config, task, terminal)
+    with terminal.progress("evaluate", count * (config.evaluation.samples + 1)) as advance:
+        return evaluate_model(config, task, rewards, on_finished=advance)
 
 
 def _known_rewards(config: RunConfig, task: Task, terminal: Terminal) -> tuple[WeightedReward, ...]:

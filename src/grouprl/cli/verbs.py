@@ -168,6 +168,12 @@ def evaluate(
     task: TaskOption = None,
     trust_code: TrustOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    pass_at: Annotated[
+        int | None, typer.Option("--pass-at", min=1, help="pass@k for k = 1, 2, 4 ... this number of samples.")
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option("--beside", help="With --pass-at: a second model, such as the one before training.")
+    ] = None,
 ) -> None:
     """Evaluate a model on held-out problems: greedy accuracy, pass@k, 95 % intervals.
 
@@ -176,12 +182,23 @@ def evaluate(
     Example: grouprl eval runs/demo
 
     Example: grouprl eval runs/demo/checkpoints/step-000060 evaluation.samples=16
-    """
-    options, of_run = {"model.path": checkpoint, "task.name": task}, settings_of_run(checkpoint)
-    config = run_config([*of_run, *(settings or [])], options, trust=trust_code)
-    from grouprl.cli.inspection import show_evaluation
 
-    show_evaluation(config, as_json=as_json)
+    Example: grouprl eval runs/demo --pass-at 256 --beside abacus
+    """
+    options: dict[str, object] = {"model.path": checkpoint, "task.name": task, "evaluation.samples": pass_at}
+    of_run = settings_of_run(checkpoint)
+    config = run_config([*of_run, *(settings or [])], options, trust=trust_code)
+    from grouprl.cli.inspection import show_evaluation, show_pass_at
+
+    if beside is not None and (pass_at is None or beside == checkpoint):
+        raise UserError(f"--beside: expected another model than {checkpoint}, and --pass-at with it: add it")
+    models = {checkpoint: config}
+    if beside is not None:
+        models[beside] = run_config([*of_run, *(settings or [])], {**options, "model.path": beside}, trust=trust_code)
+    if pass_at is None:
+        show_evaluation(config, as_json=as_json)
+    else:
+        show_pass_at(models, as_json=as_json)
     own = run_config(of_run, options, trust=trust_code).evaluation.split
     if of_run and own != (split := config.evaluation.split) != "train":
         typer.echo(f"The run evaluates {own}: if its data has no split {split}, it trained on these rows.", err=True)
@@ -217,6 +234,9 @@ def compare(
     vary: Annotated[str | None, typer.Option(help="KEY=VALUE,VALUE: one variant for each value.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0.")] = None,
     name: Annotated[str | None, typer.Option(help="Folder of the comparison inside runs/.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With its key `quick`: a few minutes instead of hours.")
+    ] = False,
     trust_code: TrustOption = None,
 ) -> None:
     """Compare algorithms or settings on the same problems and seeds: paired intervals, curves, one report.
@@ -226,13 +246,15 @@ def compare(
     Example: grouprl compare compare_family seeds=[0,1,2]
 
     Example: grouprl compare demo --vary algorithm=grpo,dr_grpo,rloo --seeds 3 --name mine
+
+    Example: grouprl compare claims --quick jobs=2 only=[group_size]
     """
     options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
     changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     from grouprl.config.comparison import load_comparison
     from grouprl.tools.compare.variants import compare as run
 
-    config = load_comparison([*(settings or []), *changes], vary)
+    config = load_comparison([*(settings or []), *changes], vary, quick=quick)
     compared = run(config, partial(run_config, trust=trust_code))
     if compared.failed:
         raise typer.Exit(1)

@@ -6,29 +6,76 @@ seeds: [0, 1, 2]
 variants:
   narrow: [algorithm.clip_high=0.2]
   wide: [algorithm.clip_high=0.28]
+claims:
+  clip_higher: {claim: Clipping higher keeps entropy up., source: DAPO, measure: entropy, expect: [wide > narrow]}
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
 
-from grouprl.config.command_line import refuse_options, settings_file
+from grouprl.config.command_line import RECIPES, refuse_options, settings_file
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.config.section import Name, Place, Section, Text
 from grouprl.config.yaml_text import read_yaml
 from grouprl.files import MOST_YAML, read_needed
-from grouprl.types import UserError
+from grouprl.types import UserError, unknown_name
 
 Label = Annotated[Text, Field(pattern=r"[A-Za-z0-9]")]
 Change = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.]+=")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+Expectation = Annotated[Text, Field(pattern=r"^.+ (>=|>|=) .+$")]
+
+
+class Claim(Section):
+    """What a text claims, as differences between variants; or the exact test that answers it; or neither yet."""
+
+    claim: Text = Field(description="the claim in a sentence")
+    source: Text = Field(description="the text that makes it")
+    measure: Text = Field(
+        "accuracy",
+        description="accuracy = held-out, at the end; speed = its mean over the training; wrong_length; or a metric, "
+        "of the last tenth of the steps",
+    )
+    at: Literal["tokens", "seconds", "steps"] = Field(
+        "tokens", description="what both sides have spent equally when they are compared"
+    )
+    grows: bool = Field(False, description="the measure less its value in the first tenth of the steps")
+    margin: float = Field(0.0, ge=0.0, description="largest difference that does not matter, in the measure's unit")
+    expect: tuple[Expectation, ...] = Field(
+        (), strict=False, description="such as `A > B`, `A = B` or `A >= B` of two variants, or `A > 0`"
+    )
+    exact: Text | None = Field(None, description="the command that answers it without a run")
+    found: Text | None = Field(None, description="with exact: what it shows")
+    holds: bool | None = Field(None, description="with exact: whether the claim holds")
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str, str], ...]:
+        """Left side, relation and right side of each expectation."""
+        found = (re.fullmatch(r"(.+) (>=|>|=) (.+)", text) for text in self.expect)
+        return tuple((one[1], one[2], one[3]) for one in found if one is not None)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants that the expectations name, each once."""
+        return tuple(dict.fromkeys(side for one in self.pairs for side in one[::2] if side != "0"))
+
+    @model_validator(mode="after")
+    def _has_one_answer(self) -> Self:
+        exact = [self.exact is not None, self.found is not None, self.holds is not None]
+        if any(exact) and (not all(exact) or self.expect):
+            raise UserError("expected `exact`, `found` and `holds` together and no `expect` with them: complete it")
+        return self
 
 
 class CompareConfig(Section):
@@ -47,6 +94,12 @@ class CompareConfig(Section):
         1, ge=1, le=1024, description="runs at once; model.threads=N says how many CPU threads each takes"
     )
 
+    claims: dict[Name, Claim] = Field({}, description="claims that the differences between the variants answer")
+    only: tuple[Text, ...] = Field(
+        (), strict=False, description="names of the claims to answer, with the variants that they need; empty = all"
+    )
+    quick: tuple[Change, ...] = Field((), strict=False, description="changes of `--quick`, such as steps=4")
+
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
         if self.baseline is not None and self.baseline not in self.variants:
@@ -54,6 +107,13 @@ class CompareConfig(Section):
             raise UserError(f"baseline: expected one of the variants {known}, got {self.baseline!r}: name one of them")
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"seeds: expected every seed once, got {list(self.seeds)}: remove the repeated ones")
+        for name, claim in self.claims.items():
+            for variant in claim.variants:
+                if variant not in self.variants:
+                    raise unknown_name(f"claims.{name}.expect", variant, self.variants)
+        for name in self.only:
+            if name not in self.claims:
+                raise unknown_name("only", name, self.claims)
         return self
 
     @property
@@ -61,36 +121,63 @@ class CompareConfig(Section):
         """The variant that the others are compared with."""
         return self.baseline or next(iter(self.variants))
 
+    def chosen(self) -> CompareConfig:
+        """The comparison with the claims of `only` and the variants that these and the baseline need."""
+        if not self.only:
+            return self
+        claims = {name: self.claims[name] for name in self.only}
+        needed = {self.first, *(variant for claim in claims.values() for variant in claim.variants)}
+        variants = {name: changes for name, changes in self.variants.items() if name in needed}
+        return CompareConfig.model_validate({**self.model_dump(), "claims": claims, "variants": variants})
 
-def load_comparison(given: Sequence[str], vary: str | None) -> CompareConfig:
+
+def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = False) -> CompareConfig:
     """Reads a comparison from command-line arguments.
 
     Args:
-        given: comparison files (with the key `variants`); files and recipes that every run starts from; changes.
-            A change of a `CompareConfig` key applies to the comparison, any other change to every run.
+        given: comparison files (with the key `variants`), or folders of them; files and recipes that every run starts
+            from; changes. A change of a `CompareConfig` key applies to the comparison, any other change to every run.
         vary: "KEY=v1,v2" makes one variant for each value.
+        quick: whether the changes of the key `quick` apply, before those of `given`.
 
     Raises:
         UserError: lists all errors.
     """
     refuse_options(RunConfig, given)
-    names = [text for text in given if "=" not in text]
-    comparisons = [name for name in names if _has_variants(settings_file(name))]
+    names = {text: _files(text) for text in given if "=" not in text}
+    comparisons = {name: files for name, files in names.items() if any(map(_has_variants, files))}
     changes = [text for text in given if "=" in text]
-    own = [text for text in changes if text.partition("=")[0].split(".")[0] in CompareConfig.model_fields]
+    variants = []
     if vary is not None:
         if comparisons:
-            raise UserError(f"--vary: expected no file with variants of its own, got {comparisons[0]}: remove one")
-        own.append(f"variants={json.dumps(varied(vary))}")
+            raise UserError(f"--vary: expected no file with variants of its own, got {min(comparisons)}: remove one")
+        variants.append(f"variants={json.dumps(varied(vary))}")
     if vary is None and not comparisons:
         raise UserError(
             "variants: expected at least two, got none: name a comparison file or recipe (one with `variants`), "
             "or add --vary KEY=VALUE,VALUE such as --vary algorithm=grpo,rloo"
         )
-    config = load_config(CompareConfig, [settings_file(name) for name in comparisons], own)
+    files = [file for found in comparisons.values() for file in found]
+    config = load_config(CompareConfig, files, [*filter(_is_own, changes), *variants])
+    if quick and not config.quick:
+        raise UserError("--quick: expected a comparison with the key `quick`, got one without: remove --quick")
+    if quick:
+        changes = [*config.quick, *changes]
+        config = load_config(CompareConfig, files, [*filter(_is_own, changes), *variants])
     base = (*config.base, *(name for name in names if name not in comparisons))
-    settings = (*config.settings, *(text for text in changes if text not in own))
-    return CompareConfig.model_validate({**config.model_dump(), "base": base, "settings": settings})
+    settings = (*config.settings, *(text for text in changes if not _is_own(text)))
+    return CompareConfig.model_validate({**config.model_dump(), "base": base, "settings": settings}).chosen()
+
+
+def _is_own(change: str) -> bool:
+    return change.partition("=")[0].split(".")[0] in CompareConfig.model_fields
+
+
+def _files(text: str) -> list[Path]:
+    """The file that a path or the name of a recipe stands for; of a folder, its YAML files by name."""
+    folders = (Path(text).expanduser(), RECIPES / text)
+    inside = next((found for folder in folders if (found := sorted(folder.glob("*.yaml")))), None)
+    return inside or [settings_file(text)]
 
 
 def varied(text: str) -> dict[str, list[str]]:

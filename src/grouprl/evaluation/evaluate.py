@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from grouprl.evaluation.metrics import trait_shares
 from grouprl.evaluation.paired import ProblemResults
-from grouprl.evaluation.statistics import pass_at_k, score_interval, wilson_interval
+from grouprl.evaluation.statistics import pass_at_k, pass_counts, score_interval, wilson_interval
 from grouprl.rewards.scorer import Scorer
 from grouprl.rollout import Engine, Request
 from grouprl.tasks.base import Task
@@ -134,7 +134,7 @@ def _accuracies(results: ProblemResults) -> Metrics:
     }
     if not samples:
         return metrics
-    counts = sorted({1, samples} | {2**power for power in range(10) if 2**power < samples})
+    counts = pass_counts(samples)
     intervals: list[tuple[float, float]] = []
     for k in counts:
         chances = [pass_at_k(count, samples, k) for count in results.correct]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from grouprl.evaluation.statistics import mean_interval, score_interval
+from grouprl.evaluation.statistics import mean_interval, pass_at_k, score_interval
 from grouprl.files import is_number
 
 
@@ -52,8 +52,12 @@ class ProblemResults:
     @property
     def sampled_by_problem(self) -> dict[str, float]:
         """The share of correct sampled completions of each problem; empty when none were sampled."""
+        return self.pass_at_by_problem(1)
+
+    def pass_at_by_problem(self, k: int) -> dict[str, float]:
+        """`pass_at_k` of each problem, for k up to `samples`; empty when none were sampled."""
         counted = zip(self.problem_ids, self.correct, strict=True) if self.samples and self.correct else ()
-        return {name: count / self.samples for name, count in counted}
+        return {name: pass_at_k(count, self.samples, k) for name, count in counted}
 
     def reward_by_problem(self, metric: str) -> dict[str, float]:
         """The mean reward of each problem that has one; empty for a metric that was not evaluated."""

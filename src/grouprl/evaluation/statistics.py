@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 
-from grouprl.tasks.curriculum import beta_quantile
+from grouprl.tasks.curriculum import beta_probability, beta_quantile
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
@@ -27,6 +27,15 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
         raise ValueError(f"pass_at_k: expected 1 <= k <= total, got k={k}, total={total}")
     subsets = math.comb(total, k)
     return (subsets - math.comb(total - correct, k)) / subsets
+
+
+def pass_counts(samples: int) -> tuple[int, ...]:
+    """The k of which an evaluation with so many samples of a problem reports pass@k: powers of two, and `samples`.
+
+    >>> pass_counts(12)
+    (1, 2, 4, 8, 12)
+    """
+    return (*(2**power for power in range(samples.bit_length()) if 2**power < samples), samples)
 
 
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -95,7 +104,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     if min(values) == max(values):
         return score_interval(values, min(0.0, *values), max(1.0, *values), confidence)
     center = fmean(values)
-    margin = _t_quantile(upper, len(values) - 1) * stdev(values, center) / math.sqrt(len(values))
+    margin = t_quantile(upper, len(values) - 1) * stdev(values, center) / math.sqrt(len(values))
     return center - margin, center + margin
 
 
@@ -105,7 +114,13 @@ def _upper_probability(confidence: float) -> float:
     return 0.5 + confidence / 2
 
 
-def _t_quantile(probability: float, degrees: int) -> float:
+def t_quantile(probability: float, degrees: int) -> float:
+    """The t that Student's distribution stays below with this probability, which is at least 0.5."""
     # t^2 / (degrees + t^2) of a Student's t has the distribution Beta(1/2, degrees/2).
     share = beta_quantile(2 * probability - 1, 0.5, degrees / 2)
     return math.sqrt(degrees * share / (1 - share))
+
+
+def t_probability(t: float, degrees: int) -> float:
+    """The chance that a Student's t is at least as far from 0 as this one: the p-value of both sides."""
+    return beta_probability(degrees / (degrees + t * t), degrees / 2, 0.5)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from grouprl.config.comparison import Claim
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.files import is_number, read_json
@@ -20,6 +23,7 @@ from grouprl.types import UserError
 
 COMPARISON_FILE = "comparison.json"
 THRESHOLD = 0.9  # accuracy of the metrics "to 90 %"
+_CLAIMS = TypeAdapter(dict[str, Claim])
 WINDOW = 3  # steps over which sampled accuracy is averaged
 
 
@@ -44,6 +48,7 @@ class RecordedComparison:
     directory: Path
     seeds: tuple[int, ...]
     variants: tuple[Variant, ...]
+    claims: Mapping[str, Claim] = field(default_factory=dict)
 
     @property
     def baseline(self) -> Variant:
@@ -89,6 +94,7 @@ class HeldOutEvaluation:
     tokens: float  # completion tokens sampled so far, mean over seeds
     seconds: float  # of training so far, mean over seeds
     accuracies: tuple[float, ...]  # greedy accuracy of each seed
+    solved: tuple[float, ...]  # pass@1 of each seed where completions were sampled, else greedy accuracy
     problems: int  # number of problems in the evaluation
 
 
@@ -122,7 +128,8 @@ def read_comparison(directory: Path) -> RecordedComparison:
         for name, settings in given["variants"].items()
     )
     first = given.get("baseline") or variants[0].name
-    return RecordedComparison(directory, seeds, tuple(sorted(variants, key=lambda variant: variant.name != first)))
+    ordered = tuple(sorted(variants, key=lambda variant: variant.name != first))
+    return RecordedComparison(directory, seeds, ordered, _CLAIMS.validate_python(given.get("claims", {})))
 
 
 def _refused(given: Mapping[str, object]) -> str | None:
@@ -137,7 +144,12 @@ def _refused(given: Mapping[str, object]) -> str | None:
             return f"a list of settings for the variant {name!r:.60}, got {settings!r:.60}"
     if baseline is not None and baseline not in list(variants):
         return f"`baseline`, one of the variants, got {baseline!r:.60}"
-    return None
+    claims = given.get("claims", {})
+    try:
+        unknown = {side for one in _CLAIMS.validate_python(claims).values() for side in one.variants} - set(variants)
+    except (ValidationError, UserError) as error:
+        return f"`claims`, each as the recipe has it, got {error!s:.60}"
+    return f"`claims` of the variants, got also {', '.join(sorted(unknown))[:60]}" if unknown else None
 
 
 def _finished_runs(directory: Path, variant: str, seeds: Sequence[int]) -> dict[int, RecordedRun]:
@@ -169,7 +181,7 @@ def run_metrics(run: RecordedRun) -> dict[str, Any]:
     """Computes the metrics of a run by name; None for those that it lacks."""
     after = run.results("after")
     (_, shares), (_, times) = run.column("accuracy"), run.column("time/total")
-    tokens, seconds = _summed(run, "completion_tokens"), _summed(run, "time/total")
+    tokens, seconds = summed(run, "completion_tokens"), summed(run, "time/total")
     found: dict[str, Any] = {
         "greedy_accuracy": after.get("greedy_accuracy"),
         "sampled_accuracy": fmean(shares[-max(1, len(shares) // 10) :]) if shares else None,
@@ -187,7 +199,7 @@ def run_metrics(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _summed(run: RecordedRun, name: str) -> dict[int, float]:
+def summed(run: RecordedRun, name: str) -> dict[int, float]:
     """Returns step -> sum of a metric up to that step; 0 before the first step."""
     steps, values = run.column(name)
     return {0: 0.0, **dict(zip(steps, accumulate(values), strict=True))}
@@ -253,7 +265,7 @@ def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str
 
 def totals(variant: Variant) -> dict[int, tuple[float, float]]:
     """Returns the mean completion tokens and seconds up to each step that every seed has made, from step 0."""
-    sums = [(_summed(run, "completion_tokens"), _summed(run, "time/total")) for run in variant.runs.values()]
+    sums = [(summed(run, "completion_tokens"), summed(run, "time/total")) for run in variant.runs.values()]
     steps = set.intersection(*(set(kind) for kinds in sums for kind in kinds)) if sums else ()
     return {
         step: (fmean(tokens[step] for tokens, _ in sums), fmean(seconds[step] for _, seconds in sums))
@@ -275,6 +287,7 @@ def held_out_curve(variant: Variant) -> tuple[HeldOutEvaluation, ...]:
             tokens,
             seconds,
             tuple(rows[step]["greedy_accuracy"] for rows in judged),
+            tuple(rows[step].get("pass_at_1", rows[step]["greedy_accuracy"]) for rows in judged),
             min(rows[step]["problems"] for rows in judged),
         )
         for step, (tokens, seconds) in totals(variant).items()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -12,11 +13,13 @@ from grouprl.files import is_number
 from grouprl.leaves import find_leaf
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
 from grouprl.tools.compare.read import (
     THRESHOLD,
     WINDOW,
     BaselineDifference,
     HeldOutEvaluation,
+    MetricBySeed,
     RecordedComparison,
     Variant,
     against_baseline,
@@ -38,11 +41,16 @@ CURVES = (
 def write_comparison(directory: Path) -> Path:
     """Writes summary.json and, with the lab, report.html from the finished runs; returns the path of the page.
 
+    Where the comparison answers claims it also writes claims.md, their table.
+
     Raises:
         UserError: `directory` has no comparison, or a file of a run is damaged.
     """
     comparison = read_comparison(directory)
-    atomic_write_text(RunDirectory(directory).summary, json_text(summary(comparison), indent=2) + "\n")
+    found = summary(comparison)
+    atomic_write_text(RunDirectory(directory).summary, json_text(found, indent=2) + "\n")
+    if comparison.claims:
+        atomic_write_text(directory / "claims.md", "\n".join(claims_table(found["claims"])) + "\n")
     write_page = find_leaf("comparison")
     if write_page is not None:
         write_page(directory, comparison_answer(comparison))
@@ -70,6 +78,9 @@ def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
 
 def comparison_verdict(comparison: RecordedComparison) -> str:
     """Summarizes the result of the comparison in one or two sentences."""
+    if comparison.claims:
+        counts = Counter(one.verdict for one in answer_claims(comparison))
+        return f"Of {len(comparison.claims)} claims: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}
@@ -125,6 +136,7 @@ def summary(comparison: RecordedComparison) -> dict[str, Any]:
         "baseline": comparison.baseline.name,
         "seeds": comparison.seeds,
         "threshold": THRESHOLD,
+        "claims": claims_summary(answer_claims(comparison)),
         "variants": {variant.name: _variant_summary(comparison, variant) for variant in comparison.variants},
     }
 
@@ -144,9 +156,17 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
         "against_baseline": {
             name: asdict(found) for name, found in against.items() if variant is not comparison.baseline
         },
-        "held_out": [asdict(point) | {"mean": fmean(point.accuracies)} for point in held_out_curve(variant)],
+        "held_out": [
+            asdict(point) | {"mean": fmean(point.accuracies), "solved": _over_seeds(point.solved)}
+            for point in held_out_curve(variant)
+        ],
         "seconds_by_part": time_parts(variant),
     }
+
+
+def _over_seeds(values: Sequence[float]) -> dict[str, Any]:
+    found = MetricBySeed(dict(enumerate(values)))
+    return {"mean": found.mean, "interval": found.interval}
 
 
 def _curves(variant: Variant) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 import { note } from "../parts/address.js";
 import { comparing, get, ofRun, queryOf, Refused } from "../parts/api.js";
 import { compareCard, isMeasure, titleOf } from "../parts/compare/card.js";
+import { claimCards } from "../parts/compare/claims.js";
 import { comparisonFacts, comparisonHead, comparisonResults, variantsOf } from "../parts/compare/comparison.js";
 import { bySeed, overSeeds } from "../parts/compare/seeds.js";
 import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
@@ -71,7 +72,7 @@ function seedChoice(mean, ids, query) {
 /** A comparison that was made with `grouprl compare`. */
 async function whole(name) {
   const answer = await get(`comparisons/${encodeURIComponent(name)}`);
-  const top = [h("h1", {}, visible(name)), comparisonHead(answer), comparisonResults(answer), h("h2", {}, "Curves")];
+  const top = [h("h1", {}, visible(name)), comparisonHead(answer), claimCards(answer), comparisonResults(answer), h("h2", {}, "Curves")];
   return { found: variantsOf(answer), top, below: () => comparisonFacts(answer) };
 }
 

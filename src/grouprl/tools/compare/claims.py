@@ -1,0 +1,241 @@
+"""Answers the claims of a comparison: each expectation as a difference with intervals, and a verdict by one rule.
+
+An expectation holds, fails or stays open by its interval, which is simultaneous over the expectations of its claim:
+
+| expectation | holds | fails |
+|---|---|---|
+| A > B | the interval lies above 0 | it lies below the margin |
+| A = B | it lies within the margin around 0 | it lies above 0 or below 0 |
+| A >= B | it lies above minus the margin | it lies below 0 |
+
+A claim holds if all of its expectations hold, does not if any fails, and is undecided otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from grouprl.config.comparison import Claim
+from grouprl.evaluation.paired import ProblemResults
+from grouprl.files import is_number
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import RecordedRun
+from grouprl.record.rollouts import open_recorded
+from grouprl.tools.compare.inference import CrossedDifference, crossed_difference, holm, simultaneous_confidence
+from grouprl.tools.compare.read import RecordedComparison, Variant, run_metrics, summed
+
+Verdict = Literal["holds", "does not hold", "undecided", "not measured yet"]
+Values = Mapping[str, float]  # by problem, or one value of the whole run
+
+_TOTALS = {"tokens": "completion_tokens", "seconds": "time/total"}
+_WHOLE_RUN = ""  # stands for the problem where a run has one value
+_TENTH = 10
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class MeasuredExpectation:
+    """An expectation with the difference that the runs show."""
+
+    left: str
+    relation: str
+    right: str
+    difference: CrossedDifference | None  # left - right; None while a run is missing, or has no such metric
+    interval: tuple[float, float] | None  # 95 %, simultaneous over the expectations of the claim
+    verdict: Verdict
+    p_in_table: float | None = None  # corrected by Holm's method for all expectations of the comparison
+
+
+@dataclass(frozen=True)
+class AnsweredClaim:
+    """A claim with what was measured and the verdict."""
+
+    name: str
+    claim: Claim
+    measured: tuple[MeasuredExpectation, ...]
+    verdict: Verdict
+
+
+def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
+    """Measures the expectations of all claims, in their order."""
+    answered = [_answer(comparison, name, claim) for name, claim in comparison.claims.items()]
+    known = {
+        (at, place): one.difference.p_value
+        for at, claim in enumerate(answered)
+        for place, one in enumerate(claim.measured)
+        if one.difference is not None and one.difference.p_value is not None
+    }
+    corrected = dict(zip(known, holm([p for p in known.values() if p is not None]), strict=True))
+    return tuple(
+        replace(
+            claim,
+            measured=tuple(
+                replace(one, p_in_table=corrected.get((at, place))) for place, one in enumerate(claim.measured)
+            ),
+        )
+        for at, claim in enumerate(answered)
+    )
+
+
+def claims_summary(answered: Sequence[AnsweredClaim]) -> list[dict[str, Any]]:
+    """The claims as plain values of summary.json."""
+    return [
+        {
+            "name": one.name,
+            **one.claim.model_dump(mode="json", exclude={"expect"}),
+            "variants": one.claim.variants,
+            "verdict": one.verdict,
+            "measured": [
+                {**asdict(found), "alone": None if found.difference is None else found.difference.interval()}
+                for found in one.measured
+            ],
+        }
+        for one in answered
+    ]
+
+
+def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of a table in Markdown, a row for each claim of `claims_summary`."""
+    yield "| claim | source | measured | verdict |"
+    yield "|---|---|---|---|"
+    for one in claims:
+        verdict = "holds here" if one["verdict"] == "holds" else one["verdict"]
+        yield f"| {one['claim']} | {one['source']} | {_measured_cell(one)} | {verdict} |"
+
+
+def _measured_cell(claim: Mapping[str, Any]) -> str:
+    if claim["exact"] is not None:
+        return f"{claim['found']} (`{claim['exact']}`)"
+    factor = 100 if is_share(claim["measure"]) else 1
+    differences = []
+    for one in claim["measured"]:
+        if one["difference"] is None or one["interval"] is None:
+            continue
+        low, high = (factor * end for end in one["interval"])
+        sides = one["left"] if one["right"] == "0" else f"{one['left']} - {one['right']}"
+        star = "\\*" if one["p_in_table"] is not None and one["p_in_table"] < SIGNIFICANT else ""
+        differences.append(f"{sides}: {factor * one['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}")
+    name = claim["measure"].replace("_", " ") + (" gained" if claim["grows"] else "")
+    unit = ", points" if factor > 1 else ""
+    return f"{name} at equal {claim['at']}{unit}: {'; '.join(differences)}" if differences else "-"
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure is a share, whose differences are shown in points."""
+    return measure in ("accuracy", "speed") or measure.startswith("frac_")
+
+
+def _answer(comparison: RecordedComparison, name: str, claim: Claim) -> AnsweredClaim:
+    if claim.holds is not None:
+        return AnsweredClaim(name, claim, (), "holds" if claim.holds else "does not hold")
+    variants = {variant.name: variant for variant in comparison.variants}
+    confidence = simultaneous_confidence(max(1, len(claim.pairs)))
+    measured = []
+    for left, relation, right in claim.pairs:
+        difference = difference_of(claim, variants[left], variants.get(right))
+        interval = None if difference is None else difference.interval(confidence)
+        found = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
+        measured.append(MeasuredExpectation(left, relation, right, difference, interval, found))
+    return AnsweredClaim(name, claim, tuple(measured), combined([one.verdict for one in measured]))
+
+
+def verdict_of(relation: str, interval: tuple[float, float] | None, margin: float) -> Verdict:
+    """Whether an interval of left - right shows the relation, contradicts it, or neither; the module has the rule."""
+    if interval is None:
+        return "undecided"
+    low, high = interval
+    holds, fails = {
+        ">": (low > 0, high < margin),
+        "=": (-margin < low and high < margin, low > 0 or high < 0),
+        ">=": (low > -margin, high < 0),
+    }[relation]
+    return "holds" if holds else "does not hold" if fails else "undecided"
+
+
+def combined(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of a claim from those of its expectations."""
+    if not verdicts or "not measured yet" in verdicts:
+        return "not measured yet"
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "holds" if set(verdicts) == {"holds"} else "undecided"
+
+
+# The measures
+
+
+def difference_of(claim: Claim, left: Variant, right: Variant | None) -> CrossedDifference | None:
+    """The measure of a variant less that of another, None for 0, over the seeds and problems that both have.
+
+    On each seed both sides are measured where the one that has spent less in all (tokens, seconds or steps) ends.
+    """
+    rows: list[dict[str, float]] = []
+    for seed, run in left.runs.items():
+        sides = [run] if right is None else [run, right.runs[seed]] if seed in right.runs else []
+        if sides:
+            limit = min(max(spent(side, claim.at).values()) for side in sides)
+            ours, *others = map(partial(values_of, claim, limit=limit), sides)
+            rows.append({key: ours[key] - sum(o[key] for o in others) for key in ours if all(key in o for o in others)})
+    shared = [key for key in rows[0] if all(key in row for row in rows)] if rows else []
+    return crossed_difference([[row[key] for key in shared] for row in rows]) if shared else None
+
+
+def spent(run: RecordedRun, at: str) -> Mapping[int, float]:
+    """Step -> tokens, seconds or steps spent up to it."""
+    if at == "steps":
+        return {int(step): float(step) for step in (0, *(row["step"] for row in run.metrics))}
+    return summed(run, _TOTALS[at])
+
+
+def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
+    """The measure of a run where it has spent `limit`; empty where it was not recorded."""
+    totals = spent(run, claim.at)
+    if claim.measure in ("accuracy", "speed"):
+        return _held_out(claim, run, totals, limit)
+    steps, values = _wrong_lengths(run) if claim.measure == "wrong_length" else run.column(claim.measure)
+    reached = [value for step, value in zip(steps, values, strict=True) if totals.get(step, math.inf) <= limit]
+    tenth = max(1, len(reached) // _TENTH)
+    if reached:
+        return {_WHOLE_RUN: fmean(reached[-tenth:]) - (fmean(reached[:tenth]) if claim.grows else 0.0)}
+    found = run_metrics(run).get(claim.measure)
+    return {_WHOLE_RUN: float(found)} if is_number(found) else {}
+
+
+def _held_out(claim: Claim, run: RecordedRun, totals: Mapping[int, float], limit: float) -> Values:
+    """The results of each held-out problem, on straight lines between the evaluations: at the limit, or up to it."""
+    points = {
+        totals[row["step"]]: found.sampled_by_problem or found.greedy_by_problem
+        for row in run.held_out
+        if row["step"] in totals and (found := ProblemResults.read(row)) is not None
+    }
+    spent_X = sorted(points)
+    names = [name for name in points[spent_X[0]] if all(name in points[x] for x in spent_X)] if points else []
+    if not names or limit <= spent_X[0]:
+        return {}
+    grid_X = [*(x for x in spent_X if x < limit), limit]
+    values_PX = np.array([np.interp(grid_X, spent_X, [points[x][name] for x in spent_X]) for name in names])
+    if claim.measure == "speed":
+        widths_X = np.diff(grid_X) / (grid_X[-1] - grid_X[0])
+        result_P = ((values_PX[:, 1:] + values_PX[:, :-1]) / 2) @ widths_X
+    else:
+        result_P = values_PX[:, -1]
+    start_P = values_PX[:, 0] if claim.grows else np.zeros(len(names))
+    return dict(zip(names, (result_P - start_P).tolist(), strict=True))
+
+
+def _wrong_lengths(run: RecordedRun) -> tuple[list[int], list[float]]:
+    """The steps with wrong completions, and their mean length in tokens."""
+    if not RunDirectory(run.directory).rollouts.is_file():
+        return [], []
+    query = "SELECT step, AVG(length) FROM completions WHERE correct = 0 GROUP BY step ORDER BY step"
+    with closing(open_recorded(run.directory)) as database:
+        rows = database.execute(query).fetchall()
+    return [step for step, _ in rows], [mean for _, mean in rows]

@@ -1,0 +1,232 @@
+"""Claims: what the intervals are, how many are right at once, what is compared at equal cost, and the verdicts."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from comparisons import comparison, ones, record
+from grouprl.config.comparison import Claim, load_comparison
+from grouprl.evaluation.statistics import t_probability, t_quantile
+from grouprl.tools.compare.claims import answer_claims, combined, difference_of, verdict_of
+from grouprl.tools.compare.inference import crossed_difference, holm, simultaneous_confidence
+from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison
+from grouprl.tools.compare.report import comparison_verdict, write_comparison
+from grouprl.types import UserError
+from held_page import Page
+from small_runs import grouprl
+
+
+def test_a_difference_over_seeds_and_problems_worked_by_hand() -> None:
+    # Means of the seeds 2 and 3, of the problems 1, 2.5 and 4: the mean is 2.5. By seed 0.5 / 2 = 0.25, by problem
+    # 2.25 / 3 = 0.75; the rest is -0.5, 0, 0.5 and 0.5, 0, -0.5: 1 / (1 * 2) / 6 = 1/12.
+    found = crossed_difference([[0.0, 2.0, 4.0], [2.0, 3.0, 4.0]])
+    assert found.mean == 2.5
+    assert found.error == pytest.approx(math.sqrt(0.25 + 0.75 - 1 / 12))
+    low, high = found.interval() or (0.0, 0.0)
+    assert (high - low) / 2 == pytest.approx(12.7062 * math.sqrt(11 / 12), rel=1e-5)  # Student's t with one degree
+
+
+def test_one_value_a_seed_is_student_s_paired_test() -> None:
+    # Student's sleep data, as R's t.test(paired = TRUE) prints it: t = -4.0621, df = 9, p-value = 0.002833.
+    gained = [-1.2, -2.4, -1.3, -1.3, 0.0, -1.0, -1.8, -0.8, -4.6, -1.4]
+    found = crossed_difference([[one] for one in gained])
+    assert found.interval() == pytest.approx((-2.4598858, -0.7001142), abs=1e-6)
+    assert found.p_value == pytest.approx(0.002833, abs=1e-6)
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (9, 2.26216)])
+def test_student_s_table(degrees: int, t: float) -> None:
+    assert t_quantile(0.975, degrees) == pytest.approx(t, rel=1e-5)
+    assert t_probability(-t, degrees) == pytest.approx(0.05, rel=1e-4)
+
+
+def test_the_interval_covers_what_it_says_where_seeds_and_problems_vary() -> None:
+    draw, covered, trials = random.Random(0), 0, 400
+    for _ in range(trials):
+        seeds, problems = ([draw.gauss(0, scale) for _ in range(count)] for scale, count in ((1, 5), (2, 20)))
+        low, high = crossed_difference([[s + p + draw.gauss(0, 1) for p in problems] for s in seeds]).interval() or (
+            1,
+            1,
+        )
+        covered += low <= 0 <= high
+    assert 0.93 <= covered / trials <= 1.0
+
+
+def test_nothing_is_known_of_one_seed_or_of_equal_differences() -> None:
+    for rows in ([[0.1, 0.2, 0.4]], [[0.5, 0.5], [0.5, 0.5]]):
+        found = crossed_difference(rows)
+        assert (found.error, found.interval(), found.p_value) == (None, None, None)
+
+
+def test_corrections_for_several_differences_worked_by_hand() -> None:
+    # R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") is 0.03 0.06 0.06 0.02.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+    assert simultaneous_confidence(5) == pytest.approx(0.99)  # five intervals, each wrong with 1 %
+
+
+@pytest.mark.parametrize(
+    ("relation", "interval", "margin", "verdict"),
+    [
+        (">", (0.1, 0.5), 0.0, "holds"),
+        (">", (-0.5, -0.1), 0.0, "does not hold"),
+        (">", (-0.1, 0.5), 0.0, "undecided"),
+        (">", (-0.1, 0.01), 0.02, "does not hold"),  # if there is a difference, it is smaller than what matters
+        ("=", (-0.01, 0.015), 0.02, "holds"),
+        ("=", (0.01, 0.05), 0.02, "does not hold"),
+        ("=", (-0.01, 0.05), 0.02, "undecided"),
+        (">=", (-0.01, 0.3), 0.02, "holds"),
+        (">=", (-0.3, -0.1), 0.02, "does not hold"),
+        (">=", (-0.3, 0.1), 0.02, "undecided"),
+        (">", None, 0.0, "undecided"),
+    ],
+)
+def test_the_rule(relation: str, interval: tuple[float, float] | None, margin: float, verdict: str) -> None:
+    assert verdict_of(relation, interval, margin) == verdict
+
+
+def test_a_claim_holds_if_all_of_it_holds() -> None:
+    assert combined(["holds", "holds"]) == "holds"
+    assert combined(["holds", "does not hold", "undecided"]) == "does not hold"
+    assert combined(["holds", "undecided"]) == "undecided"
+    assert combined(["holds", "not measured yet"]) == combined([]) == "not measured yet"
+
+
+CLAIMS: dict[str, dict[str, Any]] = {
+    "spends": {"claim": "b > a", "source": "s", "expect": ["b > a"]},
+    "longer": {"claim": "KL grows", "source": "s", "measure": "kl", "at": "steps", "grows": True, "expect": ["a > 0"]},
+    "slow": {"claim": "b is as slow", "source": "s", "measure": "seconds_per_step", "expect": ["b = a"], "margin": 1.0},
+    "proved": {"claim": "exact", "source": "s", "exact": "pytest x", "found": "equal", "holds": True},
+    "waits": {"claim": "<later>", "source": "s"},
+}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Two seeds, four problems; a has spent 100 and 400 tokens after its two steps, b 50 and 100."""
+    folder = comparison(tmp_path / "two", ["a", "b"], [0, 1])
+    given = json.loads((folder / COMPARISON_FILE).read_text())
+    (folder / COMPARISON_FILE).write_text(json.dumps({**given, "claims": CLAIMS}))
+    for seed in (0, 1):
+        record(folder / f"a-seed{seed}", [ones(1), ones(2), ones(4)])
+        record(folder / f"b-seed{seed}", [ones(1), ones(2 + seed), ones(3)], tokens=(50, 50), seconds=(1.0, 2.0 + seed))
+    return folder
+
+
+def claim(**given: Any) -> Claim:
+    return Claim.model_validate({"claim": "c", "source": "s", "expect": ["b > a"], **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "mean"),
+    [
+        # b ends at 100 tokens with 3/4; there a is at its first step, with 2/4.
+        ({}, 0.25),
+        ({"at": "steps"}, -0.25),
+        # Seed 0 at 3 seconds of both: 3/4 against 4/4. Seed 1: a ends at 3 seconds, b is then 2/3 of its second step,
+        # which changes nothing: 3/4.
+        ({"at": "seconds"}, -0.25),
+        # Up to 100 tokens the mean of a is 3/8, of b (3/8 + 5/8) / 2 and (1/2 + 3/4) / 2.
+        ({"measure": "speed"}, (0.5 - 0.375 + 0.625 - 0.375) / 2),
+        ({"measure": "seconds_per_step"}, 0.25),
+        ({"measure": "kl", "at": "steps"}, 0.0),
+        ({"measure": "completion_tokens"}, -50.0),  # a metric of the steps: of the last one that both have reached
+    ],
+)
+def test_both_sides_are_measured_where_they_have_spent_the_same(two: Path, given: dict[str, Any], mean: float) -> None:
+    a, b = read_comparison(two).variants
+    found = difference_of(claim(**given), b, a)
+    assert found is not None
+    assert found.mean == pytest.approx(mean)
+    assert (found.seeds, found.problems) == (2, 4 if given.get("measure", "speed") == "speed" else 1)
+
+
+def test_a_metric_that_no_run_has_and_a_variant_without_runs_are_not_measured(two: Path) -> None:
+    a, b = read_comparison(two).variants
+    assert difference_of(claim(measure="wrong_length"), b, a) is None
+    assert difference_of(claim(measure="nonsense"), b, a) is None
+
+
+def test_the_report_has_a_row_and_a_card_for_each_claim(two: Path) -> None:
+    page = Page(write_comparison(two))
+    spends, longer, slow, proved, waits = page.shown["claims"]
+    assert (spends["verdict"], proved["verdict"], waits["verdict"]) == ("undecided", "holds", "not measured yet")
+    # Each of two intervals is its own: a difference that two seeds show equally has no interval.
+    assert longer["measured"][0]["difference"]["mean"] == pytest.approx(0.1)
+    assert longer["measured"][0]["interval"] is None
+    assert slow["measured"][0]["difference"]["mean"] == 0.25
+    assert spends["measured"][0]["alone"] == spends["measured"][0]["interval"]
+    assert comparison_verdict(read_comparison(two)).startswith("Of 5 claims: ")
+    rows = (two / "claims.md").read_text().splitlines()
+    assert len(rows) == 2 + 5
+    assert rows[5] == "| exact | s | equal (`pytest x`) | holds here |"
+    assert rows[6] == "| <later> | s | - | not measured yet |"
+
+
+def test_holm_counts_the_differences_of_all_claims(two: Path) -> None:
+    given = json.loads((two / COMPARISON_FILE).read_text())
+    pair = {"claim": "c", "source": "s", "measure": "seconds_per_step"}
+    claims = {"one": {**pair, "expect": ["b > a"]}, "two": {**pair, "expect": ["a > b", "b = a"]}}
+    (two / COMPARISON_FILE).write_text(json.dumps({**given, "claims": claims}))
+    first, second = answer_claims(read_comparison(two))
+    # Differences of 0 and 0.5: t = 1 with one degree of freedom, p = 0.5, three times; each corrected to 1.
+    assert [one.p_in_table for one in (*first.measured, *second.measured)] == [1.0] * 3
+    assert first.measured[0].difference is not None
+    assert first.measured[0].difference.p_value == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"expect": ["b < a"]}, "expect"),
+        ({"exact": "pytest"}, "expected `exact`, `found` and `holds` together"),
+        ({"exact": "pytest", "found": "x", "holds": True}, "no `expect` with them"),
+    ],
+)
+def test_a_claim_that_makes_no_sense(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises((UserError, ValidationError), match=expected):
+        claim(**given)
+
+
+def test_some_claims_alone_need_their_variants_and_the_baseline() -> None:
+    whole, some = load_comparison(["claims"], None), load_comparison(["claims", "only=[kl]"], None)
+    assert list(some.claims) == ["kl"]
+    assert set(some.variants) == {some.first, *whole.claims["kl"].variants} < set(whole.variants)
+    assert all(some.variants[name] == whole.variants[name] for name in some.variants)
+    assert (whole.name, whole.seeds) == (some.name, some.seeds)  # the same folder: no run is made twice
+    with pytest.raises(UserError, match=r"only: expected one of .*, got 'kls'"):
+        load_comparison(["claims", "only=[kls]"], None)
+    with pytest.raises(UserError, match=r"claims.kl.expect: expected one of .*, got 'nobody'"):
+        load_comparison(["claims", 'claims.kl.expect=["nobody > grpo"]'], None)
+    with pytest.raises(UserError, match="--quick: expected a comparison with the key `quick`"):
+        load_comparison(["compare_family"], None, quick=True)
+
+
+def test_every_claim_is_answered_by_variants_or_by_a_command_or_waits() -> None:
+    config = load_comparison(["claims"], None)
+    named = {name for claim in config.claims.values() for name in claim.variants}
+    assert named == set(config.variants)  # no run is for nothing
+    quick = load_comparison(["claims", "steps=2"], None, quick=True)
+    assert (quick.name, quick.settings[-1]) == ("claims_quick", "steps=2")  # the command line has the last word
+
+
+@pytest.mark.slow
+def test_the_quick_comparison_runs_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    command = ("compare", "claims", "--quick", f"runs_dir={tmp_path}", "only=[kl]", "steps=2", "evaluation.problems=4")
+    first = grouprl(*command, "seeds=[0]")
+    assert first.code == 0, first.text
+    ended = grouprl(*command, "jobs=2")
+    assert ended.code == 0, ended.text
+    assert "8 runs, 4 of them finished" in ended.text
+    found = json.loads((tmp_path / "claims_quick" / "summary.json").read_text())
+    (kl,) = found["claims"]
+    assert all(one["difference"]["seeds"] == 2 for one in kl["measured"])
+    assert len((tmp_path / "claims_quick" / "claims.md").read_text().splitlines()) == 3
