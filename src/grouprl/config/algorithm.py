@@ -23,6 +23,7 @@ from grouprl.algorithms.option import Part, faults, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
+from grouprl.algorithms.tree import TreeAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.own_code import own_code
 from grouprl.leaves import find_leaf
@@ -37,6 +38,7 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
         GroupTokenAdvantage,
         TokenAdvantage,
         CriticAdvantage,
+        TreeAdvantage,
     ),
     "objective": (Clip, Cispo, Plain, Sapo, Gmpo),
     "kl": (Kl,),

@@ -26,6 +26,7 @@ _FILES = (
     "gmpo",
     "dppo",
     "maxrl",
+    "tree",
     "ppo",
     # Other libraries' numbers.
     "trl",
