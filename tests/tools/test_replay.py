@@ -105,10 +105,10 @@ def test_weights_after_the_replay_are_the_next_checkpoint(run: Path):
     """The gradient is the one that the run applied: a second way to the same checkpoint would show another."""
     from grouprl.tools.proof import replay as module
 
-    learner, start = module._learner_before(run, config_of(run), 5)
+    learner, start = module._nearest_learner(run, config_of(run), 5)
     assert start == 4
     for step in (5, 6):
-        module.make_update(learner, module._scored(run, step, config_of(run), learner))
+        module.make_update(learner, module.recorded_groups(run, step, config_of(run), learner))
     saved = load_file(run / "checkpoints/step-000006/model.safetensors")
     policy = learner.policy.state_dict()
     assert all(torch.equal(policy[name], value) for name, value in saved.items())

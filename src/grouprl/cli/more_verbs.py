@@ -31,6 +31,7 @@ from grouprl.cli.words import (
 )
 from grouprl.config.command_line import reward_settings
 from grouprl.record.layout import RunDirectory
+from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from grouprl.tools.imported.recipe import ImportedRecipe, Line
@@ -242,12 +243,23 @@ def replay(
     reward: RewardOption = None,
     trust_code: TrustOption = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write every value to this file.")] = None,
+    branch: Annotated[bool, typer.Option("--branch", help="Show what other tokens of a completion change.")] = False,
+    problem: Annotated[str | None, typer.Option(help="With --branch: its id; else one with a signal.")] = None,
+    completion: Annotated[int, typer.Option(min=0, help="With --branch: its index in the group.")] = 0,
+    position: Annotated[list[int] | None, typer.Option(help="With --branch: of a token, from 0. Repeatable.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="With --branch: most positions, without --position.")] = 16,
+    alternatives: Annotated[int, typer.Option(min=1, help="With --branch: most other tokens at a position.")] = 3,
+    least: Annotated[float, typer.Option(min=0, max=1, help="With --branch: their least probability.")] = 0.01,
 ) -> None:
     """Recompute a recorded step without sampling, to the last bit, or under another algorithm or reward.
 
     Exit code 1 when the recomputed step does not equal the record. The run is not changed (docs/trust.md).
 
+    With --branch: change single tokens of a completion, and sample the rest at the same random numbers.
+
     Example: grouprl replay runs/demo 12
+
+    Example: grouprl replay runs/demo 12 --branch --completion 2
 
     Example: grouprl replay runs/demo 12 algorithm=dapo algorithm.clip_high=0.28
 
@@ -255,6 +267,19 @@ def replay(
     """
     saved = str(RunDirectory(run).config)
     config = run_config([saved], trust=trust_code)
+    from grouprl.cli.branches import show_branches
+    from grouprl.tools.proof.branches import Selection
+
+    selection = Selection(problem, completion, tuple(position or ()), tokens, alternatives, least)
+    if (settings or reward or as_json) if branch else selection != Selection():
+        raise UserError(
+            "replay: expected --branch without KEY=VALUE, --reward and --json, and its own options only with it, got "
+            "a mix: remove one"
+        )
+    if branch:
+        show_branches(run, step, config, selection)
+        suggest(f"grouprl lab {run}")
+        return
     given = [*(settings or []), *(f"--reward {text}" for text in reward or ())]
     options = {"rewards": reward_settings(reward)}
     changed = run_config([saved, *(settings or [])], options, trust=trust_code) if given else None

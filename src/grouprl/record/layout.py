@@ -32,6 +32,7 @@ WRITTEN_BY_A_RUN: Mapping[str, str] = {
     "code.json": "SHA-256 of the files with code, of the tokenizer and of the chat template",
     "warnings.jsonl": "what went wrong in a step, and what to change",
     "summary.json": "the results of the run",
+    "token_branches": "what the reward would have been with other tokens",
     "report.html": "the report",
     "trackers": "the run's ids in trackers, and the files of tensorboard and wandb",
     "checkpoints": "models in Hugging Face layout, and the state for a resume",
@@ -111,6 +112,10 @@ class RunDirectory:
     def checkpoint(self, step: int) -> Checkpoint:
         """The checkpoint after a step, which need not exist."""
         return Checkpoint(self.path / "checkpoints" / f"step-{step:06d}", step)
+
+    def branches(self, step: int, group: int, completion: int) -> Path:
+        """The file of a completion's branches, which need not exist."""
+        return self.path / "token_branches" / f"step-{step:06d}-{group}-{completion}.json"
 
     def set_aside_after(self, step: int) -> tuple[Path, ...]:
         """Renames the checkpoints after `step` to NAME.aside, so that none is taken for one of the steps to come.

@@ -52,6 +52,17 @@ class Rows:
         self.count += len(columns)
         self.version = next(_VERSIONS)
 
+    def begin(self, begun: Sequence[Sequence[int]]) -> None:
+        """Gives the rows added last the tokens that their completions begin with; the log-probs of these are NaN."""
+        for row, ids in enumerate(begun, self.count - len(begun)):
+            ids_T = torch.tensor(ids, device=self.tokens.device)
+            self.tokens[row, : len(ids)], self.length[row], self.newest[row] = ids_T, len(ids), ids[-1]
+            self.logprobs[:, row, : len(ids)] = torch.nan
+            structure = self._sampling.structure
+            if structure is not None:
+                for token_1 in ids_T[:, None]:
+                    self._state[[row]] = structure.after(self._state[[row]], token_1)
+
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
         """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
         rows = slice(first, self.count)

@@ -67,12 +67,7 @@ def draw(
     """
     logits_NV = logits_NV.float()
     plain_NV = logits_NV.log_softmax(-1)
-    if sampling.penalizes:
-        assert seen_NV is not None
-        logits_NV = penalize(logits_NV, seen_NV, sampling)
-    if sampling.structure is not None:
-        assert states_N is not None
-        logits_NV = sampling.structure.restrict(logits_NV, states_N)
+    logits_NV = allowed(logits_NV, sampling, seen_NV, states_N)
     if sampling.temperature == 0.0:
         tokens_N = logits_NV.argmax(-1)
         return tokens_N, torch.zeros_like(uniforms_N, dtype=torch.float32), _gather(plain_NV, tokens_N)
@@ -83,6 +78,19 @@ def draw(
     aims_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
     tokens_N = torch.searchsorted(cumulative_NV, aims_N1, right=True)[:, 0].clamp(max=logits_NV.shape[1] - 1)
     return tokens_N, _gather(logprobs_NV, tokens_N), _gather(plain_NV, tokens_N)
+
+
+def allowed(
+    logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None = None, states_N: Tensor | None = None
+) -> Tensor:
+    """[N, V] logits after the repetition penalty and the structure; for the arguments see `draw`."""
+    if sampling.penalizes:
+        assert seen_NV is not None
+        logits_NV = penalize(logits_NV, seen_NV, sampling)
+    if sampling.structure is not None:
+        assert states_N is not None
+        logits_NV = sampling.structure.restrict(logits_NV, states_N)
+    return logits_NV
 
 
 def _gather(values_NV: Tensor, tokens_N: Tensor) -> Tensor:

@@ -255,11 +255,12 @@ def _parts(
         longest_prompt=longest_prompt,
         problems_per_step=rollout.problems_per_step,
         group_size=rollout.group_size,
-        order=_order(config),
+        order=problem_order(config),
     )
 
 
-def _order(config: RunConfig) -> ProblemOrder:
+def problem_order(config: RunConfig) -> ProblemOrder:
+    """What chooses the problems of a run's steps."""
     count, curriculum = config.rollout.problems_per_step, config.rollout.curriculum
     if curriculum.order == "uniform":
         return UniformOrder(count, config.seed)

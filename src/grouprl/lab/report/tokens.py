@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ from grouprl.files import is_number, read_file
 from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
 from grouprl.models.received import refuse_tokenizer
+from grouprl.record.branches import read_branches
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
 from grouprl.types import UserError
@@ -66,7 +68,9 @@ def one_completion(
         where the run did not record what they need: `advantages`; log-probs under each policy, and `entropies`, in
         nats; `probabilities`, of the distribution drawn from; `ratios` of the learner's probability to the old one,
         and `sequence_ratio`, their geometric mean; `clipped` (see `clipped_sides`); `kl`, the run's estimate in nats;
-        `changes`, what the update added to the probability. `objective` holds the fields of the algorithm behind them.
+        `changes`, what the update added to the probability; `effects`, what another token changes in the reward on
+        average, None at positions without branches; `branches` has these by position. `objective` holds the fields of
+        the algorithm behind them.
 
     Raises:
         UserError: it is not recorded, or the database cannot be read.
@@ -91,6 +95,7 @@ def one_completion(
         "advantages": advantages_T.tolist(),
         **{name: None if numbers_T is None else numbers_T.tolist() for name, numbers_T in columns.items()},
         **_derived(columns, advantages_T, algorithm),
+        **_branched(folder, step, group, index, ids),
         "objective": {"kl": known["kl_estimator"], **{name: known[name] for name in _OBJECTIVE}},
     }
 
@@ -171,6 +176,18 @@ def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorit
     if updated_T is not None:
         derived["changes"] = (updated_T.exp() - learner_T.exp()).tolist()
     return derived
+
+
+def _branched(folder: Path, step: int, group: int, index: int, ids: Sequence[int]) -> dict[str, Any]:
+    found = read_branches(folder, step, group, index, ids)
+    if found is None:
+        return {"effects": None, "branches": None}
+    effects: list[float | None] = [None] * len(ids)
+    for token in found.tokens:
+        effect = found.effect(token)
+        effects[token.position] = None if effect is None else effect.mean
+    branches = {token.position: [asdict(one) for one in token.branches] for token in found.tokens}
+    return {"effects": effects, "branches": branches}
 
 
 def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,23 +102,15 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
     Raises:
         UserError: the step is not recorded, its weights cannot be computed again, or another setting was changed.
     """
-    refuse_missing_parts(config.algorithm)
     refused = [] if changed is None else differences(config, changed, _FREE)
     if refused:
         raise UserError(
             f"replay: expected changes of {', '.join(_FREE)} alone, got {'; '.join(refused)}: the run would have "
             "sampled other completions; start a new run for that"
         )
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
+    learner, start, first_difference = learner_before(run, config, step)
+    scored, recorded = recorded_groups(run, step, config, learner), read_rollouts(run, step)
     rows = {row["step"]: row for row in read_run(run).metrics}
-    learner, start = _learner_before(run, config, step)
-    first_difference = None
-    for earlier in range(start + 1, step):
-        update = make_update(learner, _scored(run, earlier, config, learner))
-        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
-            first_difference = earlier
-    scored, recorded = _scored(run, step, config, learner), read_rollouts(run, step)
     other = None if changed is None else _changed_learner(learner, config, changed)
     update = make_update(learner, scored)
     facts = read_run(run).summary.get("machine") or {}
@@ -136,7 +128,37 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
     )
 
 
-def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, int]:
+def learner_before(
+    run: Path, config: RunConfig, step: int, *, learned: Callable[[int], None] = lambda step: None
+) -> tuple[Learner, int, int | None]:
+    """Computes the learner as it was before a step, from the nearest checkpoint and the recorded steps after it.
+
+    Args:
+        run, config, step: see `replay`.
+        learned: called with each step that was learned again.
+
+    Returns:
+        The learner; the checkpoint's step, 0 = the start model; and the first step, among those learned again, whose
+        metrics differ from the record, None = none.
+
+    Raises:
+        UserError: a step is not recorded, or its weights cannot be computed again.
+    """
+    refuse_missing_parts(config.algorithm)
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    rows = {row["step"]: row for row in read_run(run).metrics}
+    learner, start = _nearest_learner(run, config, step)
+    first_difference = None
+    for earlier in range(start + 1, step):
+        update = make_update(learner, recorded_groups(run, earlier, config, learner))
+        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
+            first_difference = earlier
+        learned(earlier)
+    return learner, start, first_difference
+
+
+def _nearest_learner(run: Path, config: RunConfig, step: int) -> tuple[Learner, int]:
     """Returns the learner of the nearest checkpoint before a step, and the checkpoint's step; 0 = the start model."""
     files = RunDirectory(run)
     forked = read_json(files.forked).get("step") or 0
@@ -157,7 +179,12 @@ def _learner_before(run: Path, config: RunConfig, step: int) -> tuple[Learner, i
     return make_learner(config, start, saved), 0 if saved is None else saved[0].step
 
 
-def _scored(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
+def recorded_groups(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
+    """The recorded groups of a step with their rewards, as the learner reads them.
+
+    Raises:
+        UserError: the step is not recorded.
+    """
     recorded, weights = read_rollouts(run, step), read_rewards(run).weights
     if not recorded:
         raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")

@@ -2,18 +2,18 @@
 import { note, whole } from "../address.js";
 import { get, ofRun } from "../api.js";
 import { h, put, refresh } from "../dom.js";
-import { number, percent, signed, visible } from "../text.js";
+import { named, number, percent, signed, visible } from "../text.js";
 import { conversation } from "./episode.js";
 import { advantageSteps, FULL, scaleLegend, stepsUpTo, tint, tinted } from "./marks.js";
 
 const MOST = 2000; // tokens shown at once
-const TONES = ["plus", "minus", "zero", "amount"];
+const TONES = ["plus", "minus", "zero", "amount", "same"];
 
 /** The element that shows the tokens of a completion; `given` are the choices of the address: view, t (token). */
 export async function tokenView(run, { step, group, completion }, given) {
   const found = await get(ofRun(run, "completions", step, group, completion));
   if (!found.tokens.length) return h("p", { class: "note" }, "This completion has no tokens.");
-  const state = { found, shown: 0, at: Math.min(whole(given.t) ?? 0, found.tokens.length - 1), spans: [] };
+  const state = { run, found, shown: 0, at: Math.min(whole(given.t) ?? 0, found.tokens.length - 1), spans: [] };
   const { element, boxOf } = tokenBoxes(found, `completion ${completion}`);
   state.boxOf = boxOf;
   state.box = h("div", { onkeydown: (event) => pressed(state, event), onfocusin: (event) => look(state, event.target, true),
@@ -47,7 +47,8 @@ function tokenBoxes({ episode }, of) {
 
 function viewButtons(state) {
   return Object.entries(VIEWS).map(([name, view]) => {
-    const missing = state.found[view.of] ? null : `Not recorded: ${view.missing}.`;
+    const why = typeof view.missing === "function" ? view.missing(state) : view.missing;
+    const missing = state.found[view.of] ? null : `Not recorded: ${why}.`;
     return h("button", { type: "button", "data-view": name, "aria-disabled": missing ? "true" : null, title: missing ?? view.sentence,
       onclick: () => {
         if (missing) return put(state.sentence, `${view.label}. ${missing}`);
@@ -191,11 +192,26 @@ function tokenPanel(found) {
     return [
       h("h4", {}, h("span", { class: "text" }, text === null ? `#${id}` : visible(JSON.stringify(text)))),
       h("p", { class: "note" }, `Token ${place + 1} of ${number(found.tokens.length)}, id ${id}${half ? ", part of a character" : ""}`),
+      branchesOf(found, place),
       h("dl", {}, LINES.map(([words, name, written]) =>
         [h("dt", {}, words), h("dd", {}, found[name] === null ? "not recorded" : written(found[name][place]))])),
     ];
   };
   return { element, show: (place) => refresh(element, place, () => numbersAt(place)) };
+}
+
+/** What would have followed other tokens here, and what it would have earned. */
+function branchesOf({ branches, effects, reward }, place) {
+  const here = branches?.[place];
+  return here && h("section", { class: "branches", "aria-label": "Branches" },
+    h("h5", {}, `Another token: effect ${signed(effects[place])}`),
+    here.map((one) => h("p", {}, h("b", {}, effectChip(one, reward)), ` ${percent(one.probability)} `,
+      h("span", { class: "text" }, visible(one.text)))));
+}
+
+function effectChip({ reward }, recorded) {
+  if (reward === null || recorded === null) return "invalid";
+  return tinted(h("span", { class: "tint chip", title: "effect on the reward" }, signed(reward - recorded)), tint(reward - recorded, 1));
 }
 
 // What the tokens of a completion can be colored by, and the scale of each coloring.
@@ -221,6 +237,11 @@ const VIEWS = {
   change: { label: "Change by the update", of: "changes", scale: both,
     missing: "the run reads one group of every tenth step (1, 11, 21, \u2026) again after the update, but not this one",
     sentence: "The change of the token's probability by the update." },
+  effect: { label: "Effect on the reward", of: "effects", scale: explored,
+    missing: ({ run, found }) => `no branches yet, run grouprl replay runs/${named(run)} ${found.step} --branch `
+      + `--problem '${visible(found.problem_id)}' --completion ${found.completion_index}`,
+    sentence: "How the reward changes with another token here and the same random numbers after it: mean over its likely "
+      + "alternatives. Dotted: no change. Without a line: not tried. Choose a token to read its branches." },
 };
 
 /** The scale of the completions: a color means the same there and here. */
@@ -231,6 +252,13 @@ function asOnCards(values) {
 /** From `full` below the middle to `full` above it. */
 function around(middle, values, full, write) {
   return { tint: (place) => tint(values[place] - middle, full), legend: stepsUpTo(full, (value) => write(middle + value, 4)) };
+}
+
+/** Positions without branches have no color at all. */
+function explored(values) {
+  const scale = both(values.map((value) => value ?? 0));
+  return { ...scale, tint: (place) => (values[place] === null ? { tone: "zero", size: 0 }
+    : values[place] === 0 ? { tone: "same", size: 0 } : scale.tint(place)) };
 }
 
 function both(values) {

@@ -1,0 +1,146 @@
+"""Branches of a recorded completion: what the reward would have been with another token at one position.
+
+`grouprl replay RUN STEP --branch` makes them; docs/run_directory.md describes the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grouprl.files import is_number, read_json
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.record.layout import RunDirectory, refuse_links
+from grouprl.types import UserError
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A completion with another token at a position, and the rest sampled at the same random numbers."""
+
+    token_id: int
+    token: str  # its text
+    probability: float  # in [0, 1], of this token at the position
+    reward: float | None  # the total; None = invalid
+    correct: bool | None  # the verifier's verdict; None = there is none
+    length: int  # tokens of the whole completion
+    stop_reason: str
+    text: str  # from this token on
+
+
+@dataclass(frozen=True)
+class BranchedToken:
+    """A token of the completion, with its branches."""
+
+    position: int  # from 0
+    token_id: int
+    token: str
+    probability: float  # in [0, 1]
+    entropy: float  # in nats, of the distribution that it was drawn from
+    branches: tuple[Branch, ...]  # the likeliest first
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How the reward changes where a token is another one: its branches' rewards less the recorded reward."""
+
+    mean: float  # weighted by the probabilities of the branches
+    low: float  # of the branch with the smallest reward
+    high: float
+
+
+@dataclass(frozen=True)
+class BranchedCompletion:
+    """The branches of a completion."""
+
+    step: int
+    group: int
+    completion: int
+    problem_id: str
+    token_ids: tuple[int, ...]  # of the completion
+    reward: float | None  # as recorded
+    tokens: tuple[BranchedToken, ...]  # by position
+    tokens_computed: int  # that the model read for all branches
+    tokens_without_prefix: int  # that it would have read of each branch from the prompt on
+
+    def effect(self, token: BranchedToken) -> Effect | None:
+        """The effect of a token; None where no reward is valid.
+
+        >>> branches = tuple(Branch(0, "", p, r, None, 1, "end", "") for p, r in ((0.3, 0.0), (0.1, 1.0)))
+        >>> token = BranchedToken(0, 1, "", 0.6, 0.9, branches)
+        >>> BranchedCompletion(1, 0, 0, "p", (1,), 1.0, (token,), 4, 8).effect(token)
+        Effect(mean=-0.75, low=-1.0, high=0.0)
+        """
+        pairs = [(one.probability, one.reward) for one in token.branches if one.reward is not None]
+        if self.reward is None or not pairs:
+            return None
+        changes = [reward - self.reward for _, reward in pairs]
+        whole = math.fsum(chance for chance, _ in pairs)
+        mean = math.fsum(chance * change for (chance, _), change in zip(pairs, changes, strict=True)) / whole
+        return Effect(mean, min(changes), max(changes))
+
+
+def write_branches(run: Path, found: BranchedCompletion) -> Path:
+    """Writes the branches of a completion into its run's directory, in the place of earlier ones; gives the file."""
+    refuse_links(run)
+    path = RunDirectory(run).branches(found.step, found.group, found.completion)
+    path.parent.mkdir(exist_ok=True)
+    effects = [found.effect(token) for token in found.tokens]
+    tokens = [
+        {**asdict(token), "effect": None if effect is None else asdict(effect)}
+        for token, effect in zip(found.tokens, effects, strict=True)
+    ]
+    atomic_write_text(path, json_text({**asdict(found), "tokens": tokens}, indent=2) + "\n")
+    return path
+
+
+def read_branches(
+    run: Path, step: int, group: int, completion: int, token_ids: Sequence[int]
+) -> BranchedCompletion | None:
+    """Reads the branches of a completion; None without any, or where it is another completion by now, after a resume.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = RunDirectory(run).branches(step, group, completion)
+    found = read_json(path)
+    if not found or found.get("token_ids") != [*token_ids]:
+        return None
+    try:
+        tokens = tuple(_token(one, len(token_ids)) for one in found["tokens"])
+        return BranchedCompletion(
+            **_plain(BranchedCompletion, found) | {"tokens": tokens, "token_ids": tuple(token_ids)}
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: expected the branches of a completion, got {error!r:.80}: remove the file, or make it again"
+        ) from error
+
+
+def _token(row: dict[str, Any], length: int) -> BranchedToken:
+    plain = _plain(BranchedToken, row)
+    if not 0 <= plain["position"] < length:
+        raise TypeError(f"position {plain['position']}")
+    return BranchedToken(**{**plain, "branches": tuple(Branch(**_plain(Branch, one)) for one in row["branches"])})
+
+
+def _plain(kind: type[Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass in a row; raises where one is missing, or is not of its type."""
+    values = {name: row[name] for name in kind.__dataclass_fields__}
+    for name, field in kind.__dataclass_fields__.items():
+        value, wanted = values[name], field.type
+        if wanted.startswith("tuple"):
+            continue
+        fits = {
+            "int": type(value) is int,
+            "str": isinstance(value, str),
+            "float": is_number(value),
+            "float | None": value is None or is_number(value),
+            "bool | None": value is None or isinstance(value, bool),
+        }
+        if not fits[wanted]:
+            raise TypeError(f"{name} {value!r:.40}")
+    return values
