@@ -13,7 +13,7 @@ from itertools import compress
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.evaluation.ledger import token_ledger
-from grouprl.evaluation.metrics import Clock, step_metrics
+from grouprl.evaluation.metrics import Clock, bare_share, step_metrics
 from grouprl.learner import Learner, ScoredGroups, assign_credit, make_batch, token_record
 from grouprl.learner.learner import LearnResult
 from grouprl.rewards.scorer import Scorer, Scoring
@@ -74,6 +74,7 @@ def grpo_step(
     engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
     found = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
+    found |= {} if learner.teacher is None else bare_share(parts.task, groups, outcomes)
     metrics = {**found, **parts.scorer.logged(), **parts.scorer.usage(), **result.metrics}
     metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
     return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept, result.stages)
@@ -83,14 +84,18 @@ def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> Learn
     """Learns from scored groups, which a step sampled or a record holds; nothing when the filter kept none."""
     algorithm, result = learner.algorithm, LearnResult({}, {}, [])
     if groups := list(compress(scored.groups, scored.kept)):
-        batch = make_batch(groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong)
+        outcomes = list(compress(scored.outcomes, scored.kept))
+        taught = None if learner.teacher is None else learner.teacher.prompts(groups, outcomes)
+        batch = make_batch(
+            groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong, teacher_prompts=taught
+        )
 
         # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.
         with clock("reference"):
             before = learner.evaluate(batch)
 
         # Advantages relative to the group, in GRPO (reward - mean) / deviation: this baseline replaces the critic.
-        rewards_N = [outcome for group in compress(scored.outcomes, scored.kept) for outcome in group]
+        rewards_N = [outcome for group in outcomes for outcome in group]
         credit = assign_credit(rewards_N, scored.weights, batch, before, algorithm, kl_coef=learner.kl_coef)
 
         # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference:

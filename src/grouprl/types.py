@@ -361,6 +361,7 @@ class Batch:
     old_logprobs_NT: Tensor  # float32, log-probs under the behavior policy
     sampling: Sampling  # the sampling parameters under which log-probs are computed
     observations: Mapping[int, tuple[ObservedTokens, ...]] = field(default_factory=dict)  # of rows with several turns
+    teacher_prompts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of rows that a teacher teaches
 
     @cached_property
     def states_NT(self) -> Tensor:

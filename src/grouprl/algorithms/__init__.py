@@ -5,6 +5,7 @@ In: tensors. Out: tensors. No device, no I/O, no configuration object.
 
 from grouprl.algorithms.advantages import Statistics, group_advantages, group_statistics, has_signal
 from grouprl.algorithms.corrections import mismatch_weights
+from grouprl.algorithms.distillation import reverse_kl
 from grouprl.algorithms.entropy import high_entropy_mask, steered_entropy_coef
 from grouprl.algorithms.experts import balance_loss
 from grouprl.algorithms.filters import kept_groups, overlong_penalty
@@ -34,6 +35,7 @@ __all__ = [
     "overlong_penalty",
     "policy_loss",
     "policy_ratios",
+    "reverse_kl",
     "steered_entropy_coef",
     "steered_kl_coef",
     "step_advantages",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from grouprl.algorithms.advantages import Advantage, CompletionAdvantage, GroupAdvantage
 from grouprl.algorithms.corrections import Correction
+from grouprl.algorithms.distillation import Distill
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter
@@ -49,6 +50,7 @@ class Algorithm:
     correction: Correction | None = None  # for a sampler whose log-probs differ from the learner's
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
     experts: Experts | None = None  # a loss that balances the experts of a mixture
+    distill: Distill | None = None  # a teacher that has read a solution or a message
     updates: Updates = Updates()  # the number of updates per batch
     # Parts whose class a program defined, with that class: read from a record, where only the stock part can be made.
     missing: tuple[tuple[str, str], ...] = ()
@@ -106,6 +108,8 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {why}"
     if a.groups.drop_equal and (_mixes(a.advantage) or not a.advantage.compares_totals):
         yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
+    if a.distill is not None:
+        yield from _teacher_misfits(a, a.distill)
     if a.objective.of_completions:
         one, other = ("surrogate", "clip") if a.objective.ratio == "token" else ("ratio", "token")
         got = getattr(a.objective, one)
@@ -119,6 +123,22 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         for limit in ("divergence_tv", "divergence_kl"):
             if getattr(a.objective, limit) is not None:
                 yield one, limit, why
+
+
+def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, str]]:
+    if a.critic is not None:
+        yield (
+            "distill_coef",
+            "baseline='critic'",
+            f"{part.distill_coef}: a critic has a signal in every group: remove it",
+        )
+    if part.distill_teacher == "reference" and a.kl is None:
+        yield "distill_teacher", "kl_coef=0", "'reference', which is not loaded: set kl_coef, or distill_teacher=policy"
+    if part.distill_where == "no_signal" and a.groups.drop_equal:
+        yield "distill_where", "drop_equal=True", "'no_signal', which is dropped: set drop_equal=false"
+    if part.distill_where == "no_signal" and (_mixes(a.advantage) or not a.advantage.compares_totals):
+        why = "'no_signal': groups of equal rewards have a signal there: set distill_where=all"
+        yield "distill_where", f"credit={a.advantage.credit!r}", why
 
 
 def _mixes(advantage: Advantage) -> bool:

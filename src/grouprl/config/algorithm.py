@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.corrections import Correction
+from grouprl.algorithms.distillation import Distill
 from grouprl.algorithms.entropy import Entropy
 from grouprl.algorithms.experts import Experts
 from grouprl.algorithms.filters import Filter
@@ -47,6 +48,7 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
     "correction": (Correction,),
     "entropy": (Entropy,),
     "experts": (Experts,),
+    "distill": (Distill,),
     "updates": (Updates,),
 }
 """The kinds of each part; a named algorithm may define one more kind."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.algorithm import options, refuse_missing_parts
-from grouprl.config.run import CurriculumConfig, RunConfig
+from grouprl.config.run import CurriculumConfig, RolloutConfig, RunConfig
 from grouprl.types import UserError
 
 
@@ -27,6 +27,7 @@ def check_sections(config: RunConfig) -> None:
             f"algorithm.refresh_reference: expected 0 with model.lora, got {algorithm.kl.refresh_reference}: a "
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
+    _check_teacher(config)
     _check_engine(config)
     _check_memory(config)
     if config.distributed.exact and config.distributed.shard:
@@ -48,6 +49,25 @@ def check_sections(config: RunConfig) -> None:
                 f"rollout.group_size: expected 2 or more with algorithm.{field}={chosen_options[field]!r}, "
                 f"got {size}: a completion is compared with the others of its group; raise it"
             )
+
+
+def _check_teacher(config: RunConfig) -> None:
+    """Checks that a teacher's distribution can be compared with the policy's, from weights that are in one place."""
+    if (part := config.algorithm.distill) is None:
+        return
+    rollout, usual = config.rollout, RolloutConfig()
+    for field in ("top_p", "top_k", "min_p", "repetition_penalty", "regex"):
+        if (got := getattr(rollout, field)) != getattr(usual, field):
+            raise UserError(
+                f"rollout.{field}: expected {getattr(usual, field)} with algorithm.distill, whose KL is over the whole "
+                f"vocabulary, got {got}: remove it"
+            )
+    if config.distributed.shard:
+        raise UserError("distributed.shard: expected false with algorithm.distill, got true: remove one")
+    if part.distill_teacher == "reference" and config.model.reference == "cpu":
+        raise UserError(
+            "model.reference: expected device with algorithm.distill_teacher=reference, got cpu: remove one"
+        )
 
 
 def _check_memory(config: RunConfig) -> None:

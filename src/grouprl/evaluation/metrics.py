@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from grouprl.models.progress import PROGRESS
 from grouprl.tasks.base import Task
@@ -71,6 +72,18 @@ def trait_shares(task: Task, groups: Sequence[Group]) -> dict[str, float]:
     """The share of completions with each trait of the task, in [0, 1], as `<trait>_share`."""
     traits = [task.traits(completion.text) for group in groups for completion in group.completions]
     return {f"{name}_share": _mean([has[name] for has in traits]) for name in traits[0]}
+
+
+def bare_share(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+    """The share of completions that are correct and show no work, for tasks with the trait `worked`.
+
+    It rises where a teacher leaks: the policy learns to name what the teacher has read.
+    """
+    pairs = zip(chain.from_iterable(group.completions for group in groups), chain.from_iterable(outcomes), strict=True)
+    found = [(task.traits(completion.text), outcome.correct is True) for completion, outcome in pairs]
+    if "worked" not in found[0][0]:
+        return {}
+    return {"bare_share": _mean([correct and not traits["worked"] for traits, correct in found])}
 
 
 def _reward_metrics(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,7 +45,13 @@ class PolicyEvaluation:
     at_reference: bool = False  # policy and reference differ by rounding alone on this batch, see `AT_REFERENCE`
 
 
-def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bool = False) -> Batch:
+def make_batch(
+    groups: Sequence[Group],
+    sampling: Sampling,
+    *,
+    mask_overlong: bool = False,
+    teacher_prompts: Mapping[int, tuple[int, ...]] | None = None,
+) -> Batch:
     """Makes the batch of groups with at least one completion in all; `mask_overlong` trains no truncated ones."""
     completions = [completion for group in groups for completion in group.completions]
     lengths_N = torch.tensor([len(completion) for completion in completions])
@@ -59,6 +66,7 @@ def make_batch(groups: Sequence[Group], sampling: Sampling, *, mask_overlong: bo
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         sampling=sampling,
         observations={row: one.observations for row, one in enumerate(completions) if one.observations},
+        teacher_prompts=teacher_prompts or {},
     )
 
 
@@ -172,5 +180,10 @@ class UpdateWork:
 
     @property
     def has_signal(self) -> bool:
-        """Whether any token of the batch has an advantage."""
-        return bool((self.advantages_NT * self.batch.trained_NT).any())
+        """Whether any token of the batch has an advantage or a teacher."""
+        return bool(self.batch.teacher_prompts) or bool((self.advantages_NT * self.batch.trained_NT).any())
+
+    @cached_property
+    def taught_N(self) -> Tensor:
+        """[N] bool: completions that a teacher teaches."""
+        return torch.tensor([row in self.batch.teacher_prompts for row in range(len(self.batch.group_of_N))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -36,10 +37,12 @@ from grouprl.learner.packs import (
     pack_metrics,
     to_grid,
 )
+from grouprl.learner.teacher import Teacher, as_read, distillation
 from grouprl.learner.trace import TokenPass, all_passes, recorded_tokens, unused_tokens, watched_group, watched_stages
 from grouprl.models.adapters import as_reference
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.experts import noted_routing, watch_routers
+from grouprl.models.head import output_head
 from grouprl.models.layouts import Prefix
 from grouprl.models.load import mix_weights
 from grouprl.models.precision import autocast
@@ -76,6 +79,7 @@ class Learner:
     dtype: str
     micro_batch_tokens: int
     critic: CriticLearner | None = None
+    teacher: Teacher | None = None  # makes the teacher's prompts for `make_batch`; None = nobody teaches
     ranks: Ranks = field(default_factory=Ranks)  # those that compute every batch together
     kl_coef: float = field(init=False)  # of this step; 0 without a reference
     entropy_coefs: tuple[float, float] = field(init=False)  # as steered, and of this step's bonus
@@ -123,19 +127,21 @@ class Learner:
 
     def _without_gradient(self, packs: Sequence[Pack], compute: Callable[[Pack], Result]) -> list[tuple[Pack, Result]]:
         """Packs of this rank, and what a function gives for each."""
+        tokens = [pack.tokens for pack in packs]
+        own, counted = [packs[place] for place in self.ranks.passes(tokens)], len(self.ranks.own(tokens))
+        found = self._each(own, compute)[:counted]
+        self._reshard()
+        return found
 
+    def _each(self, packs: Sequence[Pack], compute: Callable[[Pack], Result]) -> list[tuple[Pack, Result]]:
         @torch.no_grad()
         def evaluate(pack: Pack) -> Result:
             PROGRESS.mark()
             with autocast(self.device, self.dtype):
                 return compute(pack)
 
-        tokens = [pack.tokens for pack in packs]
-        own, counted = [packs[place] for place in self.ranks.passes(tokens)], len(self.ranks.own(tokens))
-        results = side_by_side([partial(evaluate, pack) for pack in own], worker_count(self.policy, len(own)))
-        found = list(zip(own, results, strict=True))[:counted]
-        self._reshard()
-        return found
+        results = side_by_side([partial(evaluate, pack) for pack in packs], worker_count(self.policy, len(packs)))
+        return list(zip(packs, results, strict=True))
 
     def _reshard(self) -> None:
         if self.ranks.mesh is not None:
@@ -197,6 +203,10 @@ class Learner:
         metrics |= last | gaps | ({} if self.algorithm.kl is None else {"kl_coef": self.kl_coef})
         if self.algorithm.kl is not None and math.isfinite(metrics.get("kl", math.nan)):
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
+        if self.algorithm.distill is not None:
+            metrics["distill_share"] = float(
+                batch.trained_NT[work.taught_N].sum() / batch.trained_NT.sum().clamp(min=1)
+            )
         if self.algorithm.spread.entropy_target is not None:
             metrics["entropy_coef"] = self.entropy_coefs[1]
         self.entropy_coefs = self.algorithm.spread.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
@@ -230,7 +240,8 @@ class Learner:
         moving = [] if critic_only else self._moving(work, rows, weights_NT)
         packs, prefix = self._learned_packs(self.policy, batch, sorted({*moving, *valued}) if shares_trunk else moving)
         shares, shared = self._expert_shares(packs, weights_NT), value if shares_trunk else None
-        losses = [partial(self._policy_loss, work, pack, weights_NT, shared, shares) for pack in packs]
+        taught = self._taught(batch, packs)
+        losses = [partial(self._policy_loss, work, pack, weights_NT, shared, shares, taught) for pack in packs]
         networks = [self.policy, *([critic.critic] if critic is not None and shares_trunk else [])]
         done = self._add_gradients(losses, packs, networks, prefix)
         metrics = combined(list(self.ranks.merged(((place, one) for place, (one, _) in done.items()), "metrics")))
@@ -275,7 +286,7 @@ class Learner:
         a = self.algorithm
         pulled = a.pulls and (work.has_signal or not work.before.at_reference)
         everyone = pulled or self.entropy_coefs[1] > 0 or a.router_aux_coef > 0
-        moving_N = (weights_NT > 0).any(1) & (everyone | (work.advantages_NT != 0).any(1))
+        moving_N = (weights_NT > 0).any(1) & (everyone | work.taught_N | (work.advantages_NT != 0).any(1))
         return [row for row in rows if moving_N[row]]
 
     def _expert_shares(self, packs: Sequence[Pack], weights_NT: Tensor) -> ExpertShares | None:
@@ -286,8 +297,37 @@ class Learner:
         tokens = int((weights_NT > 0).sum())
         return ExpertShares(torch.tensor(list(counts), device=self.device).sum(0) / tokens, tokens)
 
+    def _taught(self, batch: Batch, packs: Sequence[Pack]) -> dict[int, Tensor]:
+        """[tokens, H] hidden states of the teacher, for each row of this rank's packs that it teaches."""
+        if not batch.teacher_prompts:
+            return {}
+        read, found = as_read(batch), dict[int, Tensor]()
+        own = (packs[place].rows for place in self.ranks.own([pack.tokens for pack in packs]))
+        mine = chain.from_iterable(
+            self._packs(read, [row for row in rows if row in batch.teacher_prompts]) for rows in own
+        )
+        model = self._teaching_model
+        with as_reference(model, self.policy) if self._reference_teaches else nullcontext():
+            for pack, hidden_CH in self._each(list(mine), partial(pack_hidden, model)):
+                found |= zip(pack.rows, torch.split(hidden_CH, pack.row_C.bincount().tolist()), strict=True)
+        return found
+
+    @property
+    def _reference_teaches(self) -> bool:
+        return self.algorithm.distill is not None and self.algorithm.distill.distill_teacher == "reference"
+
+    @property
+    def _teaching_model(self) -> PreTrainedModel:
+        return self.reference if self._reference_teaches and self.reference is not None else self.policy
+
     def _policy_loss(
-        self, work: UpdateWork, pack: Pack, weights_NT: Tensor, value: ValueLoss | None, shares: ExpertShares | None
+        self,
+        work: UpdateWork,
+        pack: Pack,
+        weights_NT: Tensor,
+        value: ValueLoss | None,
+        shares: ExpertShares | None,
+        taught: Mapping[int, Tensor],
     ) -> tuple[Tensor, tuple[PackMetrics, TokenPass]]:
         a, batch, bonus = self.algorithm, work.batch, self.entropy_coefs[1]
         with autocast(self.device, self.dtype), noted_routing() as noted:
@@ -319,6 +359,13 @@ class Learner:
         if shares is not None:
             aux = shares.loss(noted, pack, weights_nT)
             loss, stats = loss + a.router_aux_coef * aux, stats | {"router_aux_loss": aux}
+        if a.distill is not None and not taught.keys().isdisjoint(pack.rows):
+            heads = output_head(self.policy), output_head(self._teaching_model)
+            with autocast(self.device, self.dtype):
+                temperature = batch.sampling.temperature
+                cost, kl, tokens = distillation(pack, forward.hidden_CH, weights_nT, taught, heads, temperature)
+            loss, stats = loss + a.distill.distill_coef * cost, stats | {"distill_kl": kl}
+            counted["distill_kl"] = tokens
         if value is not None:
             cost, value_stats = value(pack, forward.hidden_CH)
             loss, stats = loss + value.coef * cost, stats | value_stats

@@ -86,7 +86,7 @@ def unused_tokens(
             broken_N[list(part.pack.rows)] = not math.isfinite(update["grad_norm"])
     return dict(work.masked) | {
         "truncated": ~batch.trained_NT,
-        "no_signal": work.credit.advantages_NT == 0,
+        "no_signal": (work.credit.advantages_NT == 0) & ~work.taught_N[:, None],
         "critic_only": torch.full_like(broken_N, critic_only),
         "not_finite": broken_N,
         "clipped": _cut_tokens(objective, work, [part for _, parts in updates for part in parts]),

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig
 from grouprl.learner import CriticLearner, Learner, Optimizer
+from grouprl.learner.teacher import Teacher
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
 from grouprl.models.critic import Critic
@@ -40,6 +41,7 @@ from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.step import StepParts
 from grouprl.tasks import Task
+from grouprl.tasks.base import converses
 from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
 from grouprl.types import Problem, UserError
 
@@ -92,6 +94,7 @@ def assemble(
     tokenizer = load_tokenizer(config.model)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks)
+    learner.teacher = make_teacher(config, task, tokenizer, learner.policy)
     talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
     engine = _engine(config, learner, tokenizer, found, samplers, talk)
     most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
@@ -134,6 +137,20 @@ def make_learner(
     if checkpoint is not None and state is not None:
         load_learner(checkpoint, learner, state)
     return learner
+
+
+def make_teacher(
+    config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel
+) -> Teacher | None:
+    """Makes the teacher of a run with distillation, which reads the task's solutions; None without it."""
+    if (part := config.algorithm.distill) is None:
+        return None
+    if converses(task):
+        raise UserError(
+            f"algorithm.distill: expected a task with one turn, got {task.name}, which has tools or an environment: "
+            "set algorithm.distill=null, or remove them"
+        )
+    return Teacher(part, task.gold, tokenizer, context_length(policy) - config.rollout.max_tokens)
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
@@ -276,6 +293,8 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
             checked.add(problem.id)
             whole = problem if parts.opened is None else parts.opened(problem)
             prompt_token_ids(whole, parts.tokenizer, longest=parts.longest_prompt)
+            if parts.learner.teacher is not None:
+                parts.learner.teacher.check(problem)
         # An environment may take a second to begin, so that only some begin before the run does.
         if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
             return

@@ -22,13 +22,14 @@ from grouprl.config.run import RunConfig
 from grouprl.evaluation.metrics import Clock
 from grouprl.files import read_json
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
+from grouprl.learner.teacher import Teacher
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, scored_under, state_before
 from grouprl.rollout.engine import structured_sampling
-from grouprl.run.assemble import make_learner
+from grouprl.run.assemble import make_learner, make_teacher
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
 from grouprl.step import update_policy
@@ -176,7 +177,16 @@ def _nearest_learner(run: Path, config: RunConfig, step: int) -> tuple[Learner, 
             f"{run}: expected the model that the run started with (fingerprint {known}), found another one at "
             f"{config.model.path} ({fingerprint(start)}): restore it"
         )
-    return make_learner(config, start, saved), 0 if saved is None else saved[0].step
+    learner = make_learner(config, start, saved)
+    learner.teacher = _teacher(config, learner)
+    return learner, 0 if saved is None else saved[0].step
+
+
+def _teacher(config: RunConfig, learner: Learner) -> Teacher | None:
+    if config.algorithm.distill is None:
+        return None
+    task, tokenizer = load_task(**config.task.model_dump()), load_tokenizer(config.model)
+    return make_teacher(config, task, tokenizer, learner.policy)
 
 
 def recorded_groups(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
@@ -318,6 +328,7 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     # The ranks meet in both; they are never copied.
     other = copy.deepcopy(learner, {id(learner.ranks): learner.ranks})
     other.algorithm, other.micro_batch_tokens = new, changed.learner.micro_batch_tokens
+    other.teacher = _teacher(changed, other)
     if new.kl != old.kl:  # otherwise the coefficient may have moved since the first step
         other.kl_coef = new.kl_coef
     if new.entropy != old.entropy:

@@ -1,0 +1,102 @@
+"""Distillation of the policy into itself: the KL to a teacher that has read more, its gradient, and its options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from grouprl.algorithms.option import Part, option
+from grouprl.types import UserError
+
+_PLACES = re.compile(r"\{(prompt|read)\}")
+_TEMPLATES = {
+    "solution": "A worked solution of the problem below:\n{read}\n\n{prompt}",
+    "message": "An earlier attempt at the problem below got this message:\n{read}\n\n{prompt}",
+}
+
+
+class _ReverseKl(torch.autograd.Function):
+    """Keeps the gradient, which the forward pass has anyway: one array of the logits' size instead of four."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_CV: Tensor, teacher_CV: Tensor) -> Tensor:
+        logprobs_CV = logits_CV.log_softmax(-1)
+        gaps_CV = logprobs_CV - teacher_CV
+        probs_CV = logprobs_CV.exp_()
+        kl_C = (probs_CV * gaps_CV).sum(-1)
+        ctx.save_for_backward(gaps_CV.sub_(kl_C[:, None]).mul_(probs_CV))
+        return kl_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_C: Tensor) -> tuple[Tensor, None]:
+        (slope_CV,) = ctx.saved_tensors
+        return slope_CV * gradient_C[:, None], None
+
+
+def reverse_kl(logits_CV: Tensor, teacher_logprobs_CV: Tensor) -> Tensor:
+    """KL(policy || teacher) of C tokens over the whole vocabulary, in nats.
+
+    With p the policy and q the teacher, which takes no gradient, the derivative by the logit of token v is
+    p_v * (log p_v / q_v - KL). Read as a policy gradient, log q_v / p_v is the reward of token v and -KL its exact
+    baseline (vOPD, arXiv:2605.07865); the sum over all v in the place of the sampled token has no variance. SDPO
+    (arXiv:2601.20802) and SDPG (arXiv:2606.04036) have the same direction.
+
+    Args:
+        logits_CV: [C, V] of the policy.
+        teacher_logprobs_CV: [C, V] log-probs of the teacher.
+
+    Returns:
+        [C], at least 0, differentiable in the logits alone, once.
+    """
+    found: Tensor = _ReverseKl.apply(logits_CV, teacher_logprobs_CV.detach())  # type: ignore[no-untyped-call]
+    return found
+
+
+@dataclass(frozen=True)
+class Distill(Part):
+    """Distillation of a teacher that has read a solution into the policy; an algorithm with distill=None has none."""
+
+    absent: ClassVar[Mapping[str, Any]] = {"distill_coef": 0.0}
+
+    distill_coef: float = option(0.1, "weight of the KL to a teacher that has read more; 0 = no teacher", low=1e-9)
+    distill_teacher: Literal["policy", "reference"] = option(
+        "policy", "the model that reads more: the policy as it is before each update, or the reference"
+    )
+    distill_reads: Literal["solution", "message"] = option(
+        "solution", "what the teacher reads: the task's solution, or the texts that rewards logged of the completion"
+    )
+    distill_where: Literal["no_signal", "all"] = option(
+        "no_signal", "groups that the teacher teaches: those without signal that are not solved, or all"
+    )
+    distill_template: str | None = option(
+        None, "the teacher's prompt: a text with {read} and {prompt}; null = one that says what it reads"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sorted(_PLACES.findall(self.template)) != ["prompt", "read"]:
+            raise UserError(
+                f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got {self.template!r}: "
+                "write both, such as '{read} {prompt}'"
+            )
+
+    @property
+    def template(self) -> str:
+        """The template of the teacher's prompt."""
+        return self.distill_template or _TEMPLATES[self.distill_reads]
+
+    def prompt(self, prompt: str, read: str) -> str:
+        """The teacher's prompt.
+
+        >>> Distill(distill_template="{read} {prompt}").prompt("2 + 2?", "4, not {prompt}.")
+        '4, not {prompt}. 2 + 2?'
+        """
+        texts = {"prompt": prompt, "read": read}
+        return _PLACES.sub(lambda place: texts[place[1]], self.template)
