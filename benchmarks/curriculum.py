@@ -13,11 +13,12 @@ what they are worth on a real task.
 from __future__ import annotations
 
 import argparse
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
-from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder, update
+from grouprl.tasks.curriculum import PRIOR, EdgeOrder, PassRates, ProblemOrder, UniformOrder, update
 from grouprl.types import Problem
 
 P, G, STEPS = 16, 8, 200
@@ -70,6 +71,56 @@ def variants(seed: int) -> dict[str, tuple[ProblemOrder, float]]:
     }
 
 
+# Group size by problem (VIP, arXiv:2602.01601): is there anything to gain from what the pass rates know?
+
+SMALLEST, LARGEST = 2, 32
+POPULATIONS = {"solved or hopeless": (0.5, 0.5), "mostly too hard": (0.3, 2.0), "in between": (2.0, 2.0)}
+VISITS = (0, 1, 2, 5)
+
+
+def group_sizes(spread_P: np.ndarray, budget: int) -> np.ndarray:
+    """[P] sizes that sum to the budget and minimize the sum of spread / (size - 1).
+
+    That is the variance of the leave-one-out gradient of right or wrong completions, if scores of all completions are
+    alike and `spread` is p (1 - p). Convex and separable: it is best to give each completion to where it helps most.
+    """
+    sizes_P = np.full(len(spread_P), SMALLEST)
+    gains = [(-spread / (SMALLEST * (SMALLEST - 1)), place) for place, spread in enumerate(spread_P)]
+    heapq.heapify(gains)
+    for _ in range(budget - sizes_P.sum()):
+        _, place = heapq.heappop(gains)
+        sizes_P[place] += 1
+        if (size := sizes_P[place]) < LARGEST:
+            heapq.heappush(gains, (-spread_P[place] / (size * (size - 1)), place))
+    return sizes_P
+
+
+def variance_ratio(population: tuple[float, float], visits: int | None, *, steps: int) -> float:
+    """Variance of a step's gradient with sizes by problem over that with equal sizes; visits None = p is known."""
+    rng, by_problem, equal = np.random.default_rng(0), 0.0, 0.0
+    for _ in range(steps):
+        rates_P = rng.beta(*population, P)
+        right_P = wrong_P = np.zeros(P)
+        for _ in range(visits or 0):
+            drawn_P = rng.binomial(G, rates_P)
+            right_P, wrong_P = right_P / 2 + drawn_P, wrong_P / 2 + G - drawn_P
+        a_P, b_P = right_P + PRIOR, wrong_P + PRIOR
+        true_P = rates_P * (1 - rates_P)
+        spread_P = true_P if visits is None else a_P * b_P / ((a_P + b_P) * (a_P + b_P + 1))  # E[p (1 - p)]
+        by_problem += float((true_P / (group_sizes(spread_P, P * G) - 1)).sum())
+        equal += float(true_P.sum()) / (G - 1)
+    return by_problem / equal
+
+
+def print_sizes(steps: int) -> None:
+    print(f"\nGroup size by problem, {SMALLEST} to {LARGEST}, {P * G} completions: variance over that of equal sizes\n")
+    print(f"| pass rates | {' | '.join(f'{visits} visits before' for visits in VISITS)} | known |")
+    print("|---" * (len(VISITS) + 2) + "|")
+    for name, beta in POPULATIONS.items():
+        ratios = [variance_ratio(beta, visits, steps=steps) for visits in (*VISITS, None)]
+        print(f"| {name}, Beta{beta} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
@@ -86,6 +137,7 @@ def main() -> None:
             *quarters, signal, rate, seen = np.mean(rows, 0)
             shares = ", ".join(f"{100 * share:.0f}" for share in quarters)
             print(f"| {name} | {shares} % | {100 * signal:.0f} % | {100 * rate:.0f} % | {seen:.0f} |")
+    print_sizes(2 * steps)
 
 
 if __name__ == "__main__":
