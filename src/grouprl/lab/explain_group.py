@@ -189,6 +189,9 @@ def _notes(a: Algorithm) -> list[str]:
         )
     if a.spread.bonus:
         notes.append("Loss and gradient here exclude the run's entropy bonus.")
+    if a.distill is not None:
+        whom = "groups without signal" if a.distill.distill_where == "no_signal" else "all groups"
+        notes.append(f"Loss and gradient here exclude the KL to the teacher of {whom}.")
     if isinstance(a.critic, SharedCritic):
         notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
     return notes
