@@ -108,6 +108,7 @@ abacus: $(INSTALLED)  ## rebuild the bundled models (an hour)
 	$(BIN)/grouprl sft abacus_practice
 	$(BIN)/grouprl sft abacus_sft
 	$(BIN)/grouprl sft calculator_sft
+	$(BIN)/grouprl sft ladder_sft
 
 release:  ## build dist/, check it, and train from the wheel in a clean environment; PYTHON=python3.13 for another
 	PYTHON="$(PYTHON)" .ci/release

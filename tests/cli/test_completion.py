@@ -54,7 +54,7 @@ def test_bash_gets_the_keys_of_a_section(folder: Path) -> None:
         (completion.settings, "nothing", []),
         (completion.keys, "rollout.group", ["rollout.group_size"]),
         (completion.keys, "checkp", ["checkpoint", "checkpoint.every", "checkpoint.keep"]),
-        (completion.models, "", ["abacus", "abacus_tools", "runs/mine"]),
+        (completion.models, "", ["abacus", "abacus_chains", "abacus_tools", "runs/mine"]),
         (completion.runs, "", ["runs/mine"]),
         (completion.runs, "runs/", ["runs/mine"]),
         (completion.runs, "gone/x", []),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from grouprl.types import UserError, nearest_name
 
-BUNDLED = {name: Path(__file__).parent / "assets" / name for name in ("abacus", "abacus_tools")}
+BUNDLED = {name: Path(__file__).parent / "assets" / name for name in ("abacus", "abacus_chains", "abacus_tools")}
 """The models that come with the package, by name."""
 
 PLAIN, QUESTION, TOOLS = "plain", "question", "tools"  # the built-in chat templates

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from grouprl.leaves import LeafNames
 from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
+from grouprl.tasks.chains import Chains
 from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.gsm8k import Gsm8k
@@ -25,6 +26,7 @@ from grouprl.types import UserError, unknown_name
 TASKS = LeafNames(
     "task",
     {
+        "chains": Chains,
         "countdown": Countdown,
         "gsm8k": Gsm8k,
         "jsonl": Jsonl,
