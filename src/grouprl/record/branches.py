@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grouprl.files import is_number, read_json
+from grouprl.files import read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, refuse_links
 from grouprl.types import UserError
@@ -110,37 +110,21 @@ def read_branches(
     if not found or found.get("token_ids") != [*token_ids]:
         return None
     try:
-        tokens = tuple(_token(one, len(token_ids)) for one in found["tokens"])
-        return BranchedCompletion(
-            **_plain(BranchedCompletion, found) | {"tokens": tokens, "token_ids": tuple(token_ids)}
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        tokens = tuple(_made(BranchedToken, row, branches=_branches(row)) for row in found["tokens"])
+        made: BranchedCompletion = _made(BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids))
+        places, _ = [token.position for token in tokens], [made.effect(token) for token in tokens]
+        if not {*places} <= {*range(len(token_ids))} or {*map(type, places)} - {int}:
+            raise ValueError(f"positions {places}")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path}: expected the branches of a completion, got {error!r:.80}: remove the file, or make it again"
         ) from error
+    return made
 
 
-def _token(row: dict[str, Any], length: int) -> BranchedToken:
-    plain = _plain(BranchedToken, row)
-    if not 0 <= plain["position"] < length:
-        raise TypeError(f"position {plain['position']}")
-    return BranchedToken(**{**plain, "branches": tuple(Branch(**_plain(Branch, one)) for one in row["branches"])})
+def _branches(row: Mapping[str, Any]) -> tuple[Branch, ...]:
+    return tuple(_made(Branch, one) for one in row["branches"])
 
 
-def _plain(kind: type[Any], row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass in a row; raises where one is missing, or is not of its type."""
-    values = {name: row[name] for name in kind.__dataclass_fields__}
-    for name, field in kind.__dataclass_fields__.items():
-        value, wanted = values[name], field.type
-        if wanted.startswith("tuple"):
-            continue
-        fits = {
-            "int": type(value) is int,
-            "str": isinstance(value, str),
-            "float": is_number(value),
-            "float | None": value is None or is_number(value),
-            "bool | None": value is None or isinstance(value, bool),
-        }
-        if not fits[wanted]:
-            raise TypeError(f"{name} {value!r:.40}")
-    return values
+def _made(kind: type[Any], row: Mapping[str, Any], **parts: Any) -> Any:
+    return kind(**{name: row[name] for name in kind.__dataclass_fields__} | parts)

@@ -196,7 +196,7 @@ def _refuse_another(run: Path, step: int, completion: Completion, made: Completi
     place = next((at for at, (one, other) in pairs if one != other), min(len(made), len(completion)))
     raise UserError(
         f"{run}: expected the completion again where no token is changed, got another one from token {place} on: "
-        f"the weights or the machine are not the run's, which grouprl replay {run} {step} shows"
+        f"the weights or the machine are not the run's, which grouprl replay {run} {step} shows, or bfloat16 rounds"
     )
 
 
