@@ -179,3 +179,21 @@ def test_experts_are_balanced_over_all_ranks(tmp_path: Path) -> None:
         assert grouprl(*alone).code == 0
     assert_same_run(place.runs / "exact-1", place.runs / "exact-2", step=3)
     assert_almost_same_run(place.runs / "plain-1", place.runs / "shard-2")
+
+
+@pytest.mark.slow
+def test_a_teacher_teaches_alike_on_two_ranks(place: Place) -> None:
+    changes = {"algorithm": {"distill_coef": 0.5, "distill_where": "all"}}
+    gold = "task.arguments.gold_column=number"
+    two = [place.arguments("taught-exact-2", gold, **changes, **EXACT), place.arguments("taught-2", gold, **changes)]
+    ended = torchrun_all(2, two)
+    assert ended.code == 0, ended.out
+    for one in (
+        place.arguments("taught-exact-1", gold, **changes, **EXACT),
+        place.arguments("taught-1", gold, **changes),
+    ):
+        assert grouprl(*one).code == 0
+    assert_same_run(place.runs / "taught-exact-1", place.runs / "taught-exact-2", step=3)
+    assert_almost_same_run(place.runs / "taught-1", place.runs / "taught-2")
+    (row, *_) = (place.runs / "taught-2" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(row)["distill_share"] == 1.0

@@ -42,7 +42,6 @@ from grouprl.learner.trace import TokenPass, all_passes, recorded_tokens, unused
 from grouprl.models.adapters import as_reference
 from grouprl.models.attention import hidden_states, is_packed
 from grouprl.models.experts import noted_routing, watch_routers
-from grouprl.models.head import output_head
 from grouprl.models.layouts import Prefix
 from grouprl.models.load import mix_weights
 from grouprl.models.precision import autocast
@@ -204,9 +203,8 @@ class Learner:
         if self.algorithm.kl is not None and math.isfinite(metrics.get("kl", math.nan)):
             self.kl_coef = self.algorithm.kl.next_coef(self.kl_coef, metrics["kl"])
         if self.algorithm.distill is not None:
-            metrics["distill_share"] = float(
-                batch.trained_NT[work.taught_N].sum() / batch.trained_NT.sum().clamp(min=1)
-            )
+            trained = batch.trained_NT.sum().clamp(min=1)
+            metrics["distill_share"] = float(batch.trained_NT[work.taught_N].sum() / trained)
         if self.algorithm.spread.entropy_target is not None:
             metrics["entropy_coef"] = self.entropy_coefs[1]
         self.entropy_coefs = self.algorithm.spread.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
@@ -301,12 +299,11 @@ class Learner:
         """[tokens, H] hidden states of the teacher, for each row of this rank's packs that it teaches."""
         if not batch.teacher_prompts:
             return {}
-        read, found = as_read(batch), dict[int, Tensor]()
+        read, found, model = as_read(batch), dict[int, Tensor](), self._teaching_model
+        # From each pack packs of its own: with `exact` what a rank computes does not depend on the other packs it has.
         own = (packs[place].rows for place in self.ranks.own([pack.tokens for pack in packs]))
-        mine = chain.from_iterable(
-            self._packs(read, [row for row in rows if row in batch.teacher_prompts]) for rows in own
-        )
-        model = self._teaching_model
+        parts = ([row for row in rows if row in batch.teacher_prompts] for rows in own)
+        mine = chain.from_iterable(self._packs(read, rows) for rows in parts)
         with as_reference(model, self.policy) if self._reference_teaches else nullcontext():
             for pack, hidden_CH in self._each(list(mine), partial(pack_hidden, model)):
                 found |= zip(pack.rows, torch.split(hidden_CH, pack.row_C.bincount().tolist()), strict=True)
@@ -359,11 +356,10 @@ class Learner:
         if shares is not None:
             aux = shares.loss(noted, pack, weights_nT)
             loss, stats = loss + a.router_aux_coef * aux, stats | {"router_aux_loss": aux}
-        if a.distill is not None and not taught.keys().isdisjoint(pack.rows):
-            heads = output_head(self.policy), output_head(self._teaching_model)
+        if a.distill is not None:
+            models = self.policy, self._teaching_model
             with autocast(self.device, self.dtype):
-                temperature = batch.sampling.temperature
-                cost, kl, tokens = distillation(pack, forward.hidden_CH, weights_nT, taught, heads, temperature)
+                cost, kl, tokens = distillation(pack, forward.hidden_CH, weights_nT, taught, models, batch.sampling)
             loss, stats = loss + a.distill.distill_coef * cost, stats | {"distill_kl": kl}
             counted["distill_kl"] = tokens
         if value is not None:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms import has_signal, reverse_kl
 from grouprl.algorithms.distillation import Distill
 from grouprl.learner.packs import Pack
+from grouprl.models.head import output_head
 from grouprl.models.logprobs import ARRAYS, CHUNK_ELEMENTS
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import is_rendered
-from grouprl.types import Batch, Group, Problem, RewardOutcome, UserError
+from grouprl.types import Batch, Group, Problem, RewardOutcome, Sampling, UserError
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ def distillation(
     hidden_CH: Tensor,
     weights_nT: Tensor,
     taught: Mapping[int, Tensor],
-    heads: tuple[nn.Module, nn.Module],
-    temperature: float,
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    sampling: Sampling,
 ) -> tuple[Tensor, Tensor, int]:
     """A pack's part in the loss: the sum of weight * KL(policy || teacher) over the tokens that the teacher teaches.
 
@@ -120,17 +121,19 @@ def distillation(
         hidden_CH: the policy's hidden states that predict its C completion tokens.
         weights_nT: weights of its tokens in the loss.
         taught: by row of the batch, the teacher's hidden states of the row's tokens, [tokens, H].
-        heads: output heads of the policy and of the teacher.
-        temperature: of the sampling.
+        models: the policy and the teacher, of which the output heads are used.
+        sampling: its temperature divides the logits of both.
 
     Returns:
-        The sum, the mean KL in nats, and the number of these tokens.
+        The sum, the mean KL in nats, and the number of these tokens, which may be 0.
     """
-    rows = [row for row in pack.rows if row in taught]
+    if not (rows := [row for row in pack.rows if row in taught]):
+        return (nothing := weights_nT.new_zeros(())), nothing, 0
     taught_n = torch.tensor([row in taught for row in pack.rows], device=pack.row_C.device)
     at_c = taught_n[pack.row_C].nonzero()[:, 0]
     teacher_cH = torch.cat([taught[row] for row in rows])
-    kl_c = token_kls(heads[0], hidden_CH[at_c], heads[1], teacher_cH, temperature)
+    policy_head, teacher_head = map(output_head, models)
+    kl_c = token_kls(policy_head, hidden_CH[at_c], teacher_head, teacher_cH, sampling.temperature)
     weights_c = weights_nT[pack.row_C, pack.column_C][at_c]
     return (weights_c * kl_c).sum(), kl_c.detach().mean(), len(kl_c)
 
