@@ -3,7 +3,8 @@
     grouprl compare compare_family && python benchmarks/comparison_tables.py runs/compare_family --costs --keep
     python benchmarks/comparison_tables.py                         those that were kept
 
-`--keep` copies what the table needs to benchmarks/results/compare_NAME.json; the page has the tables of those.
+`--keep` copies what the table needs to benchmarks/results/compare_NAME.json, or of claims to claims.json; the page has
+the tables of those.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Any
 
 from made_up import made_up_comparison
 
+from grouprl.config.comparison import load_comparison
+from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
+from grouprl.tools.compare.read import RecordedComparison, Variant
 from grouprl.tools.compare.report import write_comparison
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,6 +95,17 @@ def kept() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("compare_*.json"))}
 
 
+def claims() -> list[str]:
+    """The table of the claims that were kept; before any run, of those of the recipe."""
+    path = RESULTS / "claims.json"
+    if path.exists():
+        return list(claims_table(json.loads(path.read_text())))
+    config = load_comparison(["claims"], None)
+    variants = tuple(Variant(name, changes, {}) for name, changes in config.variants.items())
+    unmeasured = RecordedComparison(Path(), config.seeds, variants, config.claims)
+    return list(claims_table(claims_summary(answer_claims(unmeasured))))
+
+
 def show(name: str, summary: dict[str, Any], *, costs: bool) -> None:
     print(f"\n{name}: {summary['verdict']}\n", *table(summary, costs=costs), sep="\n")
 
@@ -104,6 +119,11 @@ def main() -> None:
     given = parser.parse_args()
     for folder in given.comparisons:
         summary = json.loads((folder / "summary.json").read_text())
+        if summary["claims"]:
+            print(*claims_table(summary["claims"]), sep="\n")
+            if given.keep:
+                (RESULTS / "claims.json").write_text(json.dumps(summary["claims"], indent=1) + "\n")
+            continue
         show(folder.name, summary, costs=given.costs)
         if given.keep:
             name = f"{folder.name if folder.name.startswith('compare_') else f'compare_{folder.name}'}.json"
@@ -117,6 +137,7 @@ def main() -> None:
     elif not given.comparisons:
         for name, summary in kept().items():
             show(name, summary, costs=summary["costs"])
+        print("", *claims(), sep="\n")
 
 
 if __name__ == "__main__":

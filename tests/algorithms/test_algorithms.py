@@ -129,6 +129,16 @@ def test_an_invalid_reward_is_left_out_of_every_statistic():
     assert [with_nan[1], with_nan[4]] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("size", "advantage"), [(2, 1.0), (8, 2.645751), (64, 7.937254)])
+@pytest.mark.parametrize("reward", [1.0, 1000.0])
+def test_an_outlier_weighs_as_much_as_all_others_of_its_group(size: int, advantage: float, reward: float):
+    """The square root of G - 1, however far away it is."""
+    rewards = torch.tensor([reward] + [0.0] * (size - 1))
+    found = group_advantages(rewards, torch.zeros(size, dtype=torch.long))
+    assert found[0] == pytest.approx(advantage, rel=1e-5)
+    assert found[1:].sum() == pytest.approx(-advantage, rel=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_the_result_is_float32(dtype: torch.dtype):
     got = group_advantages(torch.tensor([1, 0, 0, 1]).to(dtype), torch.tensor(TWO_GROUPS))

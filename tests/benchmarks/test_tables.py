@@ -45,6 +45,7 @@ def test_comparison_shows_what_was_compared(script: ModuleType) -> None:
     shown, kept = tables("evidence.md"), script.kept()
     for name, summary in kept.items():
         assert list(script.table(summary, costs=summary["costs"])) in shown, name
+    assert script.claims() in shown, "run python benchmarks/comparison_tables.py and paste the table of claims"
 
 
 def test_evidence_shows_the_comparison_of_the_family() -> None:
