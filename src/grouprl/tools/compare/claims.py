@@ -67,21 +67,14 @@ class AnsweredClaim:
 def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
     """Measures the expectations of all claims, in their order."""
     answered = [_answer(comparison, name, claim) for name, claim in comparison.claims.items()]
-    known = {
-        (at, place): one.difference.p_value
-        for at, claim in enumerate(answered)
-        for place, one in enumerate(claim.measured)
-        if one.difference is not None and one.difference.p_value is not None
+    p_values = {
+        id(one): one.difference.p_value for claim in answered for one in claim.measured if one.difference is not None
     }
-    corrected = dict(zip(known, holm([p for p in known.values() if p is not None]), strict=True))
+    known = {key: p for key, p in p_values.items() if p is not None}
+    corrected = dict(zip(known, holm(list(known.values())), strict=True))
     return tuple(
-        replace(
-            claim,
-            measured=tuple(
-                replace(one, p_in_table=corrected.get((at, place))) for place, one in enumerate(claim.measured)
-            ),
-        )
-        for at, claim in enumerate(answered)
+        replace(claim, measured=tuple(replace(one, p_in_table=corrected.get(id(one))) for one in claim.measured))
+        for claim in answered
     )
 
 

@@ -42,9 +42,8 @@ def crossed_difference(differences_SP: Sequence[Sequence[float]]) -> CrossedDiff
     """The mean over seeds and problems, which both were drawn at random, every seed with the same problems.
 
     Its variance is that of the means of the seeds, plus that of the means of the problems, less that of what neither
-    explains, which both contain (two-way clustering: Cameron, Gelbach and Miller 2011, equation 2.9, without their
-    correction for small samples); never less than the larger of the first two. So the interval says something about
-    other seeds and other problems.
+    explains, which both contain (two-way clustering, Cameron, Gelbach and Miller 2011); never less than the larger of
+    the first two. So the interval says something about other seeds and other problems.
 
     Args:
         differences_SP: a row for each seed, a column for each problem; of a metric of whole runs one column.

@@ -79,8 +79,10 @@ def comparison_answer(comparison: RecordedComparison) -> dict[str, Any]:
 def comparison_verdict(comparison: RecordedComparison) -> str:
     """Summarizes the result of the comparison in one or two sentences."""
     if comparison.claims:
-        counts = Counter(one.verdict for one in answer_claims(comparison))
-        return f"Of {len(comparison.claims)} claims: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}."
+        counts = Counter[str](one.verdict for one in answer_claims(comparison))
+        words = {"holds": "hold here", "does not hold": "do not", "undecided": "are undecided"}
+        parts = [f"{counts[verdict]} {said}" for verdict, said in words.items()]
+        return f"Of {len(comparison.claims)} claims {', '.join(parts)}, {counts['not measured yet']} not measured yet."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}

@@ -5,7 +5,7 @@ import { look, swatch } from "../legend.js";
 import { fixed, number, percent, signed, visible } from "../text.js";
 
 const WIDTH = 330, HEIGHT = 120, LEFT = 44, BOTTOM = 20; // of a drawing, in pixels
-const ROW = 18, MIDDLE = 70; // of an interval
+const ROW = 18, MIDDLE = 60; // of an interval
 const SHARES = /^(accuracy|speed|frac_.*)$/;
 const SPENT = { tokens: "completion tokens", seconds: "seconds of training", steps: "step" };
 const AT = { tokens: "at equal sampled tokens", seconds: "at equal time", steps: "at equal steps" };
@@ -21,7 +21,7 @@ export function claimCards({ name, claims, variants, seeds }) {
       `Student interval of the difference, over problems and the ${seeds.length} seeds together. Thin: widened, so that ` +
       "all intervals of the claim are right at once (Bonferroni); it decides. A star: below 5% also when corrected for " +
       "all differences of this page (Holm)."),
-    h("div", { class: "grid" }, claims.map((claim) => card(claim, claim.variants.map((one) => found.get(one)), name))),
+    h("div", { class: "grid claims" }, claims.map((claim) => card(claim, claim.variants.map((one) => found.get(one)), name))),
   ];
 }
 
