@@ -7,6 +7,7 @@ import { conversation } from "./episode.js";
 import { advantageSteps, FULL, scaleLegend, stepsUpTo, tint, tinted } from "./marks.js";
 
 const MOST = 2000; // tokens shown at once
+const LONGEST = 400; // characters of a branch
 const TONES = ["plus", "minus", "zero", "amount", "same"];
 
 /** The element that shows the tokens of a completion; `given` are the choices of the address: view, t (token). */
@@ -206,7 +207,7 @@ function branchesOf({ branches, effects, reward }, place) {
   return here && h("section", { class: "branches", "aria-label": "Branches" },
     h("h5", {}, `Another token: effect ${signed(effects[place])}`),
     here.map((one) => h("p", {}, h("b", {}, effectChip(one, reward)), ` ${percent(one.probability)} `,
-      h("span", { class: "text" }, visible(one.text)))));
+      h("span", { class: "text" }, visible(one.text.slice(0, LONGEST)), one.text.length > LONGEST ? "\u2026" : null))));
 }
 
 function effectChip({ reward }, recorded) {
