@@ -1,11 +1,10 @@
 """One small picture of each algorithm on the bundled task, beside GRPO: docs/images/algorithm-NAME.png.
 
-    grouprl compare compare_family
-    grouprl compare demo --vary algorithm=grpo_process,grpo_iterative,reinforce,reinforce_pp,gspo,cispo \
-        --name family_rest model.threads=1 evaluation.every=2 evaluation.problems=200 evaluation.samples=0
-    python benchmarks/algorithm_curves.py runs/compare_family runs/family_rest
+    grouprl compare demo --vary algorithm=grpo,dr_grpo,dapo,rloo,reinforce,reinforce_batch,ppo,gspo,cispo --name family \
+        model.threads=1 evaluation.every=2 evaluation.problems=200 evaluation.samples=0
+    python benchmarks/algorithm_curves.py runs/family
 
-luspo, sapo, gmpo, maxrl and dppo are of runs/family_soft (docs/evidence.md).
+The others of the family are made in the same way.
 """
 
 from __future__ import annotations

@@ -48,23 +48,6 @@ def test_comparison_shows_what_was_compared(script: ModuleType) -> None:
     assert script.claims() in shown, "run python benchmarks/comparison_tables.py and paste the table of claims"
 
 
-def test_evidence_shows_the_comparison_of_the_family() -> None:
-    """It was made before summaries were kept: its numbers without the intervals."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "comparison_family.json").read_text(encoding="utf-8"))
-    assert found["command"] in (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-    (rows,) = [table for table in tables("evidence.md") if "| peak MiB |" in table[0]]
-    table = {row.split(" | ")[0].strip("| "): [cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]}
-    assert list(table) == [variant["name"] for variant in found["variants"]]
-    for variant in found["variants"]:
-        _, greedy, _, _, last, seeds, steps, tokens, seconds, per_step, peak = table[variant["name"]]
-        mean = {name: one["mean"] for name, one in variant["figures"].items()}
-        assert (f"{100 * mean['greedy_accuracy']:.1f} %", f"{100 * mean['sampled_accuracy']:.1f} %") == (greedy, last)
-        assert ", ".join(f"{100 * seed:.1f}" for seed in variant["figures"]["sampled_accuracy"]["by_seed"]) == seeds
-        assert (f"{mean['sampled_steps_to_90']:.1f}", f"{mean['sampled_tokens_to_90']:,.0f}") == (steps, tokens)
-        assert (f"{mean['sampled_seconds_to_90']:.1f}", f"{mean['seconds_per_step']:.2f}") == (seconds, per_step)
-        assert f"{mean['peak_rss_mib']:,.0f}" == peak
-
-
 @pytest.mark.parametrize("script", ["shapes"], indirect=True)
 @pytest.mark.parametrize(("vocabulary", "layers"), [(512, 2), (20_000, 2), (512, 30)])
 @torch.no_grad()

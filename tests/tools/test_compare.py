@@ -60,8 +60,8 @@ def test_runs_go_seed_by_seed_into_folders_and_a_variant_has_the_last_word() -> 
 
 
 def test_the_command_line_changes_the_comparison_or_every_run() -> None:
-    config = load_comparison(["compare_family", "seeds=[5]", "steps=7", "jobs=2", "name=mine"], None)
-    assert (config.seeds, config.jobs, config.name, config.base) == ((5,), 2, "mine", ("demo",))
+    config = load_comparison(["compare_ladder", "seeds=[5]", "steps=7", "jobs=2", "name=mine"], None)
+    assert (config.seeds, config.jobs, config.name, config.base) == ((5,), 2, "mine", ("ladder",))
     assert config.settings[-1] == "steps=7"
     assert config.first == "grpo"
     made = load_comparison(["demo", "steps=7"], "algorithm.clip_high=0.2,0.28")
@@ -92,11 +92,11 @@ def test_one_variant_for_each_value(text: str, names: list[str], changes: list[s
         (["demo"], "algorithm", ["--vary: expected KEY=VALUE,VALUE", "got 'algorithm'"]),
         (["demo"], "algorithm=grpo", ["--vary: expected KEY=VALUE,VALUE"]),
         (["demo"], "algorithm=[a,", ["--vary: expected KEY=VALUE,VALUE"]),
-        (["compare_family"], "seed=1,2", ["--vary: expected no file with variants of its own, got compare_family"]),
-        (["compare_family", "baseline=kl"], None, ["baseline: expected one of the variants grpo", "got 'kl'"]),
-        (["compare_family", "seeds=[1,1]"], None, ["seeds: expected every seed once, got [1, 1]"]),
-        (["compare_family", "seeds=[]", "jobs=0"], None, ["override seeds=[]: seeds", "override jobs=0: jobs"]),
-        (["compare_family", "variants.x=steps"], None, ["variants.x: expected a list"]),
+        (["compare_ladder"], "seed=1,2", ["--vary: expected no file with variants of its own, got compare_ladder"]),
+        (["compare_ladder", "baseline=kl"], None, ["baseline: expected one of the variants grpo", "got 'kl'"]),
+        (["compare_ladder", "seeds=[1,1]"], None, ["seeds: expected every seed once, got [1, 1]"]),
+        (["compare_ladder", "seeds=[]", "jobs=0"], None, ["override seeds=[]: seeds", "override jobs=0: jobs"]),
+        (["compare_ladder", "variants.x=steps"], None, ["variants.x: expected a list"]),
     ],
 )
 def test_a_comparison_that_makes_no_sense(given: list[str], vary: str | None, parts: list[str]) -> None:

@@ -20,7 +20,7 @@ export async function render(page) {
 function measured({ why }) {
   return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak differs"),
     h("div", { class: "card" }, why.map((words) => h("p", {}, words))),
-    h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_family"), " in a terminal trains both."));
+    h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_ladder"), " in a terminal trains both."));
 }
 
 function pipelines({ flow: [grpo, ppo], frames }) {
