@@ -281,7 +281,7 @@ def draw_direction(figure: Figure) -> None:
 
 
 def draw_tree(figure: Figure) -> None:
-    """The bias of `tree_advantages`, in closed form: tests/algorithms/test_tree.py enumerates it."""
+    """The bias of `tree_advantages`, in closed form: tests/algorithms/test_prefix_tree.py enumerates it."""
     chances = np.geomspace(1e-3, 1, 200)
     axes = figure.subplots()
     for size, color in ((4, BLUE), (16, PURPLE), (64, GREEN)):

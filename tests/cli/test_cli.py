@@ -194,7 +194,7 @@ def refused(ended: Ended, *parts: str) -> None:
         (("--steps", "5"), ("--steps: expected an option that --help lists", "write steps=5")),
         (
             ("compare_famly",),
-            ("expected one of calculator, demo, gsm8k, own_file, r1_zero", "smollm2_course", "got 'compare_famly'"),
+            ("expected one of calculator, demo, gsm8k, ladder, own_file, r1_zero", "smollm2_course", "got 'compare_famly'"),
         ),
         (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
         (("no.yaml",), ("no.yaml: expected a YAML file, got 'No such file or directory'; check the path",)),

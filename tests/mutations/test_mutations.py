@@ -18,7 +18,7 @@ CAUGHT = 0.95  # of the mutants, at least
 
 ALGORITHM, BY_HAND = "tests/algorithms/test_algorithm.py", "tests/algorithms/test_algorithms.py"
 LOSS, TOKENS = "tests/algorithms/test_policy_loss.py", "tests/algorithms/test_token_functions.py"
-STEPS, TREE = "tests/algorithms/test_steps_gae_dpo.py", "tests/algorithms/test_tree.py"
+STEPS, TREE = "tests/algorithms/test_steps_gae_dpo.py", "tests/algorithms/test_prefix_tree.py"
 CREDIT, PACKS, NO_SIGNAL = (f"tests/learner/test_{name}.py" for name in ("credit", "packs", "no_signal"))
 LEARNER, OPTIONS, LINES = (f"tests/learner/test_{name}.py" for name in ("learner", "learner_options", "single_lines"))
 ENDS, SHARES, RESUME = "tests/rollout/test_ends.py", "tests/ranks/test_shares.py", "tests/run/test_resume.py"
