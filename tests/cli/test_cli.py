@@ -92,6 +92,16 @@ def test_eval_of_a_run_or_its_checkpoint_finds_what_the_run_found(finished: Path
     refused(grouprl("sample", tmp_path), "expected a run with a checkpoint, got one without")
 
 
+@pytest.mark.parametrize("more", [(), ("--pass-at", 2)], ids=["metrics", "pass@k"])
+def test_signs_of_life_do_not_stand_in_the_json(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[object, ...]
+) -> None:
+    monkeypatch.setattr("grouprl.run.terminal.QUIET", 0.0)
+    ended = grouprl("eval", finished, "--json", "evaluation.problems=2", *more)
+    assert json.loads(ended.out)
+    assert "evaluate: " in ended.err
+
+
 def test_eval_shows_a_table(finished: Path, guesser: Path, place: Path) -> None:
     ended = grouprl(
         "eval", guesser, "--task", "gsm8k", f"task.path={place / 'data.jsonl'}", "evaluation.samples=2",
@@ -194,7 +204,11 @@ def refused(ended: Ended, *parts: str) -> None:
         (("--steps", "5"), ("--steps: expected an option that --help lists", "write steps=5")),
         (
             ("compare_famly",),
-            ("expected one of calculator, demo, gsm8k, ladder, own_file, r1_zero", "smollm2_course", "got 'compare_famly'"),
+            (
+                "expected one of calculator, demo, gsm8k, ladder, own_file",
+                "smollm2_course",
+                "got 'compare_famly'",
+            ),
         ),
         (("rollout.max_tokens=250",), ("expected a prompt of 1 to 6 tokens", "got", "lower rollout.max_tokens")),
         (("no.yaml",), ("no.yaml: expected a YAML file, got 'No such file or directory'; check the path",)),

@@ -30,7 +30,7 @@ _OTHERS = 20  # problems whose prompts are compared
 
 def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     """Evaluates `config.model` on `config.task` and prints the metrics."""
-    terminal = Terminal()
+    terminal = Terminal(errors=as_json)
     found = _evaluated(config, terminal)
     values = found.metrics
     if as_json:
@@ -60,7 +60,7 @@ def show_pass_at(configs: Mapping[str, RunConfig], *, as_json: bool) -> None:
     Raises:
         UserError: the task has no verifier, so that no completion is correct or wrong.
     """
-    terminal = Terminal()
+    terminal = Terminal(errors=as_json)
     found = {name: _evaluated(config, terminal) for name, config in configs.items()}
     results = [one.results for one in found.values()]
     if not all(result.correct for result in results):

@@ -108,7 +108,9 @@ class _Output:
 class Terminal:
     """Writes to a console; every method is safe when the output is a file."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, errors: bool = False) -> None:
+        """`errors`: to standard error, where standard output is for a program to read."""
+        console = Console(stderr=True, highlight=False, soft_wrap=True) if errors else console
         self._columns: tuple[tuple[str, str, str, int], ...] = COLUMNS
         self._newest = time.monotonic()  # when the newest line was written
         notebook: Any = find_leaf("notebook") if console is None and in_notebook() else None

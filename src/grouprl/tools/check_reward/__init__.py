@@ -95,7 +95,7 @@ def try_rewards(
         scorer.check_columns(asked)
         groups = [one.group for one in recorded]
         count = sum(map(len, texts)) + sum(len(group.completions) for group in groups)
-        with Terminal().progress("check", 2 * count) as advance:
+        with Terminal(errors=True).progress("check", 2 * count) as advance:
             trials = score_trials(scorer, tokenizer, asked, texts, advance, groups)
         weights = {reward.name: reward.weight for reward in rewards} | scorer.weights
     per_step = {reward.name for reward in rewards if reward.per_step}
