@@ -71,7 +71,7 @@ function memorySection({ memory, fields: { judges, numbers, choices, gpus } }) {
     planned.hidden = true; // or the plan of something else would stand below the error
     put(asked.failed, sentence);
   });
-  const planned = h("div", {}, fits, picture, read);
+  const planned = h("div", { hidden: "" }, fits, picture, read); // until there is an answer
   const number = ([name, words, value]) => field(words, h("input", { name, type: "number", min: 1, value }));
   const choice = ([name, words, pairs]) => field(words, select(pairs, null, { name }));
   const inputs = h("div", { class: "controls", onchange: ({ target: { name } }) => {
