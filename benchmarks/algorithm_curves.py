@@ -1,6 +1,6 @@
 """One small picture of each algorithm on the bundled task, beside GRPO: docs/images/algorithm-NAME.png.
 
-    grouprl compare demo --vary algorithm=grpo,dr_grpo,dapo,rloo,reinforce,reinforce_batch,ppo,gspo,cispo --name family \
+    grouprl compare demo --vary algorithm=grpo,dr_grpo,dapo,rloo,reinforce_batch,ppo,gspo,cispo --name family \
         model.threads=1 evaluation.every=2 evaluation.problems=200 evaluation.samples=0
     python benchmarks/algorithm_curves.py runs/family
 

@@ -289,7 +289,7 @@ def draw_tree(figure: Figure) -> None:
         axes.plot(chances, factors, color=color, label=f"mean, G = {size}")
     axes.axhline(2, color=GRAY, linestyle=":", label="mean of the others")
     axes.set(title="What the tree expects", ylabel="times the policy gradient", ylim=(0, 2.1))
-    axes.set(xlabel="probability that a completion goes on from the prefix", xscale="log")
+    axes.set(xlabel="probability that a completion continues the prefix", xscale="log")
     legend(axes)
 
 

@@ -51,7 +51,7 @@ def test_the_value_of_a_prefix_is_the_mean_of_those_that_share_it() -> None:
 
 
 def test_whoever_ends_does_not_share_with_those_that_go_on() -> None:
-    """After a the first has its reward; of the two that go on, one is right: 2/3 before, 1/2 after."""
+    """After a the first has its reward; of the two that continue, one is right: 2/3 before, 1/2 after."""
     found = advantages(["a", "ab", "ac"], [1.0, 1.0, 0.0], **PLAIN)
     assert rows(found) == [[0.6667, 0.0], [0.1667, 0.8333], [-0.8333, -1.1667]]
 
@@ -136,7 +136,7 @@ def test_with_means_of_the_others_the_policy_gradient_is_expected_twice(name: st
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_papers_form_weighs_a_prefix_by_how_often_it_is_shared(name: str, size: int) -> None:
-    """2 - 1/G - (1 - (1 - p)^G) / (G p) of the gradient at a prefix that a completion goes on from with chance p."""
+    """2 - 1/G - (1 - (1 - p)^G) / (G p) of the gradient at a prefix that a completion continues with chance p."""
     world = WORLDS[name]
     visits_K = torch.zeros(13, dtype=torch.float64)
     for chance, mask_T, prefix_T in zip(world.chances(LOGITS), world.mask_YT, world.prefix_YT, strict=True):

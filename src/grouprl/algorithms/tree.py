@@ -65,7 +65,7 @@ def tree_advantages(
     found = group_statistics(rewards_N, group_ids_N, baseline=baseline, scale=scale, std=std, eps=eps)
     valid_N, mask_NT = ~rewards_N.isnan(), mask_NT.bool()
     rewards_N = torch.where(valid_N, rewards_N, 0.0).double()
-    # A completion that ends does not share the prefix of those that go on: the value after its last token is its own.
+    # An ended completion does not share the prefix of those that continue: the value after its last token is its own.
     ends_NT = torch.arange(mask_NT.shape[1]) == mask_NT.sum(1, keepdim=True) - 1
     edges_NT = 2 * torch.unique(edges_NT, return_inverse=True)[1] + ends_NT
     numbers = 2 * edges_NT.numel()  # more than any edge
