@@ -1,4 +1,4 @@
-"""Distillation of the policy into itself: the KL to a teacher that has read more, its gradient, and its options."""
+"""Distillation: the KL to a teacher that has read more or knows more, its gradient, and its options."""
 
 from __future__ import annotations
 
@@ -61,16 +61,18 @@ def reverse_kl(logits_CV: Tensor, teacher_logprobs_CV: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Distillation of a teacher that has read a solution into the policy; an algorithm with distill=None has none."""
+    """Distillation of a teacher into the policy; an algorithm with distill=None has none."""
 
     absent: ClassVar[Mapping[str, Any]] = {"distill_coef": 0.0}
 
-    distill_coef: float = option(0.1, "weight of the KL to a teacher that has read more; 0 = no teacher", low=1e-9)
-    distill_teacher: Literal["policy", "reference"] = option(
-        "policy", "the model that reads more: the policy as it is before each update, or the reference"
+    distill_coef: float = option(0.1, "weight of the KL to a teacher; 0 = no teacher", low=1e-9)
+    distill_teacher: str = option(
+        "policy", "the model that teaches: the policy as it is before each update, the reference, or a model's path"
     )
-    distill_reads: Literal["solution", "message"] = option(
-        "solution", "what the teacher reads: the task's solution, or the texts that rewards logged of the completion"
+    distill_reads: Literal["auto", "solution", "message", "prompt"] = option(
+        "auto",
+        "what the teacher reads: the task's solution, texts that rewards logged of the completion, or the prompt alone "
+        "(auto with a model's path; else auto is the solution)",
     )
     distill_where: Literal["no_signal", "all"] = option(
         "no_signal", "groups that the teacher teaches: those without signal that are not solved, or all"
@@ -81,16 +83,30 @@ class Distill(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if sorted(_PLACES.findall(self.template)) != ["prompt", "read"]:
+        if self.reads == "prompt":
+            self.refuse_idle("distill_template", beside="distill_reads")
+        elif sorted(_PLACES.findall(self.template)) != ["prompt", "read"]:
             raise UserError(
                 f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got {self.template!r}: "
                 "write both, such as '{read} {prompt}'"
             )
 
     @property
+    def path(self) -> str | None:
+        """The teacher that is neither the policy nor the reference."""
+        return None if self.distill_teacher in ("policy", "reference") else self.distill_teacher
+
+    @property
+    def reads(self) -> Literal["solution", "message", "prompt"]:
+        """What the teacher reads."""
+        if self.distill_reads == "auto":
+            return "prompt" if self.path else "solution"
+        return self.distill_reads
+
+    @property
     def template(self) -> str:
         """The template of the teacher's prompt."""
-        return self.distill_template or _TEMPLATES[self.distill_reads]
+        return self.distill_template or _TEMPLATES[self.reads]
 
     def prompt(self, prompt: str, read: str) -> str:
         """The teacher's prompt.
