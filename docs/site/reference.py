@@ -15,9 +15,8 @@ from grouprl.algorithms.named import NAMED, source
 from grouprl.cli import app
 from grouprl.cli.settings import algorithm_rows, setting_rows
 from grouprl.record.metrics import METRICS
+from grouprl.tools.imported.keys import NOT_NEEDED, TRL, VERL
 from grouprl.tools.imported.table import key_table
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
 
 # What a caller in Python may rely on: the names in `__all__` of these.
 PYTHON = {

@@ -17,11 +17,10 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
+from grouprl.tools.imported.keys import NOT_NEEDED, TRL, VERL
 from grouprl.tools.imported.read import Foreign, read_foreign
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
 from grouprl.tools.imported.table import key_table
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
 from grouprl.types import Completion, Group, Problem, StopReason
 
 GRPO = {
