@@ -19,7 +19,6 @@ from grouprl.config.run import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
-    ScoringConfig,
     TaskConfig,
     dump_config,
     load_config,
@@ -196,15 +195,6 @@ def test_a_number_may_be_a_name(text: str, value: str):
 def test_a_key_in_another_section_is_told_its_place(change: str, place: str):
     (line,) = mistakes(change)
     assert line.endswith(f": unknown key; did you mean {place}?")
-
-
-def test_a_setting_may_stand_without_its_section():
-    for short, whole in (("threads=3", "model.threads=3"), ("scoring.workers=2", "rollout.scoring.workers=2")):
-        assert run(short) == run(whole)
-    rollout, scoring = RolloutConfig(group_size=4), ScoringConfig(workers=2)
-    config = RunConfig(threads=2, model=PolicyConfig(path="x"), scoring=scoring, rollout=rollout)
-    assert config.model == PolicyConfig(path="x", threads=2)
-    assert config.rollout == RolloutConfig(group_size=4, scoring=scoring)
 
 
 def test_null_is_the_absence_of_a_choice():

@@ -62,7 +62,6 @@ BRANCHES = {
     "correction_kind": {"truncate", "mask"},
     "correction_level": {"token", "sequence"},
     "distill_teacher": {"policy", "reference"},
-    "distill_reads": {"solution", "message"},
     "distill_where": {"no_signal", "all"},
 }
 

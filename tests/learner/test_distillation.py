@@ -158,8 +158,8 @@ def read(tiny: Path, outcomes: list[list[RewardOutcome]], **options: Any) -> dic
     return {row: tokenizer.decode(ids) for row, ids in teacher.prompts(groups, outcomes).items()}
 
 
-def outcome(reward: float, correct: bool | None = False, **extra: object) -> RewardOutcome:
-    return RewardOutcome(reward, {"r": reward}, correct=correct, extra=extra)
+def outcome(reward: float, correct: bool | None = False) -> RewardOutcome:
+    return RewardOutcome(reward, {"r": reward}, correct=correct)
 
 
 def test_groups_without_signal_that_are_not_solved_have_a_teacher(tiny: Path) -> None:
@@ -169,12 +169,6 @@ def test_groups_without_signal_that_are_not_solved_have_a_teacher(tiny: Path) ->
     assert "<two> Say 2." in read(tiny, [solved, failed])[2]
     assert read(tiny, [solved, [outcome(math.nan, None), outcome(2.0, None)]]).keys() == {2, 3}  # one valid reward
     assert read(tiny, [solved, failed], distill_where="all").keys() == {0, 1, 2, 3}
-
-
-def test_a_message_is_of_one_completion_and_fits_the_context(tiny: Path) -> None:
-    said = [outcome(0.0, **{"r/why": "too small", "r/by": 3.0}), outcome(0.0)]
-    long = [outcome(0.0, **{"r/why": "x " * 99})] * 2
-    assert read(tiny, [said, long], distill_reads="message") == {0: "<too small> Say 1."}
 
 
 # Runs
@@ -206,7 +200,7 @@ def test_a_run_learns_where_every_completion_fails(tiny: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"algorithm": {"distill_coef": 0.1}}, "distill_reads: expected a task with solutions, got none for problem"),
+        ({"algorithm": {"distill_coef": 0.1}}, "distill: expected a task with solutions, got none for problem"),
         ({"algorithm": {"distill_coef": 0.1}, "rollout": {"top_p": 0.9}}, "rollout.top_p: expected 1.0 with"),
         ({"algorithm": {"distill_coef": 0.1}, "distributed": {"shard": True}}, "distributed.shard: expected false"),
         (

@@ -15,10 +15,6 @@ from grouprl.algorithms.option import Part, option
 from grouprl.types import UserError
 
 _PLACES = re.compile(r"\{(prompt|read)\}")
-_TEMPLATES = {
-    "solution": "A worked solution of the problem below:\n{read}\n\n{prompt}",
-    "message": "An earlier attempt at the problem below got this message:\n{read}\n\n{prompt}",
-}
 
 
 class _ReverseKl(torch.autograd.Function):
@@ -69,28 +65,21 @@ class Distill(Part):
     distill_teacher: Literal["policy", "reference"] = option(
         "policy", "the model that reads more: the policy as it is before each update, or the reference"
     )
-    distill_reads: Literal["solution", "message"] = option(
-        "solution", "what the teacher reads: the task's solution, or the texts that rewards logged of the completion"
-    )
     distill_where: Literal["no_signal", "all"] = option(
         "no_signal", "groups that the teacher teaches: those without signal that are not solved, or all"
     )
-    distill_template: str | None = option(
-        None, "the teacher's prompt: a text with {read} and {prompt}; null = one that says what it reads"
+    distill_template: str = option(
+        "A worked solution of the problem below:\n{read}\n\n{prompt}",
+        "the teacher's prompt: a text with {read}, the solution, and {prompt}",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if sorted(_PLACES.findall(self.template)) != ["prompt", "read"]:
+        if sorted(_PLACES.findall(self.distill_template)) != ["prompt", "read"]:
             raise UserError(
-                f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got {self.template!r}: "
-                "write both, such as '{read} {prompt}'"
+                f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got "
+                f"{self.distill_template!r}: write both, such as '{{read}} {{prompt}}'"
             )
-
-    @property
-    def template(self) -> str:
-        """The template of the teacher's prompt."""
-        return self.distill_template or _TEMPLATES[self.distill_reads]
 
     def prompt(self, prompt: str, read: str) -> str:
         """The teacher's prompt.
@@ -99,4 +88,4 @@ class Distill(Part):
         '4, not {prompt}. 2 + 2?'
         """
         texts = {"prompt": prompt, "read": read}
-        return _PLACES.sub(lambda place: texts[place[1]], self.template)
+        return _PLACES.sub(lambda place: texts[place[1]], self.distill_template)

@@ -50,7 +50,7 @@ class Algorithm:
     correction: Correction | None = None  # for a sampler whose log-probs differ from the learner's
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
     experts: Experts | None = None  # a loss that balances the experts of a mixture
-    distill: Distill | None = None  # a teacher that has read a solution or a message
+    distill: Distill | None = None  # a teacher that has read a solution
     updates: Updates = Updates()  # the number of updates per batch
     # Parts whose class a program defined, with that class: read from a record, where only the stock part can be made.
     missing: tuple[tuple[str, str], ...] = ()

@@ -23,8 +23,6 @@ from grouprl.files import MOST_YAML, read_file
 from grouprl.types import UserError, nearest_name
 
 Kind = TypeVar("Kind", bound=BaseModel)
-# Settings that may stand without their section, as they did in the first months: threads=2 is model.threads=2.
-_SHORT = {"threads": "model", "curriculum": "rollout", "scoring": "rollout"}
 # Sections that one word names, with the key that it stands for.
 _NAMED_BY = {"algorithm": "name", "task": "name", "model": "path", "trackers": "names"}
 
@@ -81,15 +79,6 @@ def load_config(
     return config
 
 
-def in_sections(kind: type[BaseModel], given: Any) -> Any:
-    """Puts settings that stand without their section into it; returns other values unchanged."""
-    tree = dict(given) if isinstance(given, Mapping) else {}
-    for key, section in _SHORT.items():
-        if key in tree and section in kind.model_fields and isinstance(tree.get(section, {}), Mapping | BaseModel):
-            tree[section] = {**dict(tree.get(section, {})), key: tree.pop(key)}
-    return tree or given
-
-
 def dump_config(config: BaseModel) -> str:
     """Writes every field as YAML; `load_config` reads it back to an equal value."""
     return write_yaml(config.model_dump(mode="json"))
@@ -114,7 +103,6 @@ def _read_all(
                 plural = (list,) if key == "names" else ()
                 if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
                     tree[section] = {key: tree[section]}
-            tree = in_sections(kind, tree)  # in each layer, so that a short spelling in a later one counts
             if isinstance(tree.get("algorithm"), dict):
                 tree["algorithm"] = flat(tree["algorithm"])
             layers.append(_Source(origin, tree))

@@ -6,9 +6,8 @@ import os.path
 from contextlib import suppress
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from grouprl.config.files import in_sections
 from grouprl.types import UserError
 
 # Types are strict, because YAML distinguishes 8 from "8" and true; but a run may be named 7.
@@ -59,8 +58,3 @@ class Section(BaseModel):
                 raise UserError(
                     f"{section}{key}: expected none beside {given}, got {value}, which would have no effect: remove one"
                 )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _in_sections(cls, given: Any) -> Any:
-        return in_sections(cls, given)

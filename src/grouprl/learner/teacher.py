@@ -22,7 +22,7 @@ from grouprl.types import Batch, Group, Problem, RewardOutcome, Sampling, UserEr
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes the teacher's prompts: those of the policy with a solution, or with a message about the completion."""
+    """Makes the teacher's prompts: those of the policy with the task's solution."""
 
     part: Distill
     gold: Callable[[Problem], str | None]  # the task's solution of a problem
@@ -31,44 +31,29 @@ class Teacher:
 
     def check(self, problem: Problem) -> None:
         """Raises UserError for a problem whose solution is missing, or leaves no place for a completion."""
-        if self.part.distill_reads == "solution":
-            self._ids(problem, self._solution(problem))
+        self._ids(problem)
 
     def prompts(
         self, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]
     ) -> dict[int, tuple[int, ...]]:
-        """Token ids of the teacher's prompt for each row of the batch that it teaches; outcomes are [P][G].
-
-        A message that does not fit the context teaches nothing; nor does a completion without a message.
-        """
+        """Token ids of the teacher's prompt for each row of the batch that it teaches; outcomes are [P][G]."""
         found, first = dict[int, tuple[int, ...]](), 0
         for group, outcomes_G in zip(groups, outcomes, strict=True):
+            rows = range(first, first := first + len(group.completions))
             if self.part.distill_where == "all" or is_unsolved(outcomes_G):
-                for row, ids in enumerate(self._of_group(group.problem, outcomes_G), first):
-                    found |= {row: ids} if ids else {}
-            first += len(group.completions)
+                found |= dict.fromkeys(rows, self._ids(group.problem))
         return found
-
-    def _of_group(self, problem: Problem, outcomes_G: Sequence[RewardOutcome]) -> list[tuple[int, ...]]:
-        if self.part.distill_reads == "solution":
-            return [self._ids(problem, self._solution(problem))] * len(outcomes_G)
-        return [self._message_ids(problem, message(outcome)) for outcome in outcomes_G]
 
     def _solution(self, problem: Problem) -> str:
         if (found := self.gold(problem)) is None:
             raise UserError(
-                f"algorithm.distill_reads: expected a task with solutions, got none for {problem.where}: name the "
+                f"algorithm.distill: expected a task with solutions, got none for {problem.where}: name the "
                 "column that holds them (task.arguments.gold_column), or set algorithm.distill=null"
             )
         return found
 
-    def _message_ids(self, problem: Problem, text: str) -> tuple[int, ...]:
-        try:
-            return self._ids(problem, text) if text else ()
-        except UserError:  # too long; the policy's own prompt was checked before the run
-            return ()
-
-    def _ids(self, problem: Problem, read: str) -> tuple[int, ...]:
+    def _ids(self, problem: Problem) -> tuple[int, ...]:
+        read = self._solution(problem)
         asked = isinstance(problem.prompt, str) or any(one["role"] == "user" for one in problem.prompt)
         if not asked or is_rendered(problem.prompt_text, self.tokenizer):
             raise UserError(
@@ -91,11 +76,6 @@ def is_unsolved(outcomes_G: Sequence[RewardOutcome]) -> bool:
     totals_G = torch.tensor([outcome.total for outcome in outcomes_G], dtype=torch.float64)
     signal = bool(has_signal(totals_G, torch.zeros(len(totals_G))).any())
     return not signal and not all(outcome.correct for outcome in outcomes_G)
-
-
-def message(outcome: RewardOutcome) -> str:
-    """The texts that rewards logged of a completion, one a line; numbers are no texts."""
-    return "\n".join(value for value in outcome.extra.values() if isinstance(value, str))
 
 
 def as_read(batch: Batch) -> Batch:
