@@ -1,6 +1,7 @@
 """A teacher that has read more: its KL and gradient against slow ones, what it reads, and runs that it changes."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,21 +63,23 @@ def test_the_gradient_by_finite_differences_and_none_for_the_teacher() -> None:
     assert float(reverse_kl(policy.detach(), policy.log_softmax(-1)).abs().max()) < 1e-14
 
 
+@pytest.mark.parametrize(("own", "others"), [(V, V), (V, V + 3), (V + 3, V)])  # padding behind an equal vocabulary
 @pytest.mark.parametrize("chunk_elements", [1, 8 * V, 24 * V, 10**6])
-def test_chunks_are_the_full_logits(chunk_elements: int) -> None:
+def test_chunks_are_the_full_logits(chunk_elements: int, own: int, others: int) -> None:
     generator = torch.Generator().manual_seed(4)
-    heads = [nn.Linear(6, V, bias=False) for _ in range(2)]
-    hidden = [torch.randn(11, 6, generator=generator).requires_grad_() for _ in range(2)]
+    heads = [nn.Linear(size, rows, bias=False) for size, rows in ((6, own), (9, others))]
+    hidden = [torch.randn(11, size, generator=generator).requires_grad_() for size in (6, 9)]
     weights = torch.linspace(-1, 2, 11)
     found = token_kls(heads[0], hidden[0], heads[1], hidden[1], 0.7, chunk_elements=chunk_elements)
     leaves = [hidden[0], heads[0].weight]
-    own = torch.autograd.grad((found * weights).sum(), [*leaves, hidden[1], heads[1].weight], allow_unused=True)
-    p, q = (torch.log_softmax(h.double() @ w.weight.double().T / 0.7, -1) for h, w in zip(hidden, heads, strict=True))
+    grads = torch.autograd.grad((found * weights).sum(), [*leaves, hidden[1], heads[1].weight], allow_unused=True)
+    logits = (h.double() @ w.weight.double()[:V].T for h, w in zip(hidden, heads, strict=True))
+    p, q = (torch.log_softmax(one / 0.7, -1) for one in logits)
     whole = (p.exp() * (p - q.detach())).sum(-1)
     expected = torch.autograd.grad((whole * weights).sum(), leaves)
     torch.testing.assert_close(found.double(), whole, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(own[:2], expected, atol=2e-6, rtol=1e-5)
-    assert own[2:] == (None, None)
+    torch.testing.assert_close(grads[:2], expected, atol=2e-6, rtol=1e-5)
+    assert grads[2:] == (None, None)
 
 
 def test_the_memory_is_that_of_one_chunk() -> None:
@@ -119,14 +122,17 @@ def slow_gradient(folder: Path, batch: Batch, *, reference: bool) -> tuple[float
     return float(torch.cat(kls).mean().detach()), gradient
 
 
-@pytest.mark.parametrize("teacher", ["policy", "reference"])
+@pytest.mark.parametrize("teacher", ["policy", "reference", "another"])
 @pytest.mark.parametrize("tokens", [45, 10**6])
 def test_packed_rows_are_single_rows(tiny: Path, teacher: str, tokens: int) -> None:
     batch, coef = taught(tiny), 2.0
     algorithm = variant(kl_coef=1e-9, distill_coef=coef, distill_teacher=teacher)
     learner = learner_of(loaded(tiny), algorithm, micro_batch_tokens=tokens)
+    if teacher == "another":
+        tokenizer, another = load_tokenizer(str(tiny)), other_reference(loaded(tiny))
+        learner.teacher = Teacher(algorithm.distill, lambda _: None, tokenizer, 60, another)
     found = learn(learner, batch, NOTHING)
-    kl, expected = slow_gradient(tiny, batch, reference=teacher == "reference")
+    kl, expected = slow_gradient(tiny, batch, reference=teacher != "policy")
     assert found["distill_kl"] == pytest.approx(kl, rel=1e-5)
     lengths = batch.mask_NT.sum(1)
     assert found["distill_share"] == pytest.approx(1 - float((lengths[:3].sum() + lengths[7]) / lengths.sum()))
@@ -158,8 +164,8 @@ def read(tiny: Path, outcomes: list[list[RewardOutcome]], **options: Any) -> dic
     return {row: tokenizer.decode(ids) for row, ids in teacher.prompts(groups, outcomes).items()}
 
 
-def outcome(reward: float, correct: bool | None = False) -> RewardOutcome:
-    return RewardOutcome(reward, {"r": reward}, correct=correct)
+def outcome(reward: float, correct: bool | None = False, **extra: object) -> RewardOutcome:
+    return RewardOutcome(reward, {"r": reward}, correct=correct, extra=extra)
 
 
 def test_groups_without_signal_that_are_not_solved_have_a_teacher(tiny: Path) -> None:
@@ -179,7 +185,7 @@ def nothing(completions: Any, **_: Any) -> list[float]:
 
 
 def run(tiny: Path, folder: Path, name: str, task: Any = "word_problems", **changes: Any) -> Path:
-    config = small_config(folder, name, steps=2, checkpoint={"every": 1}, **changes)
+    config = small_config(folder, name, **{"steps": 2, "checkpoint": {"every": 1}, **changes})
     return Trainer(tiny, task, [WeightedReward("none", nothing)], config=config).train().directory
 
 
@@ -197,10 +203,34 @@ def test_a_run_learns_where_every_completion_fails(tiny: Path, tmp_path: Path) -
     assert replay(both, 2, load_config(RunConfig, [both / "config.yaml"], [])).is_identical
 
 
+def changed_model(tiny: Path, folder: Path) -> Path:
+    """The tiny model with a slightly larger head, beside its tokenizer."""
+    shutil.copytree(tiny, folder)
+    other_reference(own_model(tiny)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("no_page")
+def test_another_model_teaches_alone_where_nothing_is_compared(tiny: Path, tmp_path: Path) -> None:
+    teacher = changed_model(tiny, tmp_path / "teacher")
+    algorithm = {"distill_coef": 1.0, "distill_teacher": str(teacher), "kl_coef": 0}
+    rollout = {"problems_per_step": 8, "group_size": 1, "max_tokens": 8}
+    changes = {"algorithm": algorithm, "rollout": rollout, "learner": {"learning_rate": 3e-4, "warmup_steps": 0}}
+    taught = run(tiny, tmp_path, "taught", ROWS, **changes | {"steps": 8})
+    kls = [row["distill_kl"] for row in metrics(taught)]
+    assert max(kls[-3:]) < 0.9 * kls[0]
+    config = load_config(RunConfig, [taught / "config.yaml"], [])
+    assert replay(taught, 5, config).is_identical
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"algorithm": {"distill_coef": 0.1}}, "distill: expected a task with solutions, got none for problem"),
+        ({"algorithm": {"distill_coef": 0.1}}, "distill_reads: expected a task with solutions, got none for problem"),
+        (
+            {"algorithm": {"distill_coef": 0.1, "distill_teacher": "abacus"}},
+            "model with the policy's tokenizer, got abacus",
+        ),
         ({"algorithm": {"distill_coef": 0.1}, "rollout": {"top_p": 0.9}}, "rollout.top_p: expected 1.0 with"),
         ({"algorithm": {"distill_coef": 0.1}, "distributed": {"shard": True}}, "distributed.shard: expected false"),
         (
@@ -221,6 +251,16 @@ def test_what_a_teacher_cannot_do_is_refused(tiny: Path, tmp_path: Path, changes
         ("dr_grpo", {"distill_teacher": "reference"}, "distill_teacher: expected .* 'reference', which is not loaded"),
         ("dapo", {}, "distill_where: expected .*drop_equal=True, got 'no_signal'"),
         ("grpo_process", {}, "distill_where: expected .*credit='step', got 'no_signal'"),
+        (
+            "grpo",
+            {"distill_reads": "prompt"},
+            "distill_reads: expected another value with algorithm.distill_teacher='policy'",
+        ),
+        (
+            "grpo",
+            {"distill_teacher": "m", "distill_template": "{read}{prompt}"},
+            "distill_template: expected another value with algorithm.distill_reads='auto'",
+        ),
         ("grpo", {"distill_template": "{prompt}"}, "distill_template: expected {read} and {prompt} once each"),
     ],
 )

@@ -18,6 +18,7 @@ ABACUS = Path(grouprl.models.__file__).parent / "assets" / "abacus"
 
 def test_a_folder_a_name_and_a_hub_id() -> None:
     assert shape_of(str(ABACUS)) == SHAPES["abacus"] == shape_of("abacus")
+    assert shape_of("abacus_chains").parameters == shape_of("abacus").parameters
     assert shape_of("Qwen/Qwen2.5-7B-Instruct") == SHAPES["Qwen2.5-7B"]
 
 

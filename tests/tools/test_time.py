@@ -15,8 +15,8 @@ from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.tasks import load_task
 from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, time
+from grouprl.tools.planner.fits import MOST_COMPLETIONS, largest_group, longest_completion
 from grouprl.tools.planner.machine import Rates
-from grouprl.tools.planner.memory import MOST_COMPLETIONS, largest_group, longest_completion
 from grouprl.tools.planner.screen import plan_run
 from grouprl.tools.planner.time import PromptSizes, floor_of_step, measured_pace, prompt_sizes
 from small_runs import grouprl

@@ -1,4 +1,4 @@
-"""Distillation of the policy into itself: the KL to a teacher that has read more, its gradient, and its options."""
+"""Distillation: the KL to a teacher that has read more or knows more, its gradient, and its options."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from grouprl.algorithms.option import Part, option
 from grouprl.types import UserError
 
 _PLACES = re.compile(r"\{(prompt|read)\}")
+_TEMPLATE = "A worked solution of the problem below:\n{read}\n\n{prompt}"
 
 
 class _ReverseKl(torch.autograd.Function):
@@ -57,29 +58,52 @@ def reverse_kl(logits_CV: Tensor, teacher_logprobs_CV: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Distillation of a teacher that has read a solution into the policy; an algorithm with distill=None has none."""
+    """Distillation of a teacher into the policy; an algorithm with distill=None has none."""
 
     absent: ClassVar[Mapping[str, Any]] = {"distill_coef": 0.0}
 
-    distill_coef: float = option(0.1, "weight of the KL to a teacher that has read more; 0 = no teacher", low=1e-9)
-    distill_teacher: Literal["policy", "reference"] = option(
-        "policy", "the model that reads more: the policy as it is before each update, or the reference"
+    distill_coef: float = option(0.1, "weight of the KL to a teacher; 0 = no teacher", low=1e-9)
+    distill_teacher: str = option(
+        "policy", "the model that teaches: the policy as it is before each update, the reference, or a model's path"
+    )
+    distill_reads: Literal["auto", "solution", "prompt"] = option(
+        "auto",
+        "what the teacher reads: the task's solution, or the prompt alone (auto with a model's path; else auto is the "
+        "solution)",
     )
     distill_where: Literal["no_signal", "all"] = option(
         "no_signal", "groups that the teacher teaches: those without signal that are not solved, or all"
     )
-    distill_template: str = option(
-        "A worked solution of the problem below:\n{read}\n\n{prompt}",
-        "the teacher's prompt: a text with {read}, the solution, and {prompt}",
+    distill_template: str | None = option(
+        None, "the teacher's prompt: a text with {read} and {prompt}; null = one for a solution"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if sorted(_PLACES.findall(self.distill_template)) != ["prompt", "read"]:
+        if self.reads == "prompt":
+            self.refuse_idle("distill_template", beside="distill_reads")
+        elif sorted(_PLACES.findall(self.template)) != ["prompt", "read"]:
             raise UserError(
-                f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got "
-                f"{self.distill_template!r}: write both, such as '{{read}} {{prompt}}'"
+                f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got {self.template!r}: "
+                "write both, such as '{read} {prompt}'"
             )
+
+    @property
+    def path(self) -> str | None:
+        """The teacher that is neither the policy nor the reference."""
+        return None if self.distill_teacher in ("policy", "reference") else self.distill_teacher
+
+    @property
+    def reads(self) -> Literal["solution", "prompt"]:
+        """What the teacher reads."""
+        if self.distill_reads == "auto":
+            return "prompt" if self.path else "solution"
+        return self.distill_reads
+
+    @property
+    def template(self) -> str:
+        """The template of the teacher's prompt."""
+        return self.distill_template or _TEMPLATE
 
     def prompt(self, prompt: str, read: str) -> str:
         """The teacher's prompt.
@@ -88,4 +112,4 @@ class Distill(Part):
         '4, not {prompt}. 2 + 2?'
         """
         texts = {"prompt": prompt, "read": read}
-        return _PLACES.sub(lambda place: texts[place[1]], self.distill_template)
+        return _PLACES.sub(lambda place: texts[place[1]], self.template)

@@ -50,7 +50,7 @@ class Algorithm:
     correction: Correction | None = None  # for a sampler whose log-probs differ from the learner's
     entropy: Entropy | None = None  # an entropy bonus, or advantages for high-entropy tokens alone
     experts: Experts | None = None  # a loss that balances the experts of a mixture
-    distill: Distill | None = None  # a teacher that has read a solution
+    distill: Distill | None = None  # a teacher that has read more, or is another model
     updates: Updates = Updates()  # the number of updates per batch
     # Parts whose class a program defined, with that class: read from a record, where only the stock part can be made.
     missing: tuple[tuple[str, str], ...] = ()
@@ -134,6 +134,8 @@ def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, st
         )
     if part.distill_teacher == "reference" and a.kl is None:
         yield "distill_teacher", "kl_coef=0", "'reference', which is not loaded: set kl_coef, or distill_teacher=policy"
+    if part.reads == "prompt" and part.distill_teacher == "policy":
+        yield "distill_reads", "distill_teacher='policy'", "'prompt': a model that reads no more cannot teach itself"
     if part.distill_where == "no_signal" and a.groups.drop_equal:
         yield "distill_where", "drop_equal=True", "'no_signal', which is dropped: set drop_equal=false"
     if part.distill_where == "no_signal" and (_mixes(a.advantage) or not a.advantage.compares_totals):

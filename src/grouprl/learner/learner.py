@@ -315,6 +315,8 @@ class Learner:
 
     @property
     def _teaching_model(self) -> PreTrainedModel:
+        if self.teacher is not None and self.teacher.model is not None:
+            return self.teacher.model
         return self.reference if self._reference_teaches and self.reference is not None else self.policy
 
     def _policy_loss(

@@ -22,16 +22,18 @@ from grouprl.types import Batch, Group, Problem, RewardOutcome, Sampling, UserEr
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes the teacher's prompts: those of the policy with the task's solution."""
+    """Makes the teacher's prompts: those of the policy, or the same with a solution."""
 
     part: Distill
     gold: Callable[[Problem], str | None]  # the task's solution of a problem
     tokenizer: PreTrainedTokenizerBase
     longest: int  # most tokens of a prompt
+    model: PreTrainedModel | None = None  # another one than the policy and the reference
 
     def check(self, problem: Problem) -> None:
         """Raises UserError for a problem whose solution is missing, or leaves no place for a completion."""
-        self._ids(problem)
+        if self.part.reads == "solution":
+            self._ids(problem)
 
     def prompts(
         self, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]
@@ -41,13 +43,14 @@ class Teacher:
         for group, outcomes_G in zip(groups, outcomes, strict=True):
             rows = range(first, first := first + len(group.completions))
             if self.part.distill_where == "all" or is_unsolved(outcomes_G):
-                found |= dict.fromkeys(rows, self._ids(group.problem))
+                read = self.part.reads == "solution"
+                found |= dict.fromkeys(rows, self._ids(group.problem) if read else group.prompt_ids)
         return found
 
     def _solution(self, problem: Problem) -> str:
         if (found := self.gold(problem)) is None:
             raise UserError(
-                f"algorithm.distill: expected a task with solutions, got none for {problem.where}: name the "
+                f"algorithm.distill_reads: expected a task with solutions, got none for {problem.where}: name the "
                 "column that holds them (task.arguments.gold_column), or set algorithm.distill=null"
             )
         return found
@@ -129,20 +132,23 @@ def token_kls(
 ) -> Tensor:
     """KL(policy || teacher) of each token over the vocabulary, from hidden states: [S] float32, in nats.
 
+    Larger models of a family have more padding behind equal vocabularies: rows of one head alone do not count.
+
     Logits are in memory in chunks of tokens, and computed again in the backward pass, as in `token_logprobs`. The
     gradient flows to `hidden_SH` and `head` alone; see `reverse_kl`.
     """
-    rows = max(1, chunk_elements // ARRAYS // int(head.weight.shape[0]))  # type: ignore[index]
+    vocabularies = [int(one.weight.shape[0]) for one in (head, teacher_head)]  # type: ignore[index]
+    rows, size = max(1, chunk_elements // ARRAYS // max(vocabularies)), min(vocabularies)
     parts = [
-        checkpoint(_chunk_kls, head, part_SH, teacher_head, of_teacher_SH, temperature, use_reentrant=False)
+        checkpoint(_chunk_kls, head, part_SH, teacher_head, of_teacher_SH, temperature, size, use_reentrant=False)
         for part_SH, of_teacher_SH in zip(torch.split(hidden_SH, rows), torch.split(teacher_SH, rows), strict=True)
     ]
     return torch.cat(parts)
 
 
 def _chunk_kls(
-    head: nn.Module, hidden_SH: Tensor, teacher_head: nn.Module, teacher_SH: Tensor, temperature: float
+    head: nn.Module, hidden_SH: Tensor, teacher_head: nn.Module, teacher_SH: Tensor, temperature: float, size: int
 ) -> Tensor:
     with torch.no_grad():
-        teacher_SV = torch.log_softmax(teacher_head(teacher_SH).float() / temperature, dim=-1)
-    return reverse_kl(head(hidden_SH).float() / temperature, teacher_SV)
+        teacher_SV = torch.log_softmax(teacher_head(teacher_SH)[:, :size].float() / temperature, dim=-1)
+    return reverse_kl(head(hidden_SH)[:, :size].float() / temperature, teacher_SV)

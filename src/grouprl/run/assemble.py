@@ -140,17 +140,34 @@ def make_learner(
 
 
 def make_teacher(
-    config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel
+    config: RunConfig, task: Task | None, tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel
 ) -> Teacher | None:
-    """Makes the teacher of a run with distillation, which reads the task's solutions; None without it."""
+    """Makes the teacher of a run with distillation, and loads it when it is another model; None without it.
+
+    A teacher that reads no solutions needs no task.
+    """
     if (part := config.algorithm.distill) is None:
         return None
-    if converses(task):
+    if task is not None and converses(task):
         raise UserError(
             f"algorithm.distill: expected a task with one turn, got {task.name}, which has tools or an environment: "
             "set algorithm.distill=null, or remove them"
         )
-    return Teacher(part, task.gold, tokenizer, context_length(policy) - config.rollout.max_tokens)
+    gold = (lambda _: None) if task is None else task.gold
+    room = context_length(policy) - config.rollout.max_tokens
+    if part.path is None:
+        return Teacher(part, gold, tokenizer, room)
+    own, other = tokenizer.get_vocab(), load_tokenizer(part.path).get_vocab()
+    if missing := sorted(token for token, number in own.items() if other.get(token) != number):
+        raise UserError(
+            f"algorithm.distill_teacher: expected a model with the policy's tokenizer, got {part.path}, whose "
+            f"vocabulary differs in {len(missing):,} of {len(own):,} tokens, such as {missing[0]!r}: give one of the "
+            "same family"
+        )
+    device, weights = resolve_device(config.model.device), config.model.weights
+    model = load_model(part.path, device=device, weights=weights).requires_grad_(False)
+    room = min(room, context_length(model) - config.rollout.max_tokens)
+    return Teacher(part, gold, tokenizer, room, model)
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:

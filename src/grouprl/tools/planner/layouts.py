@@ -16,16 +16,13 @@ from types import MappingProxyType
 from rich.console import Console
 
 from grouprl.config.run import RunConfig
+from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.tools.planner.memory import (
     FLOAT32,
-    MOST_COMPLETIONS,
-    MOST_TOKENS,
     SIZES,
     MemoryPlan,
     Networks,
     StepShape,
-    largest_group,
-    longest_completion,
     plan_memory,
 )
 from grouprl.tools.planner.screen import GIB, most, networks_of, step_of, table_of

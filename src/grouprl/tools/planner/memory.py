@@ -10,8 +10,8 @@ transformers, and memory that its allocator keeps. Of the resident memory above 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -26,7 +26,6 @@ Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["float32", "bfloat16", "nf4"]
 Moments = Literal["float32", "bfloat16", "8bit"]
 
-MOST_COMPLETIONS, MOST_TOKENS = 1024, 131_072
 """Upper bounds of the largest group and the longest completion that are searched for."""
 
 FLOAT32 = 4  # bytes of weights of adapters, value heads and reward models, of norms, rotations and logits
@@ -46,11 +45,13 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "adapter": "LoRA adapter",
         "reference": "weights of the frozen reference",
         "reward_model": "weights of the reward model",
+        "teacher": "weights of the teacher",
         "critic": "weights of the critic",
         "moments": "AdamW's two moments",
         "critic_moments": "AdamW's two moments of the critic",
         "gradients": "gradients",
         "critic_gradients": "gradients of the critic",
+        "taught": "the teacher's hidden states of a minibatch",
         "activations": "activations of the largest pack",
         "layer": "backward pass of one layer",
         "logits": "log-probs: a chunk of logits",
@@ -70,6 +71,8 @@ class Networks:
     reference: bool = True  # for a KL term
     critic: bool = False  # a trunk of its own, as large as the policy
     reward_model: bool = False  # as large as the policy
+    taught: int = 0  # hidden size of distillation's teacher; 0 = there is none
+    teacher: int = 0  # parameters of a teacher other than the policy and the reference
     lora_rank: int | None = None  # None = all weights learn
     weights: Weights = "float32"  # of policy, reference and critic; vectors, which stay float32, count as matrices
     moments: Moments = "float32"
@@ -133,6 +136,11 @@ class StepShape:
         return -(-self.problems // min(self.minibatches, self.problems))
 
     @property
+    def minibatch_tokens(self) -> int:
+        """The completion tokens of a minibatch."""
+        return self.minibatch_problems * self.group_size * self.completion_tokens
+
+    @property
     def packs(self) -> list[PackSize]:
         """The packs that the learner makes from a minibatch."""
         own = self.completion_tokens - 1  # the model does not read a completion's last token
@@ -164,6 +172,7 @@ class NetworkMemory:
     adapter: int
     reference: int
     reward_model: int
+    teacher: int
     critic: int
     moments: int  # AdamW's two moments of each trained weight of the policy; 0 for paged ones of a GPU
     critic_moments: int
@@ -180,6 +189,7 @@ class UpdateMemory:
 
     gradients: int
     critic_gradients: int
+    taught: int
     activations: int  # kept by the forward pass of the largest pack, or of all that run at once
     layer: int  # temporary tensors of one layer's backward pass, with `recompute` its activations too
     logits: int  # before that: a chunk of logits, and the gradient of the output embedding
@@ -187,7 +197,8 @@ class UpdateMemory:
     @property
     def total(self) -> int:
         """Bytes at the peak; layers and logits are never allocated together."""
-        return self.gradients + self.critic_gradients + self.activations + max(self.layer, self.logits)
+        held = self.gradients + self.critic_gradients + self.taught + self.activations
+        return held + max(self.layer, self.logits)
 
 
 @dataclass(frozen=True)
@@ -271,8 +282,7 @@ def plan_memory(
     adapter = 0 if rank is None else FLOAT32 * shape.lora_parameters(rank)
     trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
     learning = weight * shape.parameters if rank is None else adapter
-    embedded = shape.embedding_parameters if rank is None else 0
-    numbers = shape.parameters if rank is None else shape.lora_parameters(rank)
+    numbers, embedded = (shape.parameters, shape.embedding_parameters) if rank is None else (adapter // FLOAT32, 0)
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
@@ -296,6 +306,7 @@ def plan_memory(
             # With an adapter, the reference is the policy without the adapter.
             reference=whole if networks.reference and rank is None and not away else 0,
             reward_model=FLOAT32 * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
+            teacher=weight * networks.teacher,
             critic=critic,
             moments=_moments(networks, numbers, embedded, on_gpu),
             critic_moments=_moments(networks, valued, embedded, on_gpu) if critic else 0,
@@ -303,6 +314,7 @@ def plan_memory(
         update=UpdateMemory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
+            taught=SIZES[step.dtype] * networks.taught * step.minibatch_tokens,
             activations=at_once * activations + before + (gradients + half) * shared,
             layer=at_once * (layer + widened),
             logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
@@ -371,25 +383,3 @@ def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: boo
         logits = FLOAT32 * min(predicted, max(1, chunk // ARRAYS)) * shape.vocabulary * ARRAYS
     weights = shape.embedding_parameters if head_learns else 0
     return logits + dtype * (predicted * shape.hidden + weights)
-
-
-def largest_group(step: StepShape, memory: int, peak: Callable[[StepShape], int]) -> int:
-    """Returns the completions of a problem that fit in `memory` bytes, at most MOST_COMPLETIONS; 0 = none fits.
-
-    `peak` gives the bytes of a step.
-    """
-    return _largest(lambda size: peak(replace(step, group_size=size)) <= memory, MOST_COMPLETIONS)
-
-
-def longest_completion(step: StepShape, memory: int, peak: Callable[[StepShape], int]) -> int:
-    """Returns the tokens of a completion that fit in `memory` bytes, at most MOST_TOKENS; 0 = none fits."""
-    return _largest(lambda tokens: peak(replace(step, completion_tokens=tokens)) <= memory, MOST_TOKENS)
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """Finds a number up to `most` that fits while its successor does not; memory nearly always grows with it."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

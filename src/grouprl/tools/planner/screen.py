@@ -16,17 +16,14 @@ from grouprl.config.run import RunConfig
 from grouprl.learner.library_adamw import refuse_paged
 from grouprl.models.precision import faster_dtype
 from grouprl.models.recompute import recomputes
+from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.tools.planner.machine import Rates, measured_rates, total_memory
 from grouprl.tools.planner.memory import (
     BLOCKS,
-    MOST_COMPLETIONS,
-    MOST_TOKENS,
     PARTS,
     MemoryPlan,
     Networks,
     StepShape,
-    largest_group,
-    longest_completion,
     plan_memory,
 )
 from grouprl.tools.planner.shapes import ModelShape, shape_of
@@ -111,11 +108,14 @@ def plan_run(
 
 def networks_of(config: RunConfig) -> Networks:
     """Returns the networks of a configuration. A critic that shares the policy's trunk counts as none."""
-    lora = config.model.lora
+    lora, distill = config.model.lora, config.algorithm.distill
+    teacher = None if distill is None or distill.path is None else shape_of(distill.path)
     return Networks(
         reference=config.algorithm.kl is not None,
         critic=isinstance(config.algorithm.critic, CopiedCritic),
         reward_model=any(reward.path and not reward.path.endswith(".py") for reward in config.rewards),
+        taught=0 if distill is None else (teacher or shape_of(config.model.path)).hidden,
+        teacher=0 if teacher is None else teacher.parameters,
         lora_rank=None if lora is None else lora.rank,
         weights=config.model.weights,
         moments=config.learner.moments,

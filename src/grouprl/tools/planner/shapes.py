@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from grouprl.files import read_json
+from grouprl.models.names import BUNDLED
 from grouprl.types import UserError, unknown_name
 
 Biases = Literal["none", "qkv", "qkvo"]
@@ -89,12 +90,12 @@ def shape_of(model: str) -> ModelShape:
     """Returns the shape of a model, without loading it.
 
     Args:
-        model: a name of `SHAPES`, a hub id of one (Qwen/Qwen2.5-7B-Instruct), or a folder with a config.json.
+        model: a bundled name, one of `SHAPES`, a hub id of one (Qwen/Qwen2.5-7B-Instruct), or a folder with one.
 
     Raises:
         UserError: the model is unknown, or its config.json is not that of a dense decoder with Llama's architecture.
     """
-    config = Path(model) / "config.json"
+    config = Path(BUNDLED.get(model, model)) / "config.json"
     if config.is_file():
         return config_shape(read_json(config), config.resolve().parent.name, config)
     return known_shape(model)

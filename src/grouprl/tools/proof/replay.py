@@ -183,10 +183,10 @@ def _nearest_learner(run: Path, config: RunConfig, step: int) -> tuple[Learner, 
 
 
 def _teacher(config: RunConfig, learner: Learner) -> Teacher | None:
-    if config.algorithm.distill is None:
+    if (part := config.algorithm.distill) is None:
         return None
-    task, tokenizer = load_task(**config.task.model_dump()), load_tokenizer(config.model)
-    return make_teacher(config, task, tokenizer, learner.policy)
+    task = load_task(**config.task.model_dump()) if part.reads == "solution" else None
+    return make_teacher(config, task, load_tokenizer(config.model), learner.policy)
 
 
 def recorded_groups(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
