@@ -164,8 +164,8 @@ def read(tiny: Path, outcomes: list[list[RewardOutcome]], **options: Any) -> dic
     return {row: tokenizer.decode(ids) for row, ids in teacher.prompts(groups, outcomes).items()}
 
 
-def outcome(reward: float, correct: bool | None = False, **extra: object) -> RewardOutcome:
-    return RewardOutcome(reward, {"r": reward}, correct=correct, extra=extra)
+def outcome(reward: float, correct: bool | None = False) -> RewardOutcome:
+    return RewardOutcome(reward, {"r": reward}, correct=correct)
 
 
 def test_groups_without_signal_that_are_not_solved_have_a_teacher(tiny: Path) -> None:

@@ -36,7 +36,7 @@ from lora_models import (
     shaken,
 )
 from oracles import own_model
-from small_runs import grouprl, metrics, small_settings
+from small_runs import grouprl, metrics
 from source_tree import ROOT
 from tiny import tiny_model_folder
 from variants import variant
@@ -85,24 +85,6 @@ def test_a_checkpoint_is_the_adapter_alone_and_everyone_loads_it(trained: Path, 
         for other in (by_peft, by_transformers, by_hand):
             torch.testing.assert_close(other(ids).logits.float(), expected, atol=1e-4, rtol=0)
         assert (own_model(tiny)(ids).logits - expected).abs().max() > 0.01
-
-
-@pytest.mark.slow
-def test_eval_of_a_saved_adapter_is_the_evaluation_of_its_run(tmp_path: Path) -> None:
-    settings = small_settings(
-        tmp_path, steps=2, evaluation={"problems": 12, "samples": 2}, learner={"learning_rate": 0.01}, name="run",
-        rollout={"problems_per_step": 4, "group_size": 4, "max_tokens": 32},
-    )  # fmt: skip
-    ended = grouprl("train", "model.lora.rank=4", *settings)
-    assert ended.code == 0, ended.text
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    judged = grouprl("eval", newest(tmp_path / "run"), "--json")
-    started = grouprl("eval", "abacus", "--json", *settings)
-    found, base = (json.loads(ended.out.splitlines()[-1]) for ended in (judged, started))
-    assert found == summary["after"]
-    assert base == summary["before"] != found
-    assert grouprl("sample", newest(tmp_path / "run"), "rollout.group_size=2").code == 0
-    assert summary["networks_mib"].keys() == {"policy", "optimizer"}
 
 
 def test_an_adapter_of_a_relative_base_loads_from_elsewhere(
