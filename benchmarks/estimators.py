@@ -116,6 +116,59 @@ def draw_variance(figure: Figure) -> None:
         axes.legend()
 
 
+# Branches: what a token is worth, from other continuations of what stands before it
+
+
+def drawn(numbers_NT: Tensor, begun_NT: Tensor, known: int) -> tuple[Tensor, Tensor]:
+    """[N, 3] rows of LOGITS, and the tokens drawn at these numbers after the `known` first tokens of others."""
+    chance_KV, prefix_N, rows, tokens = LOGITS.softmax(1), torch.zeros(len(numbers_NT), dtype=torch.long), [], []
+    for t, first in enumerate((0, 1, 4)):
+        rows.append(first + prefix_N)
+        drawn_N = (chance_KV[rows[t]].cumsum(1) < numbers_NT[:, t, None]).sum(1).clamp(max=2)
+        tokens.append(begun_NT[:, t] if t < known else drawn_N)
+        prefix_N = 3 * prefix_N + tokens[t]
+    return torch.stack(rows, 1), torch.stack(tokens, 1)
+
+
+def branch_noise(size: int, branches: int, *, common: bool) -> tuple[float, float]:
+    """Noise of a group's gradient as in `gradient_noise`, and the tokens that the group takes.
+
+    With branches each token gets r - (their mean reward) instead of r - (mean of the group's others). A branch draws
+    the token again, and what follows at the completion's own random numbers (common) or at others. The gradient is
+    unbiased, because nothing in a branch depends on the token. With common numbers the same token costs nothing.
+    """
+    numbers_NT, place_Y = torch.rand(GROUPS * size, 3, dtype=torch.float64), torch.tensor([9, 3, 1])
+    rows_NT, tokens_NT = drawn(numbers_NT, torch.empty(0), 0)
+    rewards_N = REWARDS_Y[tokens_NT @ place_Y]
+    advantages_NT = advantages_of(rewards_N.view(-1, size), RLOO).view(-1, 1).repeat(1, 3)
+    sampled = 3 * len(rewards_N)
+    for t, branch in itertools.product(range(3), range(branches)):
+        mixed_NT = torch.rand(numbers_NT.shape, dtype=torch.float64)
+        if common:
+            mixed_NT[:, t + 1 :] = numbers_NT[:, t + 1 :]
+        _, other_NT = drawn(mixed_NT, tokens_NT, t)
+        before_N = advantages_NT[:, t] if branch else rewards_N
+        advantages_NT[:, t] = before_N - REWARDS_Y[other_NT @ place_Y] / branches
+        sampled += (3 - t) * int((other_NT[:, t] != tokens_NT[:, t]).sum() if common else len(rewards_N))
+    scores_NTV = torch.nn.functional.one_hot(tokens_NT, 3) - LOGITS.softmax(1)[rows_NT]
+    gradients_MKV = torch.zeros(GROUPS, *LOGITS.shape, dtype=torch.float64)
+    groups_NT = torch.arange(GROUPS).repeat_interleave(size)[:, None].expand_as(rows_NT)
+    gradients_MKV.index_put_((groups_NT, rows_NT), advantages_NT[..., None] * scores_NTV / size, accumulate=True)
+    return float(gradients_MKV.flatten(1).var(0).sum() / TRUE_K.square().sum()), sampled / GROUPS
+
+
+def print_branches() -> None:
+    group, tokens = branch_noise(8, 0, common=False)
+    rows: list[tuple[object, ...]] = []
+    for branches, common in itertools.product((1, 2, 4), (True, False)):
+        noise, cost = branch_noise(8, branches, common=common)
+        rows.append(
+            (branches, "common" if common else "other", cost / tokens, noise / group, noise * cost / group / tokens)
+        )
+    head = ["branches", "numbers", "tokens", "noise", "at equal tokens"]
+    table("(e) branches at every token of a group of 8, over the group without any", head, rows)
+
+
 # KL
 
 
@@ -314,6 +367,7 @@ def draw_all(folder: Path) -> None:
             figure = Figure(figsize=inches, dpi=110, layout="constrained")
             draw(figure)
             figure.savefig(folder / f"estimators-{name}.png", metadata={"Software": None})
+    print_branches()
 
 
 def main() -> None:
