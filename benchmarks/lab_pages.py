@@ -24,7 +24,7 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.lab.app import create_app
+from grouprl.lab.server import create_app
 from grouprl.record.rollouts import open_rollouts
 
 GROUP, PROBLEMS, TOKENS, ROUNDS = 8, 7473, 16, 20

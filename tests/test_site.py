@@ -17,8 +17,7 @@ from grouprl.algorithms.named import NAMED
 from grouprl.cli.settings import setting_rows
 from grouprl.config.algorithm import all_options
 from grouprl.record.metrics import METRICS
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
+from grouprl.tools.imported.keys import NOT_NEEDED, TRL, VERL
 from grouprl.types import UserError
 
 ROOT = Path(__file__).parent.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -15,9 +16,8 @@ from grouprl.algorithms.named import NAMED, source
 from grouprl.cli import app
 from grouprl.cli.settings import algorithm_rows, setting_rows
 from grouprl.record.metrics import METRICS
-from grouprl.tools.imported.table import key_table
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
+from grouprl.tools.imported.keys import NOT_NEEDED, TRL, VERL
+from grouprl.tools.imported.table import Entry
 
 # What a caller in Python may rely on: the names in `__all__` of these.
 PYTHON = {
@@ -103,8 +103,8 @@ def _keys() -> dict[str, str]:
     stars = "\n".join(f"| `{pattern}` | {why} |" for pattern, why in NOT_NEEDED.items())
     more = f"Not needed, with a star for every key below:\n\n| key | why |\n|---|---|\n{stars}\n"
     return {
-        "keys/trl.md": f"# Keys of TRL\n\n{key_table(TRL)}",
-        "keys/verl.md": f"# Keys of verl\n\n{key_table(VERL)}\n{more}",
+        "keys/trl.md": f"# Keys of TRL\n\n{_key_table(TRL)}",
+        "keys/verl.md": f"# Keys of verl\n\n{_key_table(VERL)}\n{more}",
     }
 
 
@@ -165,6 +165,12 @@ def _options(name: str) -> str:
             f"| `{key}` | `{value}` | {'' if other == value else f'`{other}`' if other else '-'} | {_cell(about)} |"
         )
     return "\n".join(lines)
+
+
+def _key_table(entries: Mapping[str, Entry]) -> str:
+    """Key, default there, what it is here."""
+    rows = [f"| `{key}` | `{json.dumps(entry.default)}` | {entry.here} |" for key, entry in entries.items()]
+    return "\n".join(["| key | default there | here |", "|---|---|---|", *rows]) + "\n"
 
 
 def _file(root: Path, name: str) -> str:

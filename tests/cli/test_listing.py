@@ -19,8 +19,7 @@ from grouprl.config.algorithm import name_here
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.config.yaml_text import read_yaml
 from grouprl.tasks.named import TASKS
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.verl_keys import VERL
+from grouprl.tools.imported.keys import TRL, VERL
 from grouprl.types import UserError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.app import create_app
+from grouprl.lab.server import create_app
 
 if TYPE_CHECKING:
     from lab_browser import Lab, Opened

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from comparisons import PROBLEMS, comparison, ones, record, with_and_without_critic
-from grouprl.lab.app import create_app
+from grouprl.lab.server import create_app
 from grouprl.record.write import RunRecord
 from grouprl.tools.compare.read import read_comparison
 from grouprl.tools.compare.report import comparison_answer

@@ -13,7 +13,7 @@ from grouprl.lab.report.groups import groups_of_step, history, one_group
 from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.run_data import read_files, run_answer
 from grouprl.lab.report.write import write_report
-from grouprl.lab.search import SearchTerms, search
+from grouprl.lab.rollout_routes import SearchTerms, search
 from grouprl.record.read import Example
 from grouprl.record.write import RunRecord
 from grouprl.types import Completion, Group, Message, Problem, RewardOutcome, StepRecord, StopReason

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from comparisons import with_and_without_critic
 from grouprl.files import is_number, parse
 from grouprl.lab import runs as runs_module
-from grouprl.lab.app import create_app
 from grouprl.lab.runs import Runs
+from grouprl.lab.server import create_app
 from grouprl.record.layout import RunDirectory
 from grouprl.tools.compare.read import read_comparison
 from grouprl.types import UserError

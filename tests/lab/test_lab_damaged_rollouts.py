@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config.algorithm import options
-from grouprl.lab.app import create_app
 from grouprl.lab.report.worked import Spread, exact_sum
+from grouprl.lab.server import create_app
 from grouprl.record.read import read_rollouts
 from grouprl.types import UserError
 from lab_runs import CONFIG, Made, make_run

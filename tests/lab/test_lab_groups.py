@@ -12,11 +12,11 @@ import torch
 from starlette.testclient import TestClient
 
 from grouprl.algorithms.named import NAMED
-from grouprl.lab.app import create_app
 from grouprl.lab.report.groups import groups_of_step, history, one_group
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.report.worked import CompletionParts, against_record, of_step
-from grouprl.lab.search import SearchTerms, search
+from grouprl.lab.rollout_routes import SearchTerms, search
+from grouprl.lab.server import create_app
 from grouprl.learner import PolicyEvaluation, assign_credit, make_batch
 from grouprl.learner.trace import token_rows
 from grouprl.record import rollouts as rollouts_module

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab.app import create_app
 from grouprl.lab.guard import LARGEST_BODY, PAGE_TOKEN, Guard, Sessions
+from grouprl.lab.server import create_app
 
 HOST = "http://127.0.0.1:8123"
 READS = ["/", "/static/app.js", "/api/session", "/api/runs", "/api/recipes", "/api/runs/demo", "/nothing"]

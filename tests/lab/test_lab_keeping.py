@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from grouprl.files import read_json
 from grouprl.lab import trying
-from grouprl.lab.app import create_app
+from grouprl.lab.server import create_app
 from grouprl.record.layout import lock_directory
 from grouprl.types import UserError
 from lab_processes import ended, started

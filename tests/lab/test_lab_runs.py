@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from grouprl.cli import app as cli
-from grouprl.lab.app import create_app
 from grouprl.lab.report.run_data import thinned
 from grouprl.lab.runs import NoSuchRun, Runs
+from grouprl.lab.server import create_app
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
 from grouprl.types import StepRecord

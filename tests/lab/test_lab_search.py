@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from grouprl.lab import search as search_module
-from grouprl.lab.search import SearchTerms, search
+from grouprl.lab import rollout_routes as search_module
+from grouprl.lab.rollout_routes import SearchTerms, search
 from grouprl.record.write import RunRecord
 from grouprl.types import StopReason
 from lab_runs import Made, add_step, make_run

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
-from grouprl.lab.app import create_app
 from grouprl.lab.report.tokens import clipped_sides, find_tokenizer, one_completion, token_texts
 from grouprl.lab.report.write import run_answers
+from grouprl.lab.server import create_app
 from grouprl.record.branches import Branch, BranchedCompletion, BranchedToken, write_branches
 from grouprl.record.write import RunRecord
 from grouprl.types import (

@@ -143,7 +143,7 @@ def test_no_report_without_a_run(tmp_path: Path) -> None:
     [
         ("grouprl.record.read", {"torch", "transformers"}),
         # The lab stands beside a run that needs the memory.
-        ("grouprl.lab.app, grouprl.lab.report.write", {"matplotlib", "jinja2", "transformers", "peft"}),
+        ("grouprl.lab.server, grouprl.lab.report.write", {"matplotlib", "jinja2", "transformers", "peft"}),
     ],
 )
 def test_a_module_brings_in_little(module: str, others: set[str]) -> None:

@@ -15,8 +15,8 @@ import pytest
 from grouprl import Run, Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
 from grouprl.tools.trackers import following
+from grouprl.tools.trackers.following import tracked, tracked_name
 from grouprl.tools.trackers.libraries import About, Shown, Table
-from grouprl.tools.trackers.names import tracked, tracked_name
 from letter_rewards import letters
 from small_runs import ROWS, rollouts, small_config
 

@@ -17,11 +17,9 @@ from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
+from grouprl.tools.imported.keys import NOT_NEEDED, VERL
 from grouprl.tools.imported.read import Foreign, read_foreign
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
-from grouprl.tools.imported.table import key_table
-from grouprl.tools.imported.trl_keys import TRL
-from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
 from grouprl.types import Completion, Group, Problem, StopReason
 
 GRPO = {
@@ -136,14 +134,6 @@ def test_the_verdict_on_a_key(changes: dict[str, Any], verdict: str):
 def test_what_cannot_be_had_stops(values: dict[str, Any], words: str):
     with pytest.raises(UserError, match=re.escape(words)):
         import_foreign(Foreign("verl", GRPO | values))
-
-
-def test_the_table_of_keys_has_each_with_its_default():
-    for entries in (TRL, VERL):
-        head, rule, *rows = key_table(entries).splitlines()
-        assert (head, rule) == ("| key | default there | here |", "|---|---|---|")
-        assert [row.split("`")[1] for row in rows] == list(entries)
-    assert "| `algorithm.gamma` | `1.0` | algorithm.gamma, with gae |" in key_table(VERL)
 
 
 def test_without_an_estimator_it_is_ppo_with_a_critic_and_one_completion(tmp_path: Path):

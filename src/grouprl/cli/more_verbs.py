@@ -267,7 +267,7 @@ def replay(
     """
     saved = str(RunDirectory(run).config)
     config = run_config([saved], trust=trust_code)
-    from grouprl.cli.branches import show_branches
+    from grouprl.cli.proofs import show_branches
     from grouprl.tools.proof.branches import Selection
 
     selection = Selection(problem, completion, tuple(position or ()), tokens, alternatives, least)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import EngineConfig
 from grouprl.models.progress import PROGRESS
-from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded
+from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded, secret, words_of
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +43,9 @@ class VllmClient:
         """
         self.address = address.rstrip("/")
         self._seconds = settings.seconds
-        self._token = _token(settings.token_env)
+        self._token = (
+            "" if settings.token_env is None else secret(settings.token_env, "rollout.engine.token_env", "token")
+        )
         self._chance = random.Random()  # a separate generator, so that the run's random numbers do not change
 
     @asynccontextmanager
@@ -174,23 +174,4 @@ class Connection:
 
 
 def _message(content: bytes | None) -> str:
-    """Extracts a server's error message."""
-    if content is None:
-        return f"more than {LONGEST_REPLY} bytes"
-    match parsed_json(content):
-        case {"error": {"message": str(words)}} | {"error": str(words)} | {"detail": str(words)}:
-            return printable(words)
-    return printable(content[:1000].decode("utf-8", "replace"))
-
-
-def _token(variable: str | None) -> str:
-    """Reads the bearer token; '' = none is sent."""
-    if variable is None:
-        return ""
-    token = os.environ.get(variable, "").strip()
-    if not re.fullmatch(r"[!-~]+", token):
-        raise UserError(
-            f"rollout.engine.token_env: expected a token in the environment variable {variable}, got "
-            f"{'text that is no token' if token else 'none'}: export {variable}=..."
-        )
-    return token
+    return printable(words_of(content, LONGEST_REPLY))

@@ -47,7 +47,6 @@ class Observation:
     """What the policy is shown after a call or a message."""
 
     text: str
-    images: tuple[bytes, ...] = ()  # reserved: no model here reads them yet
     reward: float | None = None  # of this turn, where the environment gives one
     done: bool = False  # whether the episode is over
     fault: Fault | None = None  # None = the call succeeded; else `text` says what was wrong

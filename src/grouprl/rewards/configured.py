@@ -34,7 +34,7 @@ _NOTHING = Completion(0, (), (), (), "", StopReason.END, 0)
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """Returns the rewards that a configuration names, or the task's default rewards."""
     if config.rewards:
-        return resolve_rewards([_configured(reward, config, task) for reward in config.rewards])
+        return resolve_rewards([replace(_found(one, config, task), scope=one.scope) for one in config.rewards])
     steps = task.default_step_rewards if config.algorithm.advantage.credit == "step" else {}
     if task.default_rewards:
         return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
@@ -46,10 +46,6 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
             "task.arguments.answer_column=NAME"
         )
     return (verifier,)
-
-
-def _configured(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
-    return replace(_found(reward, config, task), scope=reward.scope)
 
 
 def _found(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+
+from grouprl.types import UserError
 
 if TYPE_CHECKING:
     import httpx2  # otherwise imported inside functions, because the import takes as long as a worker's start
@@ -29,6 +33,29 @@ def parsed_json(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
+
+
+def words_of(content: bytes | None, longest: int) -> str:
+    """The error message in a server's reply, else the reply; see `read_bounded`."""
+    if content is None:
+        return f"more than {longest} bytes"
+    match parsed_json(content):
+        case {"error": {"message": str(words)}} | {"error": str(words)} | {"message": str(words)}:
+            return words
+        case {"detail": str(words)}:
+            return words
+    return content[: 1 << 20].decode("utf-8", "replace")
+
+
+def secret(variable: str, setting: str, what: str) -> str:
+    """The key or token in an environment variable. Raises UserError without showing it when it is none."""
+    found = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[!-~]+", found):
+        raise UserError(
+            f"{setting}: expected a {what} in the environment variable {variable}, got "
+            f"{f'text that is no {what}' if found else 'none'}: export {variable}=..."
+        )
+    return found
 
 
 def printable(words: str) -> str:

@@ -26,11 +26,10 @@ from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Conversation, EpisodeQueue
-from grouprl.rollout.forward import Forward, ModuleForward
+from grouprl.rollout.forward import Forward, ModuleForward, UnpackedForward
 from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
 from grouprl.rollout.tree import PrefixTree
-from grouprl.rollout.unpacked_forward import UnpackedForward
 from grouprl.types import Completion, Group, Sampling
 
 # Fewest rows of a part that a thread of its own decodes: products of fewer take as long as products of these.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 import time
@@ -17,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from grouprl.rewards.calls import Invalid, run_in_thread
-from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded
+from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded, secret, words_of
 from grouprl.rewards.rules import check_arguments, is_finite
 from grouprl.types import UserError
 
@@ -90,13 +89,7 @@ class Server:
                 "as JUDGE_KEY, got something else (not shown here, it may be the key): export the key and name the "
                 "variable"
             )
-        key = os.environ.get(variable, "").strip()
-        if not re.fullmatch(r"[!-~]+", key):
-            raise UserError(
-                f"reward judge_model: expected a key in the environment variable {variable}, got "
-                f"{'text that is no key' if key else 'none'}: export {variable}=..."
-            )
-        return key
+        return secret(variable, "reward judge_model", "key")
 
 
 @dataclass(frozen=True)
@@ -298,18 +291,10 @@ class _Requests:
         return Invalid(f"got a reply without choices[0].message.content: {self._words(content)}")
 
     def _words(self, content: bytes | None) -> str:
-        """Extracts a server's error message."""
-        if content is None:
-            return f"more than {LONGEST_REPLY} bytes"
-        match parsed_json(content):
-            case {"error": {"message": str(words)}} | {"error": str(words)} | {"message": str(words)}:
-                return self._printable(words)
-            case {"detail": str(words)}:
-                return self._printable(words)
-        return self._printable(content.decode("utf-8", "replace"))
+        """A server's error message as one short printable line, without the key."""
+        return self._printable(words_of(content, LONGEST_REPLY))
 
     def _printable(self, words: str) -> str:
-        """Makes a server's text safe for a terminal: one short printable line, without the key."""
         return printable(self._without_key(words))
 
     def _without_key(self, words: str) -> str:

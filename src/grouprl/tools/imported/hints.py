@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from grouprl.tools.imported.trl_keys import RENAMED, TRL
-from grouprl.tools.imported.verl_keys import NOT_NEEDED, VERL
+from grouprl.tools.imported.keys import NOT_NEEDED, RENAMED, TRL, VERL
 
 # Names that no table has: of other libraries, and those that people use.
 _OTHERS = {

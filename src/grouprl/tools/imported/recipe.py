@@ -17,11 +17,10 @@ from grouprl.config.files import validated
 from grouprl.config.run import RunConfig
 from grouprl.config.yaml_text import write_yaml
 from grouprl.record.files import atomic_write_text
+from grouprl.tools.imported.keys import RENAMED, TRL, VERL, verl_needs_not
 from grouprl.tools.imported.read import Foreign
 from grouprl.tools.imported.references import resolve, scalar
 from grouprl.tools.imported.table import Given, Outcome, UndecidedValue, Unknown, undecided, unsupported
-from grouprl.tools.imported.trl_keys import RENAMED, TRL
-from grouprl.tools.imported.verl_keys import VERL, verl_needs_not
 from grouprl.tools.imported.verl_rules import ESTIMATOR
 from grouprl.types import UserError
 

@@ -6,7 +6,6 @@ the name of its rule with its arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -190,9 +189,3 @@ def tracker_names(value: Any) -> tuple[list[str], list[str]]:
     names = [value] if isinstance(value, str) else list(value or [])
     known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
     return known, [name for name in names if name not in known]
-
-
-def key_table(entries: Mapping[str, Entry]) -> str:
-    """Makes the Markdown table of a library's keys: key, default there, what it is here."""
-    rows = [f"| `{key}` | `{json.dumps(entry.default)}` | {entry.here} |" for key, entry in entries.items()]
-    return "\n".join(["| key | default there | here |", "|---|---|---|", *rows]) + "\n"

@@ -1,24 +1,75 @@
 """Sends what a run records to its trackers, from one thread each: the run never waits for a tracker but at its end.
 
+Metrics have TRL's names where the meaning is the same.
+
 A library's error, a full queue and a tracker that hangs are said once; from then on the tracker is left out.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from threading import Event, Thread
 from typing import Any, Self
 
 from grouprl.config.run import RunConfig
-from grouprl.files import read_json
+from grouprl.files import is_number, read_json
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.tools.trackers.libraries import TRACKERS, About, Shown, Tracker
-from grouprl.tools.trackers.names import completions_table, tracked
+from grouprl.record.metrics import metric_of
+from grouprl.tools.trackers.libraries import TRACKERS, About, Shown, Table, Tracker
 from grouprl.types import StepRecord, import_extra
+
+
+def tracked(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Renames the finite numbers among some metrics; a name that two would have goes to the one that TRL has.
+
+    >>> tracked({"clip_low_fraction": 0.1, "rss_mib": 9.0, "value_explained_variance": None}, "train/")
+    {'train/clip_ratio/low_mean': 0.1, 'train/rss_mib': 9.0}
+    """
+    finite = {name: value for name, value in metrics.items() if is_number(value)}
+    # Only a reward chooses its names: what it logs as `loss` stays reward_logs/loss.
+    known = {tracked_name(name) for name in finite if not name.startswith(_LOGS)}
+    return {
+        prefix + (name if name.startswith(_LOGS) and renamed in known else renamed): float(value)
+        for name, value in finite.items()
+        for renamed in (tracked_name(name),)
+    }
+
+
+_LOGS = "reward_logs/"
+
+
+def tracked_name(name: str) -> str:
+    """TRL's name of a metric if the meaning is the same, or its own: `reward_logs/hits` is `hits`."""
+    metric = metric_of(name)
+    if metric is None or not metric.trl:
+        return name
+    before, _, after = metric.name.partition("NAME")
+    return metric.trl.replace("NAME", name[len(before) : len(name) - len(after)])
+
+
+def completions_table(record: StepRecord) -> Table:
+    """The completions of a step with TRL's columns: step, prompt, completion, the rewards by name, advantage."""
+    outcomes = [outcome for row in record.outcomes for outcome in row]
+    names = tuple(dict.fromkeys(name for outcome in outcomes for name in outcome.components))
+    rows = []
+    for group, scored, advantages in zip(record.groups, record.outcomes, record.token_advantages, strict=True):
+        for completion, outcome, by_token in zip(group.completions, scored, advantages, strict=True):
+            components = [_finite(outcome.components.get(name)) for name in names]
+            advantage = fmean(by_token) if len(by_token) else 0.0  # of GRPO, every token has the same
+            texts = (group.problem.prompt_text, completion.text)
+            rows.append([record.step, *texts, *components, _finite(outcome.total), advantage])
+    return Table(("step", "prompt", "completion", *names, "reward", "advantage"), rows)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
 
 LINK_SECONDS = 10.0  # longest wait for the links before the first step
 END_SECONDS = 10.0  # longest wait at the end of a run, all trackers together

@@ -1,4 +1,4 @@
-// PPO beside GRPO: what flows where, what lies in memory, and what was measured.
+// PPO beside GRPO: what flows where, and what lies in memory.
 import { asking } from "../parts/address.js";
 import { file } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
@@ -13,14 +13,9 @@ export async function render(page) {
   put(page,
     h("h1", {}, "PPO and GRPO"),
     h("p", { class: "lead" }, words.lead),
-    pipelines(words), sideBySide(words), memory.element, measured(words));
-  return memory.end;
-}
-
-function measured({ why }) {
-  return h("section", { "aria-labelledby": "measured" }, h("h2", { id: "measured" }, "Why the measured peak differs"),
-    h("div", { class: "card" }, why.map((words) => h("p", {}, words))),
+    pipelines(words), sideBySide(words), memory.element,
     h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_ladder"), " in a terminal trains both."));
+  return memory.end;
 }
 
 function pipelines({ flow: [grpo, ppo], frames }) {
