@@ -260,9 +260,13 @@ def test_the_quick_comparison_runs_and_goes_on_where_it_was_stopped(tmp_path: Pa
     (edge,) = found["claims"]
     assert edge["measured"][0]["difference"]["seeds"] == 2
     assert len((tmp_path / "claims_quick" / "claims.md").read_text().splitlines()) == 3
-    of_stages = ("only=[learned_reward_rises]", "baseline=learned reward", "seeds=[0]", *tiny[1:])
-    ended = grouprl("compare", "claims", "--quick", f"runs_dir={tmp_path / 'stages'}", *of_stages)
+
+
+@pytest.mark.slow
+def test_the_quick_comparison_of_stages_runs(tmp_path: Path) -> None:
+    tiny = ("only=[learned_reward_rises]", "baseline=learned reward", "seeds=[0]", "steps=2", "evaluation.problems=4")
+    ended = grouprl("compare", "claims", "--quick", f"runs_dir={tmp_path}", *tiny)
     assert ended.code == 0, ended.text
     assert "4 runs, 0 of them finished" in ended.text
-    (rises,) = json.loads((tmp_path / "stages" / "claims_quick" / "summary.json").read_text())["claims"]
+    (rises,) = json.loads((tmp_path / "claims_quick" / "summary.json").read_text())["claims"]
     assert rises["measured"][0]["difference"]["seeds"] == 1

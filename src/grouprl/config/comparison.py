@@ -118,7 +118,7 @@ class CompareConfig(Section):
     def _stages_fit(self) -> Self:
         if twice := sorted(set(self.variants) & set(self.stages)):
             raise UserError(f"stages: expected other names than in `variants`, got {twice[0]!r} in both: rename one")
-        if len(self.names) < 2:
+        if len(self.names) < (1 if self.claims else 2):  # a claim may be of one: `A > 0`
             raise UserError(f"variants: expected at least two with those of `stages`, got {len(self.names)}: add one")
         for name, stages in self.stages.items():
             if not stages or "train" not in stages[-1]:
