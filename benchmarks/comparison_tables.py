@@ -3,8 +3,8 @@
     grouprl compare compare_ladder && python benchmarks/comparison_tables.py runs/compare_ladder --costs --keep
     python benchmarks/comparison_tables.py                         those that were kept
 
-`--keep` copies what the table needs to benchmarks/results/compare_NAME.json, or of claims to claims.json; the page has
-the tables of those.
+`--keep` copies what the table needs to benchmarks/results/compare_NAME.json; measured claims replace theirs in
+claims.json, so a comparison may have answered some alone. The page has the tables of those.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from made_up import made_up_comparison
 
 from grouprl.config.comparison import load_comparison
 from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
+from grouprl.tools.compare.inference import CrossedDifference, holm
 from grouprl.tools.compare.read import RecordedComparison, Variant
 from grouprl.tools.compare.report import write_comparison
 
@@ -96,14 +97,30 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def claims() -> list[str]:
-    """The table of the claims that were kept; before any run, of those of the recipe."""
-    path = RESULTS / "claims.json"
-    if path.exists():
-        return list(claims_table(json.loads(path.read_text())))
+    """The table of the recipe's claims, with what was kept of their measurements."""
     config = load_comparison(["claims"], None)
-    variants = tuple(Variant(name, changes, {}) for name, changes in config.variants.items())
+    variants = tuple(Variant(name, (), {}) for name in config.names)
     unmeasured = RecordedComparison(Path(), config.seeds, variants, config.claims)
-    return list(claims_table(claims_summary(answer_claims(unmeasured))))
+    rows = [row | kept_claims().get(row["name"], {}) for row in claims_summary(answer_claims(unmeasured))]
+    found = [one for row in rows for one in row["measured"] if one["difference"] is not None]
+    p_values = [CrossedDifference(**one["difference"]).p_value for one in found]
+    known = [(one, p) for one, p in zip(found, p_values, strict=True) if p is not None]
+    for (one, _), corrected in zip(known, holm([p for _, p in known]), strict=True):
+        one["p_in_table"] = corrected  # for the whole table, which several comparisons may have measured
+    return list(claims_table(rows))
+
+
+def kept_claims() -> dict[str, dict[str, Any]]:
+    """What was measured of each claim, by its name."""
+    path = RESULTS / "claims.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def keep_claims(rows: list[dict[str, Any]]) -> None:
+    """Replaces what was kept of the claims that were measured here."""
+    new = {row["name"]: {key: row[key] for key in ("measured", "verdict")} for row in rows if row["measured"]}
+    whole = {name: one for name, one in new.items() if one["verdict"] != "not measured yet"}
+    (RESULTS / "claims.json").write_text(json.dumps(kept_claims() | whole, indent=1) + "\n")
 
 
 def show(name: str, summary: dict[str, Any], *, costs: bool) -> None:
@@ -122,7 +139,7 @@ def main() -> None:
         if summary["claims"]:
             print(*claims_table(summary["claims"]), sep="\n")
             if given.keep:
-                (RESULTS / "claims.json").write_text(json.dumps(summary["claims"], indent=1) + "\n")
+                keep_claims(summary["claims"])
             continue
         show(folder.name, summary, costs=given.costs)
         if given.keep:

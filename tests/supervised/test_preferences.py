@@ -189,11 +189,11 @@ def test_messages_need_a_template(tmp_path: Path) -> None:
 
 
 def test_a_pair_longer_than_the_context_is_named() -> None:
-    def pair(prompt: int, *completions: int) -> Preference:
+    def pair(prompt: int, *completions: int) -> Group:
         own = (
             Completion(i, (1,) * n, (0.0,) * n, (0.0,) * n, "", StopReason.END, 0) for i, n in enumerate(completions)
         )
-        return Preference(Group(Problem(f"pairs.jsonl:{prompt}", ""), (1,) * prompt, tuple(own)))
+        return Group(Problem(f"pairs.jsonl:{prompt}", ""), (1,) * prompt, tuple(own))
 
     refuse_longer([pair(3, 5, 7), pair(4, 6, 1)], 10)
     with pytest.raises(UserError, match=r"pairs.jsonl:4: expected .* at most 9 tokens .* got 10: shorten or remove"):
@@ -203,7 +203,7 @@ def test_a_pair_longer_than_the_context_is_named() -> None:
 def test_a_run_without_signal_and_a_folder_without_a_run_are_refused(tiny: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(tiny))
     run = recorded_run(tmp_path / "run", tiny, [[[0.5, 0.5], [NAN, 1.0]], [[1.0, 0.0]]], tokenizer)
-    with pytest.raises(UserError, match=r"run: expected groups .* found none among the 2 groups of 1 steps: choose"):
+    with pytest.raises(UserError, match=r"run: expected groups .* found none among 2 groups: choose"):
         load_preferences(PreferencesConfig(run=str(run), last_step=1), tokenizer)
     with pytest.raises(UserError, match="nothing-here: expected a run directory"):
         load_preferences(PreferencesConfig(run=str(tmp_path / "nothing-here")), tokenizer)

@@ -33,18 +33,29 @@ def completion(index: int, token_ids: Sequence[int], tokenizer: PreTrainedTokeni
 
 
 def outcome(reward: float) -> RewardOutcome:
-    return RewardOutcome(reward, {"r": None if math.isnan(reward) else reward}, "broken" if math.isnan(reward) else "")
+    """A reward of 1 is the verifier's; a NaN is a failed one, which says nothing of the verifier."""
+    if math.isnan(reward):
+        return RewardOutcome(reward, {"r": None}, "broken")
+    return RewardOutcome(reward, {"r": reward}, "", (), reward == 1)
 
 
 def recorded_run(
-    directory: Path, model: Path, rewards: Sequence[Sequence[Sequence[float]]], tokenizer: PreTrainedTokenizerBase
+    directory: Path,
+    model: Path,
+    rewards: Sequence[Sequence[Sequence[float]]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    again: bool = False,
 ) -> Path:
-    """A run with the rewards [step][group][completion]; completion i of problem p is token 40 + p, i + 1 times."""
+    """A run with the rewards [step][group][completion]; completion i of problem p is token 40 + p, i + 1 times.
+
+    `again`: every step has the same problems.
+    """
     config = RunConfig(name=directory.name, runs_dir=str(directory.parent), model={"path": str(model)})
     problem = 0
     with RunRecord.create(directory, dump_config(config)) as record:
         for step, groups in enumerate(rewards, 1):
-            made = []
+            made, problem = [], 0 if again else problem
             for group in groups:
                 own = [
                     completion(i, [40 + problem] * (i + 1) + [tokenizer.eos_token_id] * (i % 2), tokenizer)

@@ -79,9 +79,9 @@ def test_the_arcsine_law_and_the_ends() -> None:
 
 
 @pytest.mark.parametrize(("successes", "failures"), [(0, 0), (8, 0), (0, 8), (3, 5), (0.25, 12), (4000, 1000)])
-def test_an_interval_holds_nine_tenths_of_the_posterior_with_equal_tails(successes: float, failures: float) -> None:
+def test_quantiles_and_the_mean_are_those_of_the_posterior(successes: float, failures: float) -> None:
     rates = PassRates({"p": (successes, failures)})
-    low, high = rates.interval("p")
+    low, high = (beta_quantile(share, successes + 0.5, failures + 0.5) for share in (0.05, 0.95))
     assert quadrature(successes, failures, lambda p: p < low) == pytest.approx(0.05, abs=1e-4)
     assert quadrature(successes, failures, lambda p: p > high) == pytest.approx(0.05, abs=1e-4)
     assert rates.mean("p") == pytest.approx(quadrature(successes, failures, lambda p: p), rel=1e-6)

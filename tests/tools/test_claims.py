@@ -213,9 +213,38 @@ def test_some_claims_alone_need_their_variants_and_the_baseline() -> None:
 def test_every_claim_is_answered_by_variants_or_by_a_command_or_waits() -> None:
     config = load_comparison(["claims"], None)
     named = {name for claim in config.claims.values() for name in claim.variants}
-    assert named == set(config.variants)  # no run is for nothing
+    assert named == set(config.names)  # no run is for nothing
     quick = load_comparison(["claims", "steps=2"], None, quick=True)
     assert (quick.name, quick.settings[-1]) == ("claims_quick", "steps=2")  # the command line has the last word
+
+
+def test_the_training_of_all_stages_is_one_run(two: Path) -> None:
+    given = json.loads((two / COMPARISON_FILE).read_text())
+    stages = {"c": [{"sft": ["x=1"]}, {"train": []}, {"train": ["learner.learning_rate=0"]}, {"train": []}]}
+    (two / COMPARISON_FILE).write_text(json.dumps({**given, "stages": stages}))
+    for seed in (0, 1):
+        record(two / f"c-seed{seed}-2-train", [ones(0), ones(1), ones(2)], tokens=(10, 40))
+        record(two / f"c-seed{seed}-3-train", [ones(0), ones(4), ones(4)])
+        record(two / f"c-seed{seed}-4-train", [ones(1), ones(2), ones(4 - seed)], tokens=(30, 20))
+        sampled = two / f"c-seed{seed}-3-train" / "metrics.jsonl"
+        rows = [json.loads(line) | {"learning_rate": 0.0} for line in sampled.read_text().splitlines()]
+        sampled.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    a, _, c = read_comparison(two).variants
+    assert c.settings == ("1-sft x=1", "2-train", "3-train learner.learning_rate=0", "4-train")
+    run = c.runs[0]
+    assert [(row["step"], row["completion_tokens"]) for row in run.metrics] == [(1, 10), (2, 40), (3, 30), (4, 20)]
+    assert (run.summary["steps"], run.summary["completion_tokens"], run.summary["train_seconds"]) == (4, 100, 6.0)
+    assert run.summary["before"]["greedy_accuracy"] == 0
+    # At 50 tokens c has 2/4 from its first training and then 1/4 from what came between: the second counts. At its
+    # 100 tokens: 4/4 and 3/4, while a is at its first step with 2/4.
+    found = difference_of(claim(), c, a)
+    assert found is not None
+    assert found.mean == pytest.approx((0.5 + 0.25) / 2)
+    speed = difference_of(claim(measure="speed"), c, a)
+    # c from 0, 1/4 (10), 1/4 (50), 2/4 (80), 4/4 or 3/4 (100); a from 1/4 to 2/4.
+    own = [(10 * 0.125 + 40 * 0.25 + 30 * 0.375 + 20 * last) / 100 for last in (0.75, 0.625)]
+    assert speed is not None
+    assert speed.mean == pytest.approx(sum(own) / 2 - 0.375)
 
 
 @pytest.mark.slow
@@ -231,3 +260,13 @@ def test_the_quick_comparison_runs_and_goes_on_where_it_was_stopped(tmp_path: Pa
     (edge,) = found["claims"]
     assert edge["measured"][0]["difference"]["seeds"] == 2
     assert len((tmp_path / "claims_quick" / "claims.md").read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_the_quick_comparison_of_stages_runs(tmp_path: Path) -> None:
+    tiny = ("only=[learned_reward_rises]", "baseline=learned reward", "seeds=[0]", "steps=2", "evaluation.problems=4")
+    ended = grouprl("compare", "claims", "--quick", f"runs_dir={tmp_path}", *tiny)
+    assert ended.code == 0, ended.text
+    assert "4 runs, 0 of them finished" in ended.text
+    (rises,) = json.loads((tmp_path / "claims_quick" / "summary.json").read_text())["claims"]
+    assert rises["measured"][0]["difference"]["seeds"] == 1

@@ -16,6 +16,7 @@ import pytest
 
 from grouprl.config.comparison import CompareConfig, load_comparison, varied
 from grouprl.config.run import RunConfig, load_config
+from grouprl.config.supervised import SftConfig
 from grouprl.tools.compare.variants import compare, planned_runs
 from grouprl.types import UserError
 from small_runs import Ended, assert_same_run, grouprl, metrics, rollouts, tree
@@ -36,7 +37,9 @@ def test_every_bundled_comparison_can_be_planned_and_read_back(recipe: str, tmp_
     config = load_comparison([recipe], None)
     runs = planned_runs(config, resolve)
     assert config.name == recipe
-    assert len(runs) == len(config.seeds) * len(config.variants)
+    stages = sum(map(len, config.stages.values()))
+    assert len(runs) == len(config.seeds) * (len(config.variants) + stages)
+    runs = tuple(run for run in runs if run.variant in config.variants)
     assert all(run.config.evaluation.every for run in runs)
     sizes = {run.config.rollout.group_size * run.config.rollout.problems_per_step for run in runs}
     assert sizes == {128}  # the same number of sampled completions in a step
@@ -97,6 +100,10 @@ def test_one_variant_for_each_value(text: str, names: list[str], changes: list[s
         (["compare_ladder", "seeds=[1,1]"], None, ["seeds: expected every seed once, got [1, 1]"]),
         (["compare_ladder", "seeds=[]", "jobs=0"], None, ["override seeds=[]: seeds", "override jobs=0: jobs"]),
         (["compare_ladder", "variants.x=steps"], None, ["variants.x: expected a list"]),
+        (["compare_ladder", "stages.x=[{sft: [epochs=1]}]"], None, ["stages.x: expected `train` at the end"]),
+        (["compare_ladder", "stages.x=[{train: [model=stage:1]}]"], None, ["earlier stage in stage 1, got stage:1"]),
+        (["compare_ladder", "stages.grpo=[{train: []}]"], None, ["got 'grpo' in both: rename one"]),
+        (["compare_ladder", "stages.x=[{eval: []}]"], None, ["stages.x.0.eval"]),
     ],
 )
 def test_a_comparison_that_makes_no_sense(given: list[str], vary: str | None, parts: list[str]) -> None:
@@ -104,6 +111,23 @@ def test_a_comparison_that_makes_no_sense(given: list[str], vary: str | None, pa
         load_comparison(given, vary)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_stages_have_folders_of_their_own_and_find_each_other_there() -> None:
+    stages = {"cold start": [{"sft": ["ladder_sft", "epochs=2"]}, {"train": ["model=stage:1", "steps=4"]}]}
+    given = ["demo", f"stages={json.dumps(stages)}", "runs_dir=/r", "name=c", "seeds=[3]"]
+    config = load_comparison([*given, "rollout.group_size=2"], "algorithm=grpo,rloo")
+    assert config.names == ("grpo", "rloo", "cold start")
+    *_, sft, train = planned_runs(config, resolve)
+    assert [run.directory.name for run in (sft, train)] == ["cold-start-seed3-1-sft", "cold-start-seed3-2-train"]
+    assert (sft.verb, sft.needs, train.verb, train.needs) == ("sft", None, "train", sft)
+    assert isinstance(sft.config, SftConfig)
+    assert (sft.config.epochs, sft.config.seed, sft.config.out, sft.steps) == (2, 3, None, 0)
+    assert isinstance(train.config, RunConfig)
+    assert (train.config.model.path, train.steps) == ("/r/c/cold-start-seed3-1-sft", 4)
+    assert train.config.rollout.group_size == 2  # the command line has the last word
+    (wrong,) = mistakes(stages={"s": ({"sft": ("epoch=2",)}, {"train": ()})})
+    assert wrong.startswith("variants s: override epoch=2: epoch: unknown key; did you mean epochs?")
 
 
 def mistakes(**fields: object) -> list[str]:
@@ -220,6 +244,45 @@ def test_what_was_interrupted_goes_on(first: tuple[Path, Ended], tmp_path: Path)
     assert (stopped / "held_out.jsonl").read_text() == (first[0] / "grpo-seed0" / "held_out.jsonl").read_text()
     assert_same_run(stopped, first[0] / "grpo-seed0", step=3)
     assert_same_run(killed, first[0] / "no-KL-seed0", step=3)
+
+
+@pytest.mark.slow
+def test_stages_that_were_killed_go_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learns = ["pairs.count=16", "model.threads=1"]
+    stages = [
+        {"sft": ["model=abacus", *learns]},
+        {"train": ["model=stage:1"]},
+        {"sft": ["model=stage:1", "pairs.run=stage:2", "model.threads=1"]},
+        {"train": ["model=stage:3"]},
+    ]
+    file, (whole, killed) = tmp_path / "given.yaml", (tmp_path / "whole", tmp_path / "killed")
+    variants = {"all": stages, "one": stages[:2]}
+    file.write_text(json.dumps({"name": "both", "base": ["demo"], "seeds": [0], "stages": variants}))
+
+    def staged(*more: str) -> Ended:
+        return grouprl("compare", file, *TINY, *more)
+
+    whole.mkdir()
+    monkeypatch.chdir(whole)
+    ended = staged()
+    assert ended.code == 0, ended.text
+    shutil.copytree(whole, killed)
+    monkeypatch.chdir(killed)  # the runs name earlier stages by their path from here
+    runs = Path("runs", "both")
+    shutil.rmtree(runs / "all-seed0-2-train" / "checkpoints" / "step-000003")  # killed in its last step
+    (runs / "all-seed0-2-train" / "summary.json").unlink()
+    shutil.rmtree(runs / "one-seed0-1-sft" / "model")  # and this one before its end
+    for later in ("all-seed0-3-sft", "all-seed0-4-train", "one-seed0-2-train"):
+        shutil.rmtree(runs / later)
+    ended = staged()
+    assert ended.code == 0, ended.text
+    assert "6 runs, 1 of them finished" in ended.text
+    for run in map(runs.joinpath, ("all-seed0-2-train", "all-seed0-4-train", "one-seed0-2-train")):
+        assert_same_run(run, whole / run, step=3)
+    for weights in runs.glob("*-sft/model/model.safetensors"):
+        assert weights.read_bytes() == (whole / weights).read_bytes()
+    ended = staged(f"stages.all.0.sft={json.dumps([*learns, 'epochs=2'])}")
+    assert "all-seed0-1-sft: epochs: 1 then, 2 now" in ended.text
 
 
 @pytest.mark.slow

@@ -102,6 +102,8 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
     Example: grouprl sft abacus_sft out=my-abacus
 
     Example: grouprl sft --model runs/a/model pairs.path=pairs.jsonl learner.learning_rate=1e-4
+
+    Example: grouprl sft --model abacus pairs.run=runs/demo learner.learning_rate=5e-4
     """
     check_models(settings, {"model.path": model})
     from grouprl.config.supervised import SftConfig

@@ -6,6 +6,8 @@ seeds: [0, 1, 2]
 variants:
   narrow: [algorithm.clip_high=0.2]
   wide: [algorithm.clip_high=0.28]
+stages:
+  cold start: [{sft: [abacus_sft, pairs.count=640]}, {train: [model=stage:1]}]
 claims:
   clip_higher: {claim: Clipping higher keeps entropy up., source: DAPO, measure: entropy, expect: [wide > narrow]}
 """
@@ -34,6 +36,13 @@ Change = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.]+=")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+# One command with its files, recipes and changes.
+Stage = Annotated[
+    dict[Literal["train", "sft", "dpo", "reward-model"], Annotated[tuple[Text, ...], Field(strict=False)]],
+    Field(min_length=1, max_length=1),
+]
+STAGE = re.compile(r"\bstage:([0-9]+)\b")
+"""The folder of an earlier stage of a variant, by its number from 1."""
 Expectation = Annotated[Text, Field(pattern=r"^.+ (>=|>|=) .+$")]
 
 
@@ -87,7 +96,12 @@ class CompareConfig(Section):
     settings: tuple[Change, ...] = Field((), strict=False, description="changes of every run, such as steps=30")
     seeds: tuple[Seed, ...] = Field((0, 1, 2), strict=False, min_length=1, description="one run of each variant")
     variants: dict[Label, Annotated[tuple[Change, ...], Field(strict=False)]] = Field(
-        min_length=2, description="name: list of changes such as algorithm=rloo; at least two to compare"
+        {}, description="name: list of changes such as algorithm=rloo; at least two to compare, with `stages`"
+    )
+    stages: dict[Label, Annotated[tuple[Stage, ...], Field(strict=False)]] = Field(
+        {},
+        description="name of a variant: its commands in order, the last of them train; stage:1 is the folder of the "
+        "first; base and settings begin those of train",
     )
     baseline: Text | None = Field(None, description="the variant that the others are compared with; null = the first")
     jobs: int = Field(
@@ -101,25 +115,48 @@ class CompareConfig(Section):
     quick: tuple[Change, ...] = Field((), strict=False, description="changes of `--quick`, such as steps=4")
 
     @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        if twice := sorted(set(self.variants) & set(self.stages)):
+            raise UserError(f"stages: expected other names than in `variants`, got {twice[0]!r} in both: rename one")
+        if len(self.names) < (1 if self.claims else 2):  # a claim may be of one: `A > 0`
+            raise UserError(f"variants: expected at least two with those of `stages`, got {len(self.names)}: add one")
+        for name, stages in self.stages.items():
+            if not stages or "train" not in stages[-1]:
+                raise UserError(f"stages.{name}: expected `train` at the end, got none: add it")
+            for number, stage in enumerate(stages, 1):
+                for found in STAGE.finditer(" ".join(*stage.values())):
+                    if not 1 <= int(found[1]) < number:
+                        raise UserError(
+                            f"stages.{name}: expected an earlier stage in stage {number}, got {found[0]}: the first "
+                            "one is stage:1"
+                        )
+        return self
+
+    @model_validator(mode="after")
     def _names_fit(self) -> Self:
-        if self.baseline is not None and self.baseline not in self.variants:
-            known = ", ".join(self.variants)
+        if self.baseline is not None and self.baseline not in self.names:
+            known = ", ".join(self.names)
             raise UserError(f"baseline: expected one of the variants {known}, got {self.baseline!r}: name one of them")
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"seeds: expected every seed once, got {list(self.seeds)}: remove the repeated ones")
         for name, claim in self.claims.items():
             for variant in claim.variants:
-                if variant not in self.variants:
-                    raise unknown_name(f"claims.{name}.expect", variant, self.variants)
+                if variant not in self.names:
+                    raise unknown_name(f"claims.{name}.expect", variant, self.names)
         for name in self.only:
             if name not in self.claims:
                 raise unknown_name("only", name, self.claims)
         return self
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All variants, those in stages last."""
+        return (*self.variants, *self.stages)
+
+    @property
     def first(self) -> str:
         """The variant that the others are compared with."""
-        return self.baseline or next(iter(self.variants))
+        return self.baseline or self.names[0]
 
     def chosen(self) -> CompareConfig:
         """The comparison with the claims of `only` and the variants that these and the baseline need."""
@@ -127,16 +164,19 @@ class CompareConfig(Section):
             return self
         claims = {name: self.claims[name] for name in self.only}
         needed = {self.first, *(variant for claim in claims.values() for variant in claim.variants)}
-        variants = {name: changes for name, changes in self.variants.items() if name in needed}
-        return CompareConfig.model_validate({**self.model_dump(), "claims": claims, "variants": variants})
+        given = self.model_dump() | {"claims": claims}
+        for key in ("variants", "stages"):
+            given[key] = {name: one for name, one in given[key].items() if name in needed}
+        return CompareConfig.model_validate(given)
 
 
 def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = False) -> CompareConfig:
     """Reads a comparison from command-line arguments.
 
     Args:
-        given: comparison files (with the key `variants`), or folders of them; files and recipes that every run starts
-            from; changes. A change of a `CompareConfig` key applies to the comparison, any other change to every run.
+        given: comparison files (with the key `variants` or `stages`), or folders of them; files and recipes that every
+            run starts from; changes. A change of a `CompareConfig` key applies to the comparison, any other to every
+            run: before the changes of a variant, but after those of a stage, which has the numbers of its own recipe.
         vary: "KEY=v1,v2" makes one variant for each value.
         quick: whether the changes of the key `quick` apply, before those of `given`.
 
@@ -165,8 +205,13 @@ def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = Fal
         changes = [*config.quick, *changes]
         config = load_config(CompareConfig, files, [*filter(_is_own, changes), *variants])
     base = (*config.base, *(name for name in names if name not in comparisons))
-    settings = (*config.settings, *(text for text in changes if not _is_own(text)))
-    return CompareConfig.model_validate({**config.model_dump(), "base": base, "settings": settings}).chosen()
+    of_runs = tuple(text for text in changes if not _is_own(text))
+    stages = {
+        name: tuple({key: (*own, *of_runs) if key == "train" else own for key, own in one.items()} for one in given)
+        for name, given in config.stages.items()
+    }
+    changed = {"base": base, "settings": (*config.settings, *of_runs), "stages": stages}
+    return CompareConfig.model_validate({**config.model_dump(), **changed}).chosen()
 
 
 def _is_own(change: str) -> bool:
@@ -213,4 +258,4 @@ def _has_variants(path: Path) -> bool:
         tree = read_yaml(read_needed(path, "expected a YAML file", most=MOST_YAML))
     except (UserError, yaml.YAMLError):
         return False  # reading it as a run's file reports the error
-    return isinstance(tree, dict) and "variants" in tree
+    return isinstance(tree, dict) and not tree.keys().isdisjoint(("variants", "stages"))

@@ -34,9 +34,12 @@ _DROPS = {
     "epochs": ("steps",),
     "new_model": ("model.path",),
     "model.path": ("new_model",),
-    "pairs.path": ("pairs.count", "pairs.worked_share"),
+    "pairs.run": ("pairs.path", "pairs.count", "pairs.worked_share"),
+    "pairs.path": tuple(f"pairs.{key}" for key in ("run", "first_step", "last_step", "count", "worked_share")),
     "preferences.run": ("preferences.path",),
-    "preferences.path": tuple(f"preferences.{key}" for key in ("run", "per_group", "first_step", "last_step")),
+    "preferences.path": tuple(
+        f"preferences.{key}" for key in ("run", "per_group", "first_step", "last_step", "rank", "older", "older_share")
+    ),
     "rollout.engine.address": ("rollout.engine.addresses",),
     "rollout.engine.addresses": ("rollout.engine.address",),
     "distributed.exact": ("distributed.shard",),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from grouprl.config.learner import UpdateConfig
 from grouprl.config.run import ModelConfig, TaskConfig
-from grouprl.config.section import Name, Place, Section
+from grouprl.config.section import Fraction, Name, Names, Place, Section
 from grouprl.types import UserError
 
 
@@ -43,30 +43,56 @@ class NewModelConfig(Section):
     context: int = Field(512, ge=16, le=2**20, description="longest sequence, prompt and completion")
 
 
-class PairsConfig(Section):
-    """The source of the prompt/completion pairs: a file, or the task's worked solutions and guesses."""
+class RecordedConfig(Section):
+    """The steps of a recorded run whose completions are training data."""
 
-    path: Place | None = Field(None, description="file of pairs; null = the task makes them")
+    _section: ClassVar[str]
+    first_step: int = Field(0, ge=0, le=10**9, description="first step of the run to use; 0 = its first")
+    last_step: int = Field(0, ge=0, le=10**9, description="last step of the run to use; 0 = its last")
+
+    @model_validator(mode="after")
+    def _steps_in_order(self) -> Self:
+        if 0 < self.last_step < self.first_step:
+            raise UserError(
+                f"{self._section}last_step: expected {self._section}first_step={self.first_step} or more, got "
+                f"{self.last_step}: give a larger one, or 0 for the run's last"
+            )
+        return self
+
+
+class PairsConfig(RecordedConfig):
+    """The source of the pairs: a file, a run's right completions, or the task's worked solutions and guesses."""
+
+    _section = "pairs."
+    path: Place | None = Field(None, description="file of pairs; null = the run or the task gives them")
+    run: Place | None = Field(None, description="run directory, such as runs/demo: its right completions")
     count: int = Field(100_000, ge=1, le=10**8, description="most pairs the task makes, or has solutions of")
     worked_share: float = Field(0.3, ge=0.0, le=1.0, description="share of worked solutions among those it makes")
 
     @model_validator(mode="after")
     def _file_or_task(self) -> Self:
+        made = ("count", "worked_share")
         if self.path is not None:
-            self.refuse_beside("pairs.path", "count", "worked_share", section="pairs.")
+            self.refuse_beside("pairs.path", "run", "first_step", "last_step", *made, section="pairs.")
+        if self.run is not None:
+            self.refuse_beside("pairs.run", *made, section="pairs.")
         return self
 
 
-class PreferencesConfig(Section):
+class PreferencesConfig(RecordedConfig):
     """The source of the preference pairs: the groups of a recorded run, or a file."""
 
+    _section = "preferences."
     run: Place | None = Field(None, description="run directory, such as runs/demo")
     path: Place | None = Field(None, description="file with the columns prompt, chosen and rejected")
     per_group: int = Field(
         1, ge=1, le=10**5, description="pairs of a group: best and worst, second best and second worst, ..."
     )
-    first_step: int = Field(0, ge=0, le=10**9, description="first step of the run to use; 0 = its first")
-    last_step: int = Field(0, ge=0, le=10**9, description="last step of the run to use; 0 = its last")
+    rank: Literal["reward", "correct"] = Field(
+        "reward", description="what ranks a group: its rewards, or the verifier where a learned reward trained the run"
+    )
+    older: Names = Field((), strict=False, description="earlier runs, some of whose pairs are learned again")
+    older_share: Fraction = Field(0.1, description="share of their pairs among all, if they have as many")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -77,12 +103,8 @@ class PreferencesConfig(Section):
                 "give preferences.run=runs/NAME or preferences.path=FILE.jsonl, and null for the other"
             )
         if self.path is not None:
-            self.refuse_beside("preferences.path", "per_group", "first_step", "last_step", section="preferences.")
-        if 0 < self.last_step < self.first_step:
-            raise UserError(
-                f"preferences.last_step: expected preferences.first_step={self.first_step} or more, got "
-                f"{self.last_step}: give a larger one, or 0 for the run's last"
-            )
+            of_a_run = ("per_group", "first_step", "last_step", "rank", "older", "older_share")
+            self.refuse_beside("preferences.path", *of_a_run, section="preferences.")
         return self
 
 
@@ -112,6 +134,7 @@ class SftConfig(SupervisedConfig):
     def _one_model(self) -> Self:
         if self.new_model is not None:
             self.model.refuse_beside("new_model", "path", section="model.")
+            self.pairs.refuse_beside("new_model, whose tokenizer comes from texts", "run", section="pairs.")
         return self
 
 

@@ -15,12 +15,12 @@ import transformers
 from torch import Tensor
 
 from grouprl.config.run import RunConfig
-from grouprl.config.supervised import PreferenceLearningConfig, SftConfig
+from grouprl.config.supervised import PreferenceLearningConfig, SftConfig, SupervisedConfig
 from grouprl.learner import Learner
 from grouprl.models.precision import faster_dtype, resolve_device
 from grouprl.models.shard import own_part
 
-_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig)
+_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig, SupervisedConfig)
 
 
 def with_dtype(config: _Config, begun: str | None = None) -> _Config:

@@ -17,9 +17,9 @@ from grouprl.record.layout import RunDirectory
 
 
 def start_run(
-    run: RunDirectory, settings: Sequence[str], log: Path, *, resume: bool = False
+    run: RunDirectory, settings: Sequence[str], log: Path, *, verb: str = "train", resume: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Starts `grouprl train` as a process that outlives this one.
+    """Starts `grouprl train`, or another verb that makes a run, as a process that outlives this one.
 
     The process is in a session of its own: Ctrl-C in this terminal does not reach it. SIGINT or SIGTERM asks it to
     save and stop after its step.
@@ -28,11 +28,12 @@ def start_run(
         run: the run directory; it determines `name` and `runs_dir`.
         settings: configuration files, names of recipes and changes such as steps=10.
         log: the file to which its output is appended; the folder exists.
+        verb: train, sft, dpo or reward-model.
         resume: continue from the newest checkpoint.
     """
     place = [f"name={json_text(run.path.name)}", f"runs_dir={json_text(str(run.path.parent))}"]
     # -P: without it, a file such as random.py in the current folder would be imported in place of a library.
-    command = [sys.executable, "-P", "-m", "grouprl", "train", *(["--resume"] if resume else []), "--"]
+    command = [sys.executable, "-P", "-m", "grouprl", verb, *(["--resume"] if resume else []), "--"]
     with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_APPEND), "ab") as printed:
         return subprocess.Popen(
             [*command, *settings, *place],

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from grouprl.config.algorithm import OWN, all_options, own_parts
 from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, dump_config, load_config
@@ -225,19 +227,21 @@ def _ranges(steps: Sequence[int]) -> str:
     return "steps " + ", ".join(" to ".join(map(str, ends)) for ends in runs)
 
 
-def differences(then: RunConfig, now: RunConfig, free: Collection[str]) -> list[str]:
+def differences(then: BaseModel, now: BaseModel, free: Collection[str]) -> list[str]:
     """Lists the settings that differ, with old and new value; `free` names settings and sections to ignore."""
     old, new = (_settings(config, free) for config in (then, now))
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     return [f"{key}: {old.get(key)!r} then, {new.get(key)!r} now" for key in changed]
 
 
-def _settings(config: RunConfig, free: Collection[str]) -> dict[str, Any]:
+def _settings(config: BaseModel, free: Collection[str]) -> dict[str, Any]:
     """Every setting by its dotted name, without those that `free` names."""
-    a, ignored = config.algorithm, tuple(f"{name}." for name in free)
-    # A part of an algorithm that is None appears as the option value that turns it off.
-    found = _flat(config.model_dump() | {"algorithm": {"name": a.name, OWN: own_parts(a), **all_options(a)}})
-    return {key: value for key, value in found.items() if not f"{key}.".startswith(ignored)}
+    found, ignored = config.model_dump(), tuple(f"{name}." for name in free)
+    if isinstance(config, RunConfig):
+        # A part of an algorithm that is None appears as the option value that turns it off.
+        a = config.algorithm
+        found["algorithm"] = {"name": a.name, OWN: own_parts(a), **all_options(a)}
+    return {key: value for key, value in _flat(found).items() if not f"{key}.".startswith(ignored)}
 
 
 def code_of_run(

@@ -112,8 +112,8 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     train, test = split_preferences(preferences, config.eval_share)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model, pack_metrics = begin(tokenizer, resolve_device(config.model.device))
-    refuse_longer(preferences, context_length(model))
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
+    refuse_longer([*learned, *held_out], context_length(model))
     loss, terminal = SupervisedLoss(pack_metrics, config), Terminal()
     with RunRecord.create(Path(config.runs_dir) / config.name, dump_config(config)) as record:
         write_preferences(RunDirectory(record.directory).pairs, preferences)

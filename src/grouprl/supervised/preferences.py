@@ -10,17 +10,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.supervised import PreferencesConfig
-from grouprl.config.yaml_text import read_yaml
-from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.layout import RunDirectory
-from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
+from grouprl.record.read import RecordedGroup
+from grouprl.supervised.recorded import NO_LIMIT, recorded_groups
 from grouprl.tasks.base import partition
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.types import Group, Message, Problem, UserError
-
-_NO_LIMIT = 1 << 30  # prompts are checked together with their completions, by `refuse_longer`
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Preference:
     """A pair as a group of two: the chosen completion, then the rejected one."""
 
     group: Group
-    rewards: tuple[float, float] | None = None  # of the two completions, where known
+    rewards: tuple[float, float] | None = None  # what ranks the two completions, where known
 
 
 def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Preference, ...]:
@@ -36,20 +32,24 @@ def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBa
 
     A file has the columns `prompt`, `chosen` and `rejected` (TRL's form), all text or all chat messages, with one
     message in `chosen` and in `rejected`. Its completions get an end token. Each group of a run gives its best and its
-    worst completion, then its second best and second worst, up to `per_group` pairs whose rewards differ. Recorded
-    token ids stay as they are unless the run's tokenizer has another vocabulary.
+    worst completion, then its second best and second worst, up to `per_group` pairs that differ in `rank`. Behind them
+    come pairs of `older` runs, evenly spaced, which are `older_share` of all. See `recorded_groups` for token ids.
 
     Raises:
-        UserError: a line of the file is not a pair, the folder is not a run, or the run has no group with signal.
+        UserError: a line of the file is not a pair, a folder is not a run, or a run has no group with signal.
     """
     if config.path is not None:
         return tuple(_of_row(row, tokenizer) for row in read_rows(config.path))
-    return _of_run(Path(config.run or ""), config, tokenizer)
+    found = _of_run(config.run or "", config, tokenizer)
+    whole = config.model_copy(update={"first_step": 0, "last_step": 0})
+    older = [pair for run in config.older for pair in _of_run(run, whole, tokenizer)]
+    count = min(len(older), round(len(found) * config.older_share / (1 - config.older_share)))
+    return (*found, *(older[at * len(older) // count] for at in range(count)))
 
 
-def refuse_longer(preferences: Sequence[Preference], context: int) -> None:
+def refuse_longer(groups: Sequence[Group], context: int) -> None:
     """Raises UserError for a pair whose prompt and longer completion have more tokens than the context."""
-    for group in (preference.group for preference in preferences):
+    for group in groups:
         longest = len(group.prompt_ids) + max(map(len, group.completions))
         if longest > context:
             raise UserError(
@@ -101,7 +101,7 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
             "write them in one form"
         )
     problem = Problem(where, prompt)
-    prompt_ids = prompt_token_ids(problem, tokenizer, longest=_NO_LIMIT)
+    prompt_ids = prompt_token_ids(problem, tokenizer, longest=NO_LIMIT)
     texts = [_message_text(where, answer) for answer in answers]
     chosen, rejected = (authored_completion(index, text, tokenizer) for index, text in enumerate(texts))
     if chosen.token_ids == rejected.token_ids:
@@ -126,47 +126,26 @@ def _message_text(where: str, answer: str | tuple[Message, ...]) -> str:
 # Runs
 
 
-def _of_run(directory: Path, config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Preference, ...]:
-    run = read_run(directory)
-    recorded = [row["step"] for row in run.metrics]
-    steps = [step for step in recorded if config.first_step <= step <= (config.last_step or step)]
-    groups = [group for step in steps for group in read_rollouts(directory, step)]
-    found = [pair for group in groups for pair in islice(_rank_pairs(group), config.per_group)]
+def _of_run(directory: str, config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> list[Preference]:
+    groups = recorded_groups(directory, config, tokenizer)
+    found = [pair for group in groups for pair in islice(_rank_pairs(group, config.rank), config.per_group)]
     if not found:
         raise UserError(
-            f"{directory}: expected groups whose completions have different rewards, found none among the "
-            f"{len(groups)} groups of {len(steps)} steps: choose others with preferences.first_step and "
+            f"{directory}: expected groups whose completions have different rewards (preferences.rank={config.rank}), "
+            f"found none among {len(groups)} groups: choose other steps with preferences.first_step and "
             "preferences.last_step, or another run"
         )
-    if _tokenizer_of(run).get_vocab() == tokenizer.get_vocab():
-        return tuple(found)
-    return tuple(Preference(_encode_again(pair.group, tokenizer), pair.rewards) for pair in found)
+    return found
 
 
-def _rank_pairs(recorded: RecordedGroup) -> Iterator[Preference]:
+def _rank_pairs(recorded: RecordedGroup, rank: str) -> Iterator[Preference]:
     judged = [
-        (outcome.total, completion)
+        (outcome.total if rank == "reward" else float(outcome.correct or 0), completion)
         for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
-        if outcome.valid
+        if (outcome.valid if rank == "reward" else outcome.correct is not None)
     ]
-    ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal rewards the first sampled comes first
+    ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal values the first sampled comes first
     for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True):
         if high > low and best.token_ids != worst.token_ids:
             pair = Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst))
             yield Preference(pair, (high, low))
-
-
-def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
-    """The tokenizer of the run's newest checkpoint, or of its configured model where there is no checkpoint."""
-    saved = RunDirectory(run.directory).saved_models()
-    return load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"])
-
-
-def _encode_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """The group with its texts encoded by another model's tokenizer."""
-    prompt_ids = prompt_token_ids(group.problem, tokenizer, longest=_NO_LIMIT)
-    again = (
-        authored_completion(index, completion.text, tokenizer, completion.stop_reason)
-        for index, completion in enumerate(group.completions)
-    )
-    return Group(group.problem, prompt_ids, tuple(again))

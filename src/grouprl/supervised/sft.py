@@ -24,6 +24,8 @@ from grouprl.record.write import RunRecord
 from grouprl.rewards import completion_text
 from grouprl.run.machine import with_dtype
 from grouprl.run.terminal import Terminal
+from grouprl.supervised.preferences import refuse_longer
+from grouprl.supervised.recorded import right_completions
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import Task, WordProblems, load_task
@@ -49,17 +51,19 @@ def sft(config: SftConfig) -> Path:
         UserError: data is missing, a pair is longer than the context, or the run directory is in use.
     """
     config, out = with_dtype(config), model_folder(config)
-    pairs = load_pairs(config)
+    pairs = [] if config.pairs.run else load_pairs(config)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
-    terminal, updates = Terminal(), config.epochs * -(-len(pairs) // config.batch_pairs)
-    source = config.pairs.path or f"the task {config.task.name}"
+    terminal, source = Terminal(), config.pairs.path or config.pairs.run or f"the task {config.task.name}"
+    with terminal.progress("encode pairs", len(pairs)) as advance:
+        encoded = _encode(pairs, tokenizer, context_length(model), advance)
+    groups = right_completions(config.pairs, tokenizer) if config.pairs.run else encoded
+    refuse_longer(groups, context_length(model))
+    updates = config.epochs * -(-len(groups) // config.batch_pairs)
     terminal.say(
-        f"{'A new model' if config.new_model else config.model.path} learns {len(pairs):,} pairs of {source}: "
+        f"{'A new model' if config.new_model else config.model.path} learns {len(groups):,} pairs of {source}: "
         f"{updates:,} updates of {config.batch_pairs} pairs, into {out}."
     )
-    with terminal.progress("encode pairs", len(pairs)) as advance:
-        groups = _encode(pairs, tokenizer, context_length(model), advance)
 
     def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:
         logprobs_C = pack_forward(model, pack, batch.sampling).logprobs_C

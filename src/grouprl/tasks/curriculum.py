@@ -59,16 +59,6 @@ class PassRates:
         successes, failures = self.counts[problem_id]
         return (successes + PRIOR) / (successes + failures + 2 * PRIOR)
 
-    def interval(self, problem_id: str, mass: float = 0.9) -> tuple[float, float]:
-        """The central interval (low, high) that holds the pass rate with probability `mass`; the tails are equal.
-
-        Raises KeyError for a problem that was never visited.
-        """
-        successes, failures = self.counts[problem_id]
-        tail = (1 - mass) / 2
-        a, b = successes + PRIOR, failures + PRIOR
-        return beta_quantile(tail, a, b), beta_quantile(1 - tail, a, b)
-
     def columns(self) -> tuple[Array, Array]:
         """The counts (successes_M, failures_M) of the M problems seen, each float64 [M]."""
         counts_M2 = np.array(list(self.counts.values()), np.float64).reshape(-1, 2)

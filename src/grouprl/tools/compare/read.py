@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from grouprl.config.comparison import Claim
+from grouprl.config.comparison import Claim, Stage
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.files import is_number, read_json
@@ -24,6 +24,7 @@ from grouprl.types import UserError
 COMPARISON_FILE = "comparison.json"
 THRESHOLD = 0.9  # accuracy of the metrics "to 90 %"
 _CLAIMS = TypeAdapter(dict[str, Claim])
+_STAGES = TypeAdapter(dict[str, tuple[Stage, ...]])
 WINDOW = 3  # steps over which sampled accuracy is averaged
 
 
@@ -98,13 +99,14 @@ class HeldOutEvaluation:
     problems: int  # number of problems in the evaluation
 
 
-def run_folder(variant: str, seed: int) -> str:
-    """Returns the folder name of one run inside the folder of its comparison.
+def run_folder(variant: str, seed: int, stage: str = "") -> str:
+    """Returns the folder name of one run, or of one stage of a variant, inside the folder of its comparison.
 
-    >>> run_folder("G=2", 0)
-    'G-2-seed0'
+    >>> run_folder("G=2", 0), run_folder("cold start", 0, stage="1-sft")
+    ('G-2-seed0', 'cold-start-seed0-1-sft')
     """
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', variant).lstrip('._-')}-seed{seed}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", variant).lstrip("._-")
+    return f"{name}-seed{seed}{stage and '-'}{stage}"
 
 
 def read_comparison(directory: Path) -> RecordedComparison:
@@ -123,10 +125,16 @@ def read_comparison(directory: Path) -> RecordedComparison:
     if refused is not None:
         raise UserError(f"{directory / COMPARISON_FILE}: expected {refused}: restore the file")
     seeds = tuple(given["seeds"])
-    variants = tuple(
+    stages = _STAGES.validate_python(given.get("stages", {}), strict=False)
+    variants = [
         Variant(name, tuple(settings), _finished_runs(directory, name, seeds))
         for name, settings in given["variants"].items()
-    )
+    ]
+    for name, own in stages.items():
+        commands = [(f"{n}-{verb}", changes) for n, stage in enumerate(own, 1) for verb, changes in stage.items()]
+        trained = [stage for stage, _ in commands if stage.endswith("-train")]
+        settings = tuple(" ".join((stage, *changes)) for stage, changes in commands)
+        variants.append(Variant(name, settings, _finished_runs(directory, name, seeds, trained)))
     first = given.get("baseline") or variants[0].name
     ordered = tuple(sorted(variants, key=lambda variant: variant.name != first))
     return RecordedComparison(directory, seeds, ordered, _CLAIMS.validate_python(given.get("claims", {})))
@@ -137,26 +145,48 @@ def _refused(given: Mapping[str, object]) -> str | None:
     seeds, variants, baseline = given.get("seeds"), given.get("variants"), given.get("baseline")
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         return f"`seeds`, a list of whole numbers, got {seeds!r:.60}"
-    if not isinstance(variants, dict) or not variants:
+    if not isinstance(variants, dict) or not (variants or given.get("stages")):
         return f"`variants`, the settings of each by name, got {variants!r:.60}"
     for name, settings in variants.items():
         if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
             return f"a list of settings for the variant {name!r:.60}, got {settings!r:.60}"
-    if baseline is not None and baseline not in list(variants):
-        return f"`baseline`, one of the variants, got {baseline!r:.60}"
     claims = given.get("claims", {})
     try:
-        unknown = {side for one in _CLAIMS.validate_python(claims).values() for side in one.variants} - set(variants)
+        known = {*variants, *_STAGES.validate_python(given.get("stages", {}), strict=False)}
+        unknown = {side for one in _CLAIMS.validate_python(claims).values() for side in one.variants} - known
     except (ValidationError, UserError) as error:
-        return f"`claims`, each as the recipe has it, got {error!s:.60}"
+        return f"`claims` and `stages`, each as the recipe has it, got {error!s:.60}"
+    if baseline is not None and baseline not in list(known):
+        return f"`baseline`, one of the variants, got {baseline!r:.60}"
     return f"`claims` of the variants, got also {', '.join(sorted(unknown))[:60]}" if unknown else None
 
 
-def _finished_runs(directory: Path, variant: str, seeds: Sequence[int]) -> dict[int, RecordedRun]:
-    folders = {seed: directory / run_folder(variant, seed) for seed in seeds}
+def _finished_runs(
+    directory: Path, variant: str, seeds: Sequence[int], stages: Sequence[str] = ("",)
+) -> dict[int, RecordedRun]:
+    folders = {seed: [directory / run_folder(variant, seed, stage) for stage in stages] for seed in seeds}
     # Only a run that made all of its steps writes `after`.
-    finished = {seed: path for seed, path in folders.items() if "after" in read_summary(path)}
-    return {seed: read_run(path) for seed, path in finished.items()}
+    finished = {seed: paths for seed, paths in folders.items() if all("after" in read_summary(path) for path in paths)}
+    return {seed: joined_run([read_run(path) for path in paths]) for seed, paths in finished.items()}
+
+
+def joined_run(runs: Sequence[RecordedRun]) -> RecordedRun:
+    """Joins the runs of a variant's stages into one: their steps are counted on, their cost is added up.
+
+    A run with a learning rate of 0 only samples data for others, and is left out. An evaluation before the first step
+    of a run stands at the last step of the run before it, and comes after its own.
+    """
+    runs = [*(run for run in runs[:-1] if any(row.get("learning_rate") != 0 for row in run.metrics)), runs[-1]]
+    if len(runs) == 1:
+        return runs[0]
+    ends = list(accumulate((run.summary["steps"] for run in runs), initial=0))
+    metrics, evaluations, held_out = (
+        tuple({**row, "step": row["step"] + end} for rows, end in zip(parts, ends, strict=False) for row in rows)
+        for parts in zip(*((run.metrics, run.evaluations, run.held_out) for run in runs), strict=True)
+    )
+    summed = {name: sum(run.summary[name] for run in runs) for name in ("steps", "completion_tokens", "train_seconds")}
+    summary = {**runs[-1].summary, "before": runs[0].summary.get("before"), **summed}
+    return replace(runs[-1], metrics=metrics, evaluations=evaluations, held_out=held_out, summary=summary)
 
 
 # Metrics of a run

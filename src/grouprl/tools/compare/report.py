@@ -27,7 +27,6 @@ from grouprl.tools.compare.read import (
     metric_by_seed,
     metric_curve,
     read_comparison,
-    run_folder,
     time_parts,
     totals,
 )
@@ -149,7 +148,7 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
     against = {name: against_baseline(comparison, variant, name) for name in ("greedy_accuracy", "pass_at_1", "reward")}
     return {
         "settings": variant.settings,
-        "runs": {seed: run_folder(variant.name, seed) for seed in variant.runs},
+        "runs": {seed: run.directory.name for seed, run in variant.runs.items()},
         "figures": {
             name: {"mean": found.mean, "interval": found.interval, "by_seed": found.by_seed}
             for name, found in metrics.items()

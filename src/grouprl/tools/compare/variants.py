@@ -1,6 +1,7 @@
 """Plans and makes the runs of several variants on the same seeds; each is an ordinary run, made by a separate process.
 
-All errors are reported before the first run starts.
+A variant may also be stages: commands in order, each a run with its own folder, which begins when the one before it is
+finished. All errors are reported before the first run starts, except for what a stage finds wrong in an earlier one.
 
 Separate processes are necessary because peak memory is measured per process: a shared process would report the peak of
 earlier runs too.
@@ -12,7 +13,6 @@ import json
 import os
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.config.checks import check_sections
-from grouprl.config.comparison import CompareConfig
+from grouprl.config.command_line import config_of
+from grouprl.config.comparison import STAGE, CompareConfig
 from grouprl.config.run import RunConfig, load_config
-from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.layout import RunDirectory, lock_directory
+from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig, SupervisedConfig
+from grouprl.record.files import atomic_write_text, json_text, remove
+from grouprl.record.layout import RunDirectory, lock_directory, model_at
 from grouprl.record.read import read_run
 from grouprl.rewards.configured import configured_rewards
+from grouprl.run.machine import with_dtype
 from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
 from grouprl.run.terminal import Advance, Terminal
@@ -39,7 +42,8 @@ Resolve = Callable[[Sequence[str]], RunConfig]
 """Makes a configuration from the arguments of `grouprl train`: files, recipes, changes such as steps=10."""
 
 _PLACE = ("name", "runs_dir")  # settings that locate a run and do not affect its results
-_DECIDED = (*_PLACE, "seed")  # settings that the comparison decides
+_DECIDED = (*_PLACE, "seed", "out")  # settings that the comparison decides
+_SUPERVISED: dict[str, type[SupervisedConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "reward-model": RewardModelConfig}
 
 POLL_SECONDS = 0.3
 _END_SECONDS = 600.0  # a run that is asked to stop finishes its step and saves
@@ -47,10 +51,12 @@ _END_SECONDS = 600.0  # a run that is asked to stop finishes its step and saves
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a comparison."""
+    """One run of a comparison, or one stage of it."""
 
     variant: str
-    config: RunConfig
+    config: RunConfig | SupervisedConfig
+    verb: str = "train"
+    needs: PlannedRun | None = None  # the stage before it
 
     @property
     def directory(self) -> Path:
@@ -59,8 +65,19 @@ class PlannedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has made its last step and the evaluation after it."""
-        return RunDirectory(self.directory).is_finished(self.config.steps)
+        """Whether the run has made its last step and the evaluation after it, or its model."""
+        files = RunDirectory(self.directory)
+        return files.is_finished(self.steps) if isinstance(self.config, RunConfig) else files.model.is_dir()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what it needs is there."""
+        return self.needs is None or self.needs.finished
+
+    @property
+    def steps(self) -> int:
+        """The steps of training with rewards."""
+        return self.config.steps if isinstance(self.config, RunConfig) else 0
 
     @property
     def newest(self) -> dict[str, Any]:
@@ -128,21 +145,23 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
     errors: dict[str, dict[str, None]] = {}  # the variants that have each error
     folder = str(Path(config.runs_dir) / config.name)
     for seed in config.seeds:
-        for variant, changes in config.variants.items():
-            given = [*config.base, *config.settings, *changes]
-            decided = [f"name={run_folder(variant, seed)}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
-            with _collected(errors, variant):
-                if wrong := [text for text in given if text.partition("=")[0] in _DECIDED]:
-                    names = ", ".join(_DECIDED)
-                    raise UserError(f"{', '.join(wrong)}: the comparison decides {names}: remove them")
-            with _collected(errors, variant):
-                run = PlannedRun(variant, with_run_dtype(resolve([*given, *decided]), resume=True))
-                check_sections(run.config)
-                configured_rewards(run.config, load_task(**run.config.task.model_dump()))
-                planned.append(run)
+        for variant in config.names:
+            before: list[PlannedRun] = []
+            for name, verb, given in _commands(config, variant, seed):
+                with _collected(errors, variant):
+                    if wrong := [text for text in given if text.partition("=")[0] in _DECIDED]:
+                        names = ", ".join(_DECIDED)
+                        raise UserError(f"{', '.join(wrong)}: the comparison decides {names}: remove them")
+                decided = [f"name={name}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
+                needs = before[-1] if before else None
+                ready = needs is None or needs.finished
+                with _collected(errors, variant):
+                    made = _configured(verb, [*given, *decided], resolve if ready else None)
+                    before.append(PlannedRun(variant, made, verb, needs))
+            planned += before
     if errors:
         lines = [
-            line if len(names) == len(config.variants) else f"variants {', '.join(names)}: {line}"
+            line if len(names) == len(config.names) else f"variants {', '.join(names)}: {line}"
             for line, names in errors.items()
         ]
         raise UserError("\n  ".join(["errors in the comparison:", *lines]))
@@ -154,6 +173,32 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
                 f"{twins[run.config.name]!r}, both in the folder {run.config.name}: rename one"
             )
     return tuple(planned)
+
+
+def _commands(config: CompareConfig, variant: str, seed: int) -> Iterator[tuple[str, str, list[str]]]:
+    """The folder, the verb and the settings of each command of a variant."""
+    common = [*config.base, *config.settings]
+    if variant in config.variants:
+        yield run_folder(variant, seed), "train", [*common, *config.variants[variant]]
+    stages = [item for stage in config.stages.get(variant, ()) for item in stage.items()]
+    names = [run_folder(variant, seed, f"{number}-{verb}") for number, (verb, _) in enumerate(stages, 1)]
+    places = [str(Path(config.runs_dir) / config.name / name) for name in names]
+    for name, (verb, own) in zip(names, stages, strict=True):
+        given = [STAGE.sub(lambda found: places[int(found[1]) - 1], text) for text in own]
+        yield name, verb, [*(common if verb == "train" else ()), *given]
+
+
+def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> RunConfig | SupervisedConfig:
+    """The configuration of a command; without `resolve` as long as the models that it names are not there."""
+    if verb != "train":
+        made = config_of(_SUPERVISED[verb], [*given, "out=null"])
+        path = model_at(made.model.path) if resolve else made.model.path
+        return with_dtype(made.model_copy(update={"model": made.model.model_copy(update={"path": path})}))
+    run = with_run_dtype(resolve(given), resume=True) if resolve else config_of(RunConfig, given)
+    check_sections(run)
+    if resolve:
+        configured_rewards(run, load_task(**run.task.model_dump()))
+    return run
 
 
 @contextmanager
@@ -174,7 +219,7 @@ def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
     for run in planned:
         made = RunDirectory(run.directory)
         if made.exists:
-            then = load_config(RunConfig, [made.config], [])
+            then = load_config(type(run.config), [made.config], [])
             changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
     if changed:
         raise UserError(
@@ -200,13 +245,17 @@ def _run_all(
     planned: Sequence[PlannedRun], left: Sequence[PlannedRun], jobs: int, terminal: Terminal, stop: StopRequest
 ) -> tuple[str, ...]:
     """Makes the remaining runs, `jobs` at a time; returns the names of failed runs."""
-    waiting, running, failed = deque(left), list[_Process](), list[str]()
-    with terminal.progress("comparing", sum(run.config.steps for run in planned)) as advance:
-        advance(sum(run.config.steps for run in planned if run not in left))
+    waiting, running, failed = list(left), list[_Process](), list[str]()
+    with terminal.progress("comparing", sum(run.steps for run in planned)) as advance:
+        advance(sum(run.steps for run in planned if run not in left))
         try:
             while running or (waiting and not stop.asked):
-                while waiting and len(running) < jobs and not stop.asked:
-                    running.append(_start(waiting.popleft(), advance))
+                ready = [run for run in waiting if run.is_ready and all(run.needs != one.run for one in running)]
+                if not running and not ready:  # what they need has failed
+                    return (*failed, *(run.config.name for run in waiting))
+                for run in ready[: 0 if stop.asked else jobs - len(running)]:
+                    waiting.remove(run)
+                    running.append(_start(run, advance))
                 time.sleep(POLL_SECONDS)
                 _show(running, advance)
                 for child in running if stop.asked else ():
@@ -230,11 +279,13 @@ def _run_all(
 
 def _start(run: PlannedRun, advance: Advance) -> _Process:
     files = RunDirectory(run.directory)
-    resume = files.exists
+    resume = files.exists and run.verb == "train"
+    if files.exists and not resume:
+        remove(run.directory)  # supervised training has no checkpoints: from the start it makes the same model
     run.directory.mkdir(parents=True, exist_ok=True)
     settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
-    process = start_run(files, settings, files.console, resume=resume)
-    steps = run.newest.get("step", 0)
+    process = start_run(files, settings, files.console, verb=run.verb, resume=resume)
+    steps = min(run.newest.get("step", 0), run.steps)
     advance(steps, run.config.name)
     return _Process(run, process, steps)
 
@@ -248,7 +299,8 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
     run, code = child.run, child.process.returncode
     console = RunDirectory(run.directory).console
     if code == 0 and run.finished:
-        terminal.say(f"{run.config.name}: {verdict(read_run(run.directory))}")
+        found = verdict(read_run(run.directory)) if run.steps else f"made {RunDirectory(run.directory).model}."
+        terminal.say(f"{run.config.name}: {found}")
         return []
     if stop.asked and child.asked_to_stop:
         return []
@@ -262,11 +314,11 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
 def _show(running: Sequence[_Process], advance: Advance) -> None:
     for child in running:
         newest = child.run.newest
-        step = int(newest.get("step", 0))
+        step = min(int(newest.get("step", 0)), child.run.steps)
         metrics = "".join(
             f" {label} {newest[name]:{form}}"
             for name, label, form in (("reward", "reward", ".2f"), ("accuracy", "correct", ".0%"))
             if isinstance(newest.get(name), float)
         )
-        advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.config.steps}{metrics}")
+        advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.steps}{metrics}")
         child.shown = step
