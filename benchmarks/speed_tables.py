@@ -38,6 +38,8 @@ def bench(section: dict[str, Any], wanted: dict[str, float]) -> list[str]:
     """A section of `make bench`."""
     rows = []
     for row in section["rows"]:
+        if row["peer"] is None and row["floor"] is None:
+            continue  # it is the peer of a later row
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         share = "" if row["of_floor"] is None else f"{row['of_floor']:.0%}"
         target = cell(wanted.get(row["name"]))
