@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +11,7 @@ from starlette.routing import Route
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.surrogates import Surrogate
-from grouprl.lab.answers import SHOWN, Answer, Query, json_answer
+from grouprl.lab.answers import Answer, Query, json_answer
 from grouprl.lab.explain_group import recorded_walk, watched_steps
 from grouprl.lab.explain_typed import (
     COMPARING,
@@ -24,82 +22,7 @@ from grouprl.lab.explain_typed import (
     typed_walk,
 )
 from grouprl.lab.runs import Runs
-from grouprl.tools.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
-from grouprl.tools.planner.memory import BLOCKS, COMPARED, PARTS
-from grouprl.tools.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
-
-JUDGES = ("ppo", "both", "none")
-
-
-def memory_answer(request: Request) -> dict[str, Any]:
-    """Plans of GRPO and PPO for one batch, in bytes: sums and their parts; and the sums for models of four sizes."""
-    counts = {
-        "problems": (1, 1024, 16),
-        "group_size": (1, 256, 8),
-        "prompt_tokens": (1, 131_072, 256),
-        "completion_tokens": (1, 131_072, 512),
-        "max_rows": (1, 65_536, 256),
-        "minibatches": (1, 1024, 1),
-        "micro_batch_tokens": (0, 1_048_576, 0),
-    }
-    others = ("model", "config", "algorithm", "dtype", "device", "recompute", "lora_rank", "reward_model")
-    saving = ("weights", "moments", "reference")
-    query = Query(request, (*others, *saving, *counts))
-    step = StepShape(
-        **{name: query.whole(name, low, high, usual) for name, (low, high, usual) in counts.items()},  # type: ignore[arg-type]
-        dtype=query.choice("dtype", ("float32", "bfloat16"), "bfloat16"),  # type: ignore[arg-type]
-        device=query.choice("device", ("cpu", "cuda"), "cuda"),  # type: ignore[arg-type]
-        recompute=query.choice("recompute", ("true", "false"), "true") == "true",
-    )
-    reference = query.choice("reference", ("gpu", "cpu", "none"), "gpu")
-    networks = Networks(
-        reference=reference != "none",
-        lora_rank=query.whole("lora_rank", 1, 4096) if "lora_rank" in query else None,
-        weights=query.choice("weights", ("float32", "bfloat16", "nf4"), "float32"),  # type: ignore[arg-type]
-        moments=query.choice("moments", ("float32", "bfloat16", "8bit"), "float32"),  # type: ignore[arg-type]
-        reference_on_cpu=reference == "cpu",
-    )
-    if networks.weights == "nf4" and networks.lora_rank is None:
-        raise UserError("weights: expected an adapter with nf4, got none: 4-bit weights do not train; give a LoRA rank")
-    judged = {"both": ("grpo", "ppo"), "ppo": ("ppo",), "none": ()}[query.choice("reward_model", JUDGES, "none")]
-    algorithms, shape = query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")), _shape(query)
-
-    def planned(shape: ModelShape) -> dict[str, MemoryPlan]:
-        own = {name: replace(networks, critic=name == "ppo", reward_model=name in judged) for name in algorithms}
-        return {name: plan_memory(shape, each, step) for name, each in own.items()}
-
-    compared = {name: planned(SHAPES[name]) for name in COMPARED}
-    return {
-        "models": list(SHAPES),
-        "model": asdict(shape),
-        "parameters": shape.parameters,
-        "step": asdict(step),
-        "names": {**BLOCKS, **PARTS},
-        "plans": {name: {"sums": plan.sums, "blocks": plan.blocks} for name, plan in planned(shape).items()},
-        "compared": {name: {which: plan.sums for which, plan in plans.items()} for name, plans in compared.items()},
-    }
-
-
-def _shape(query: Query) -> ModelShape:
-    """Of the numbers of a config.json, or of a model that is known by its name or hub id; no file is read."""
-    if "config" not in query:
-        model = query.text("model") if "model" in query else "Qwen2.5-1.5B"
-        try:
-            return known_shape(model)
-        except UserError:
-            raise UserError(
-                f"model: expected {', '.join(sorted(SHAPES))} or the hub id of one of them, got {model[:SHOWN]!r}: "
-                "choose the config.json of any other model"
-            ) from None
-    try:
-        found = json.loads(query.text("config"))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise UserError("config: expected the JSON object of a config.json, got something else: choose another file")
-    return config_shape(found, "your config.json", Path("config.json"))
-
 
 USUAL = ("grpo", "dr_grpo", "rloo", "reinforce")
 # What computes each stage of a group, read from its file: importing a step would load transformers.
@@ -206,6 +129,6 @@ def _algorithms(query: Query) -> list[Algorithm]:
 
 
 def _memory(request: Request) -> dict[str, Any]:
-    from grouprl.lab.explain_routes import memory_answer  # loads transformers, which stands beside a run
+    from grouprl.lab.explain_memory import memory_answer  # loads transformers, which stands beside a run
 
     return memory_answer(request)
