@@ -100,6 +100,6 @@ function curve({ held_out: evaluations, series }, measure, at) {
 function runsOf(variants, comparison) {
   const folders = variants.flatMap(({ runs }) => Object.values(runs));
   if (live) return h("a", { href: comparing(folders.map((run) => `${comparison}~${run}`)) }, `Its ${folders.length} runs`);
-  return ["Runs by seed: ", variants.map(({ name, runs }) => [visible(name), Object.entries(runs).map(([seed, run]) =>
-    [" ", h("a", { href: `${encodeURIComponent(run)}/report.html`, "aria-label": visible(`${name}, seed ${seed}`) }, seed)]), "; "])];
+  return ["Runs by seed: ", variants.map(({ name, runs }, at) => [at ? "; " : "", visible(name), Object.entries(runs).map(([seed, run]) =>
+    [" ", h("a", { href: `${encodeURIComponent(run)}/report.html`, "aria-label": visible(`${name}, seed ${seed}`) }, seed)])])];
 }
