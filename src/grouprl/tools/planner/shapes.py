@@ -90,7 +90,7 @@ def shape_of(model: str) -> ModelShape:
     """Returns the shape of a model, without loading it.
 
     Args:
-        model: a bundled name, one of `SHAPES`, a hub id of one (Qwen/Qwen2.5-7B-Instruct), or a folder with one.
+        model: a bundled name, a name of `SHAPES`, its hub id (Qwen/Qwen2.5-7B), or a folder with a config.json.
 
     Raises:
         UserError: the model is unknown, or its config.json is not that of a dense decoder with Llama's architecture.
