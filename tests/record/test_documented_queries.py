@@ -68,11 +68,3 @@ def test_a_question_has_its_answer(demo: Path, part: str) -> None:
     (place,) = set(re.findall(r"'([^']+/rollouts\.parquet)'", sql))
     export(demo, Path(place))
     assert list(duckdb.sql(sql).fetchall()) == EXPECTED[part]
-
-
-def test_the_pass_rates_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "evidence.md").read_text("utf-8"), re.M | re.S)
-    exec(compile(code, "docs/evidence.md", "exec"), {})
-    shown = re.findall(r"^(p\d): \d+%, between \d+% and \d+% with", capsys.readouterr().out, re.M)
-    assert shown[0] == "p3"
-    assert sorted(shown) == ["p1", "p2", "p3", "p4", "p5"]
