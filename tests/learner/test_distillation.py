@@ -190,9 +190,11 @@ def nothing(completions: Any, **_: Any) -> list[float]:
     return [0.0] * len(completions)
 
 
-def run(tiny: Path, folder: Path, name: str, task: Any = "word_problems", **changes: Any) -> Path:
+def run(
+    tiny: Path, folder: Path, name: str, task: Any = "word_problems", *, resume: bool = False, **changes: Any
+) -> Path:
     config = small_config(folder, name, **{"steps": 2, "checkpoint": {"every": 1}, **changes})
-    return Trainer(tiny, task, [WeightedReward("none", nothing)], config=config).train().directory
+    return Trainer(tiny, task, [WeightedReward("none", nothing)], config=config).train(resume=resume).directory
 
 
 @pytest.mark.usefixtures("no_page")
@@ -227,6 +229,10 @@ def test_another_model_teaches_alone_where_nothing_is_compared(tiny: Path, tmp_p
     assert max(kls[-3:]) < 0.9 * kls[0]
     config = load_config(RunConfig, [taught / "config.yaml"], [])
     assert replay(taught, 5, config).is_identical
+    shutil.rmtree(teacher)
+    shutil.copytree(tiny, teacher)
+    with pytest.raises(UserError, match=r"expected the teacher that the run started with .* restore the teacher"):
+        run(tiny, tmp_path, "taught", ROWS, resume=True, **changes | {"steps": 9})
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,15 @@ def assemble(
     start = load_model(config.model, device=device, weights=config.model.weights)
     found = fingerprint(start)
     (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}", "model and problems")
-    _, state = saved or (None, TrainerState(start=found, data=data, kl_coef=config.algorithm.kl_coef))
-    _refuse_changes(state, found, data)
     tokenizer = load_tokenizer(config.model)
+    teacher = make_teacher(config, task, tokenizer, start)
+    taught = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
+    now = TrainerState(start=found, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
+    _, state = saved or (None, now)
+    _refuse_changes(state, now)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks)
-    learner.teacher = make_teacher(config, task, tokenizer, learner.policy)
+    learner.teacher = teacher
     talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
     engine = _engine(config, learner, tokenizer, found, samplers, talk)
     most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
@@ -317,11 +320,12 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
             return
 
 
-def _refuse_changes(state: TrainerState, start: str, data: str) -> None:
-    for what, then, now in (("model", state.start, start), ("train problems", state.data, data)):
-        if then != now:
-            also = "" if what == "model" else " with evaluation.split and eval_task, which leave these of the rows"
+def _refuse_changes(saved: TrainerState, now: TrainerState) -> None:
+    for what, field in (("model", "start"), ("train problems", "data"), ("teacher", "teacher")):
+        then, found = getattr(saved, field), getattr(now, field)
+        if then != found:
+            also = " with evaluation.split and eval_task, which leave these of the rows" if field == "data" else ""
             raise UserError(
-                f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({now}): "
+                f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({found}): "
                 f"restore the {what}{also}, or start a new run under another name"
             )

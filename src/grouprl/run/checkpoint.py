@@ -40,6 +40,7 @@ class TrainerState:
     peak_rss_mib: float = 0.0
     start: str  # fingerprint of the weights the run started from
     data: str  # fingerprint of the train problems
+    teacher: str = ""  # fingerprint of another model that teaches
     kl_coef: float
     entropy_coef: float = 0.0  # as steered
     entropy_bonus: float = 0.0  # the part of it that the next step applies
