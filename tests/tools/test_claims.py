@@ -164,7 +164,7 @@ def test_the_report_has_a_row_and_a_card_for_each_claim(two: Path) -> None:
     assert longer["measured"][0]["interval"] is None
     assert slow["measured"][0]["difference"]["mean"] == 0.25
     assert spends["measured"][0]["alone"] == spends["measured"][0]["interval"]
-    assert comparison_verdict(read_comparison(two)).startswith("Of 5 claims 1 hold here, ")
+    assert comparison_verdict(read_comparison(two)).startswith("5 claims: holds here 1, ")
     rows = (two / "claims.md").read_text().splitlines()
     assert len(rows) == 2 + 5
     assert rows[5] == "| exact | s | equal (`pytest x`) | holds here |"

@@ -79,9 +79,10 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     """Summarizes the result of the comparison in one or two sentences."""
     if comparison.claims:
         counts = Counter[str](one.verdict for one in answer_claims(comparison))
-        words = {"holds": "hold here", "does not hold": "do not", "undecided": "are undecided"}
-        parts = [f"{counts[verdict]} {said}" for verdict, said in words.items()]
-        return f"Of {len(comparison.claims)} claims {', '.join(parts)}, {counts['not measured yet']} not measured yet."
+        said = {"holds": "holds here"}
+        verdicts = ("holds", "does not hold", "undecided", "not measured yet")
+        found = ", ".join(f"{said.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts)
+        return f"{len(comparison.claims)} claims: {found}."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}

@@ -5,7 +5,7 @@ import { look, swatch } from "../legend.js";
 import { fixed, number, percent, signed, visible } from "../text.js";
 
 const WIDTH = 330, HEIGHT = 120, LEFT = 44, BOTTOM = 20; // of a drawing, in pixels
-const ROW = 18, MIDDLE = 60; // of an interval
+const ROW = 18, MIDDLE = 48; // of an interval
 const SHARES = /^(accuracy|speed|frac_.*)$/;
 const SPENT = { tokens: "completion tokens", seconds: "seconds of training", steps: "step" };
 const AT = { tokens: "at equal sampled tokens", seconds: "at equal time", steps: "at equal steps" };
