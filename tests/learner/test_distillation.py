@@ -14,6 +14,7 @@ from counting import Costs
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.algorithms import reverse_kl
 from grouprl.algorithms.distillation import Distill
+from grouprl.config.command_line import config_of
 from grouprl.config.run import RunConfig, load_config
 from grouprl.learner import make_batch
 from grouprl.learner.teacher import Teacher, token_kls
@@ -216,6 +217,15 @@ def changed_model(tiny: Path, folder: Path) -> Path:
     shutil.copytree(tiny, folder)
     other_reference(own_model(tiny)).save_pretrained(folder)
     return folder
+
+
+def test_the_recipe_for_a_teacher_alone_goes_after_another_and_needs_one() -> None:
+    with pytest.raises(UserError, match="set distill_teacher to another one"):
+        config_of(RunConfig, ["ladder", "distill"])
+    config = config_of(RunConfig, ["ladder", "distill", "algorithm.distill_teacher=abacus"])
+    assert (config.task.name, config.rollout.group_size, config.rollout.problems_per_step) == ("chains", 1, 128)
+    assert config.algorithm.distill is not None
+    assert config.algorithm.distill.reads == "prompt"
 
 
 @pytest.mark.usefixtures("no_page")

@@ -135,7 +135,8 @@ def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, st
     if part.distill_teacher == "reference" and a.kl is None:
         yield "distill_teacher", "kl_coef=0", "'reference', which is not loaded: set kl_coef, or distill_teacher=policy"
     if part.reads == "prompt" and part.distill_teacher == "policy":
-        yield "distill_reads", "distill_teacher='policy'", "'prompt': a model that reads no more cannot teach itself"
+        why = "'prompt': a model that reads no more cannot teach itself: set distill_teacher to another one"
+        yield "distill_reads", "distill_teacher='policy'", why
     if part.distill_where == "no_signal" and a.groups.drop_equal:
         yield "distill_where", "drop_equal=True", "'no_signal', which is dropped: set drop_equal=false"
     if part.distill_where == "no_signal" and (_mixes(a.advantage) or not a.advantage.compares_totals):
