@@ -224,8 +224,7 @@ def test_the_recipe_for_a_teacher_alone_goes_after_another_and_needs_one() -> No
         config_of(RunConfig, ["ladder", "distill"])
     config = config_of(RunConfig, ["ladder", "distill", "algorithm.distill_teacher=abacus"])
     assert (config.task.name, config.rollout.group_size, config.rollout.problems_per_step) == ("chains", 1, 128)
-    assert config.algorithm.distill is not None
-    assert config.algorithm.distill.reads == "prompt"
+    assert config.algorithm.distill == Distill(1.0, "abacus", "prompt", "all")
 
 
 @pytest.mark.usefixtures("no_page")

@@ -123,7 +123,7 @@ def test_two_ranks_are_one_process(place: Place) -> None:
     ("name", "what", "values"),
     [
         ("settings", "settings and versions", r"'seed: 0' on rank 0 and 'seed: 1'"),
-        ("model", "model and problems", r"'model: (\S+)' on rank 0 and 'model: (?!\1)\S+'"),
+        ("model", "model, problems and teacher", r"'model: (\S+)' on rank 0 and 'model: (?!\1)\S+'"),
         ("code", "code", r"'\"other/reward.py\": (\S+)' on rank 0 and '\"other/reward.py\": (?!\1)\S+'"),
     ],
 )

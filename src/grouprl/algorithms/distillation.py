@@ -114,5 +114,4 @@ class Distill(Part):
         >>> Distill(distill_template="{read} {prompt}").prompt("2 + 2?", "4, not {prompt}.")
         '4, not {prompt}. 2 + 2?'
         """
-        texts = {"prompt": prompt, "read": read}
-        return _PLACES.sub(lambda place: texts[place[1]], self.template)
+        return _PLACES.sub(lambda place: {"prompt": prompt, "read": read}[place[1]], self.template)

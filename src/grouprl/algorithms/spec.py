@@ -127,11 +127,8 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
 
 def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, str]]:
     if a.critic is not None:
-        yield (
-            "distill_coef",
-            "baseline='critic'",
-            f"{part.distill_coef}: a critic has a signal in every group: remove it",
-        )
+        why = f"{part.distill_coef}: a critic has a signal in every group: remove it"
+        yield "distill_coef", "baseline='critic'", why
     if part.distill_teacher == "reference" and a.kl is None:
         yield "distill_teacher", "kl_coef=0", "'reference', which is not loaded: set kl_coef, or distill_teacher=policy"
     if part.reads == "prompt" and part.distill_teacher == "policy":

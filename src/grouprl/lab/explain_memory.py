@@ -15,7 +15,7 @@ from grouprl.tools.planner.memory import BLOCKS, COMPARED, PARTS
 from grouprl.tools.planner.shapes import ModelShape, config_shape, known_shape
 from grouprl.types import UserError
 
-JUDGES = ("ppo", "both", "none")
+JUDGED = {"ppo": ("ppo",), "both": ("grpo", "ppo"), "none": ()}
 
 
 def memory_answer(request: Request) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def memory_answer(request: Request) -> dict[str, Any]:
     )
     if networks.weights == "nf4" and networks.lora_rank is None:
         raise UserError("weights: expected an adapter with nf4, got none: 4-bit weights do not train; give a LoRA rank")
-    judged = {"both": ("grpo", "ppo"), "ppo": ("ppo",), "none": ()}[query.choice("reward_model", JUDGES, "none")]
+    judged = JUDGED[query.choice("reward_model", tuple(JUDGED), "none")]
     algorithms, shape = query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")), _shape(query)
 
     def planned(shape: ModelShape) -> dict[str, MemoryPlan]:

@@ -88,10 +88,10 @@ def assemble(
     device = resolve_device(config.model.device)
     start = load_model(config.model, device=device, weights=config.model.weights)
     found = fingerprint(start)
-    (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}", "model and problems")
     tokenizer = load_tokenizer(config.model)
     teacher = make_teacher(config, task, tokenizer, start)
     taught = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
+    (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}\nteacher: {taught}", "model, problems and teacher")
     now = TrainerState(start=found, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
     _, state = saved or (None, now)
     _refuse_changes(state, now)
@@ -322,8 +322,7 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
 
 def _refuse_changes(saved: TrainerState, now: TrainerState) -> None:
     for what, field in (("model", "start"), ("train problems", "data"), ("teacher", "teacher")):
-        then, found = getattr(saved, field), getattr(now, field)
-        if then != found:
+        if (then := getattr(saved, field)) != (found := getattr(now, field)):
             also = " with evaluation.split and eval_task, which leave these of the rows" if field == "data" else ""
             raise UserError(
                 f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({found}): "
