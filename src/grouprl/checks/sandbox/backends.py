@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -87,59 +86,23 @@ def bubblewrap(channels: Channels, limits: Limits) -> Launch:
     shared libraries, all read-only, and a small folder in memory. The user inside has no capabilities and can make no
     further user namespace. Raises SandboxError when it needs a command that is not installed.
     """
-    tmp = ("--size", str(limits.files_mib << 20), "--tmpfs", "/tmp")
-    # The folders that bubblewrap makes for mount points are also in memory, but without a size limit.
-    end = ("--dev", "/dev", *tmp, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp")
-    return _bubblewrap(channels, ("-c", f"{text_of('guest.py')}\nmain({channels.result})"), {}, (), end)
-
-
-def shell_bubblewrap(channels: Channels, limits: Limits) -> Launch:
-    """Bubblewrap around a program from standard input, with this machine's commands, processes and a writable system.
-
-    Its user is called root, and has no capabilities either. Raises SandboxError as `bubblewrap`.
-    """
-    system = [
-        word
-        for path in map(Path, ("/bin", "/lib", "/lib64", "/sbin"))
-        if path.exists()
-        for word in (("--symlink", os.readlink(path), str(path)) if path.is_symlink() else _shown(path))
-    ]
-    # What programs look up: links of commands, libraries, and the name of the user.
-    system += [word for name in ("alternatives", "ld.so.cache") for word in ("--ro-bind-try", *[f"/etc/{name}"] * 2)]
-    root = ("--uid", "0", "--gid", "0", "--size", str(limits.files_mib << 20), "--tmpfs", "/")
-    start = (*root, *_shown(Path("/usr")), *system)
-    # What a command prints has a place of its own, so that a full system can say so.
-    folders = ("--size", str(4 << 20), "--tmpfs", "/run", "--dir", "/tmp", "--dir", "/root")
-    end = (*folders, "--dev", "/dev", "--proc", "/proc", "--remount-ro", "/dev")
-    environment = {"PATH": _BARE["PATH"], "HOME": "/root", "LANG": "C.UTF-8"}
-    return _bubblewrap(channels, ("-",), environment, start, end)
-
-
-def _shown(path: Path) -> tuple[str, str, str]:
-    return "--ro-bind", str(path), str(path)
-
-
-def _bubblewrap(
-    channels: Channels, guest: Sequence[str], environment: dict[str, str], start: Sequence[str], end: Sequence[str]
-) -> Launch:
-    """The launch of a guest; arguments around those that show the interpreter: `start` shows all system folders,
-    or is empty.
-    """
     bwrap, becomes = _found("bwrap", "apt install bubblewrap"), user()
     prefix = str(PREFIX) if becomes is None else _STAGE
     binds = [(place(path, prefix), place(path, _INSIDE)) for path in (STDLIB, *libraries())]
     binds += [(os.path.realpath(loader()), loader()), (place(EXECUTABLE, prefix), f"{_INSIDE}/bin/python")]
-    binds = [(source, target) for source, target in binds if not start or target.startswith(_INSIDE)]
     hidden = [place(STDLIB / name, _INSIDE) for name in PACKAGES if (STDLIB / name).is_dir()]
-    environment = ENVIRONMENT | {"LD_LIBRARY_PATH": library_path(_INSIDE)} | environment
+    environment = ENVIRONMENT | {"LD_LIBRARY_PATH": library_path(_INSIDE)}
+    tmp = ("--size", str(limits.files_mib << 20), "--tmpfs", "/tmp")
+    guest = ("-c", f"{text_of('guest.py')}\nmain({channels.result})")
     sandbox = (
         *(bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
         # With the program as process 1, bubblewrap reaps it before ending itself, so no process is left over.
-        *("--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv", *start),
+        *("--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
         *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         *(word for source, target in binds for word in ("--ro-bind", source, target)),
         *(word for folder in hidden for word in ("--tmpfs", folder, "--remount-ro", folder)),
-        *end,
+        # The folders that bubblewrap makes for mount points are also in memory, but without a size limit.
+        *("--dev", "/dev", *tmp, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"),
         *("--seccomp", str(channels.seccomp), "--", f"{_INSIDE}/bin/python", *FLAGS, *guest),
     )
     front = () if becomes is None else _as_user(becomes)

@@ -181,10 +181,10 @@ def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, byt
     with ExitStack() as ours, ExitStack() as theirs:
         result, channel = _socket_pair(ours, theirs)
         output, printing = _socket_pair(ours, theirs)
-        home = close_with(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
-        seccomp = close_with(theirs, memory_file(filter_program()))
+        home = _close_with(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
+        seccomp = _close_with(theirs, _memory_file(filter_program()))
         launch = LAUNCHERS[backend](Channels(channel, seccomp, home), limits)
-        request = close_with(theirs, memory_file(_request(texts, limits, launch.others)))
+        request = _close_with(theirs, _memory_file(_request(texts, limits, launch.others)))
         try:
             process = subprocess.Popen(
                 launch.command,
@@ -205,7 +205,7 @@ def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, byt
             theirs.close()
             return _collect(process, result, output, limits)
         finally:
-            end_sandbox(process)
+            _end(process)
 
 
 def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> tuple[bytes, bytes, str]:
@@ -231,7 +231,7 @@ def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits:
     return written[result], written[output][:most], exceeded or _ending(process)
 
 
-def end_sandbox(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Kills the processes that are left. Bubblewrap's child is killed first, so that bubblewrap can reap it."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if process.poll() is None and children.is_file():
@@ -258,17 +258,17 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
 def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
     """Sockets to read from and to write to. A program could reopen the read end of a pipe in /proc/self/fd."""
     reading, writing = socket.socketpair()
-    return close_with(ours, reading.detach()), close_with(theirs, writing.detach())
+    return _close_with(ours, reading.detach()), _close_with(theirs, writing.detach())
 
 
-def close_with(stack: ExitStack, descriptor: int) -> int:
+def _close_with(stack: ExitStack, descriptor: int) -> int:
     """A number from 10 on for a descriptor, which the stack closes."""
     descriptor = above_standard(descriptor)
     stack.callback(os.close, descriptor)
     return descriptor
 
 
-def memory_file(content: bytes) -> int:
+def _memory_file(content: bytes) -> int:
     """A nameless read-only file with this content, positioned at its start."""
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from grouprl.checks.sandbox.values import SandboxError
 
@@ -34,16 +34,6 @@ sysinfo 99/179 arch_prctl 158/- getpid 39/172 getppid 110/173 gettid 186/178 get
 getgid 104/176 getegid 108/177 getresuid 118/148 getresgid 120/150 getgroups 115/158 getpgrp 111/- getpgid 121/155
 getsid 124/156 getpriority 140/141
 """
-# Beside them for commands of a shell: processes, signals to them, and all of files, of which others see none.
-_ALLOWED_IN_SHELL = """
-fork 57/- vfork 58/- kill 62/129 tgkill 234/131 setpgid 109/154 setsid 112/157 chmod 90/- fchmod 91/52 fchmodat 268/53
-fchmodat2 452/452 chown 92/- fchown 93/55 lchown 94/- fchownat 260/54 link 86/- linkat 265/37 symlink 88/-
-symlinkat 266/36 mknod 133/- mknodat 259/33 utime 132/- utimes 235/- utimensat 280/88 truncate 76/45 fallocate 285/47
-fadvise64 221/223 flock 73/32 sendfile 40/71 splice 275/76 tee 276/77 copy_file_range 326/285 setxattr 188/5
-lsetxattr 189/6 fsetxattr 190/7 getxattr 191/8 lgetxattr 192/9 fgetxattr 193/10 listxattr 194/11 llistxattr 195/12
-flistxattr 196/13 creat 85/- sync 162/81 timer_create 222/107 timer_settime 223/110 timer_delete 226/111 capget 125/90
-sched_getparam 143/121 sched_getscheduler 145/120 sched_setaffinity 203/122
-"""
 # Calls allowed for some values of one argument: name, numbers, argument, values. The kernel reads 32 bits of each.
 _ALLOWED_VALUES = (
     ("prctl", (157, 167), 0, (15, 16, 0x53564D41)),  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
@@ -52,10 +42,6 @@ _ALLOWED_VALUES = (
     ("fcntl", (72, 25), 1, (0, 1, 2, 3, 4, 1030)),
     ("ioctl", (16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # TCGETS, TIOCGWINSZ, FIO*
 )
-_VALUES_IN_SHELL: Mapping[str, Sequence[int]] = {
-    "prctl": (3, 4),  # PR_GET_DUMPABLE, PR_SET_DUMPABLE
-    "fcntl": (5, 6, 7, 36, 37, 38, 1031, 1032),  # locks of its own files, the size of a pipe
-}
 _CLONE, _CLONE_THREAD = (56, 220), 0x10000
 _CLONE_NEW = 0x7E020000  # all namespaces
 _X32 = 0x40000000  # the same calls of x86_64 under other numbers
@@ -75,11 +61,10 @@ Instruction = tuple[int, int, int, int]
 _REFUSAL: Instruction = (_RETURN, 0, 0, _REFUSE | errno.EPERM)
 
 
-def filter_program(machine: str | None = None, *, processes: bool = False) -> bytes:
+def filter_program(machine: str | None = None) -> bytes:
     """The filter as an array of `struct sock_filter`, for this machine or another one of MACHINES.
 
-    `processes`: for a shell, whose namespaces hold nothing but what its commands make. Raises SandboxError for a
-    machine without a filter.
+    Raises SandboxError for a machine without a filter.
     """
     machine = machine or platform.machine()
     if machine not in _AUDIT:
@@ -93,16 +78,13 @@ def filter_program(machine: str | None = None, *, processes: bool = False) -> by
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
     ]
-    listed = _ALLOWED + _ALLOWED_IN_SHELL * processes
-    numbers_of_calls = (pair.split("/")[place] for pair in listed.split()[1::2])
+    numbers_of_calls = (pair.split("/")[place] for pair in _ALLOWED.split()[1::2])
     for number in numbers_of_calls:
         code += [] if number == "-" else [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ALLOW)]
-    for name, numbers, argument, own in _ALLOWED_VALUES:
-        values = (*own, *(_VALUES_IN_SHELL.get(name, ()) if processes else ()))
+    for _, numbers, argument, values in _ALLOWED_VALUES:
         allowed = [((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)) for value in values]
         code += _where(numbers[place], argument, [instruction for pair in allowed for instruction in pair])
-    kinds: list[Instruction] = [] if processes else [(_ANY_BIT, 0, 1, _CLONE_THREAD)]
-    thread = [(_ANY_BIT, 0, 1, _CLONE_NEW), _REFUSAL, *kinds, (_RETURN, 0, 0, _ALLOW)]
+    thread = [(_ANY_BIT, 0, 1, _CLONE_NEW), _REFUSAL, (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW)]
     code += _where(_CLONE[place], 0, thread)
     code += [(_AT_LEAST, 0, 1, _FIRST_NEW), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS), _REFUSAL]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
