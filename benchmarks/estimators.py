@@ -333,19 +333,6 @@ def draw_direction(figure: Figure) -> None:
     legend(axes)
 
 
-def draw_tree(figure: Figure) -> None:
-    """The bias of `tree_advantages`, in closed form: tests/algorithms/test_prefix_tree.py enumerates it."""
-    chances = np.geomspace(1e-3, 1, 200)
-    axes = figure.subplots()
-    for size, color in ((4, BLUE), (16, PURPLE), (64, GREEN)):
-        factors = 2 - 1 / size - (1 - (1 - chances) ** size) / (size * chances)
-        axes.plot(chances, factors, color=color, label=f"mean, G = {size}")
-    axes.axhline(2, color=GRAY, linestyle=":", label="mean of the others")
-    axes.set(title="What the tree expects", ylabel="times the policy gradient", ylim=(0, 2.1))
-    axes.set(xlabel="probability that a completion continues the prefix", xscale="log")
-    legend(axes)
-
-
 def logarithmic(axes: Any, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -356,7 +343,6 @@ FIGURES = {
     "kl": (draw_kl, (9.0, 3.9)),
     "weight": (draw_weight, (9.0, 3.6)),
     "direction": (draw_direction, (9.0, 3.6)),
-    "tree": (draw_tree, (8.4, 2.8)),
 }
 
 

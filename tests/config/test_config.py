@@ -393,7 +393,7 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("learner.learning_rate=.nan", "expected a finite number, got nan"),
         ("algorithm.kl_coef=.inf", "expected a finite number, got inf"),
         ("algorithm.passes=true", "expected a valid integer, got True"),
-        ("algorithm.credit=[step]", "expected one of completion, step, token, prefix, got ['step']"),
+        ("algorithm.credit=[step]", "expected one of completion, step, token, got ['step']"),
         ("algorithm.surrogate={name: clip}", "expected one of clip, cispo, plain, sapo, gmpo, got {'name': 'clip'}"),
         ("algorithm.kl_target=low", "expected a valid number, got 'low'"),
         ("rollout.temperature=0", "expected greater than 0, got 0"),

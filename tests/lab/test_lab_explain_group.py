@@ -181,7 +181,6 @@ def test_process_rewards_are_those_that_were_recorded(tmp_path: Path) -> None:
         (NAMED["ppo"], "tokens", "the critic's prediction"),
         (NAMED["reinforce_pp"], "tokens", "the batch's tokens"),
         (NAMED["openrlhf"], "tokens", "the group"),
-        (NAMED["tree"], "tokens", "completions that begin alike"),
         (variant(reward_mix="normalise_then_sum"), "components", "Each reward function gives its own advantages"),
     ],
 )

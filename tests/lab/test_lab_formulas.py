@@ -29,12 +29,7 @@ WEIGHED = (WeightedReward("letters", letters), WeightedReward("words", words, pe
 @pytest.fixture(scope="module", autouse=True)
 def root(tiny: Path, shared_lab: Lab) -> Path:
     root = shared_lab.root
-    made = {
-        "tree": NAMED["tree"],
-        "grpo": NAMED["grpo"],
-        "rloo": NAMED["rloo"],
-        "dual": variant(dual_clip=3.0, minibatches=2),
-    }
+    made = {"grpo": NAMED["grpo"], "rloo": NAMED["rloo"], "dual": variant(dual_clip=3.0, minibatches=2)}
     for name, algorithm in made.items():
         Trainer(tiny, ROWS, [letters], algorithm, small_config(root, name, steps=1)).train()
     Trainer(tiny, ROWS, list(WEIGHED), NAMED["grpo_process"], small_config(root, "process", steps=1)).train()
@@ -136,16 +131,6 @@ def test_a_run_without_a_clip_shows_none(browser: Opened, page: Any) -> None:
         == "In this group rloo subtracts k1, times β = 0.03, from the reward, estimated from the sampler's log-probs."
     )
     assert "KL penalty" in page.locator("#stage-rewards thead").inner_text()
-
-
-def test_a_token_of_a_prefix_tree_has_the_difference_of_values(browser: Opened, page: Any) -> None:
-    browser.go("/step?run=tree&step=1&stage=advantages")
-    assert formulas(page, "advantages") == [
-        "advantage A i t is the reward less the mean mu, plus the value after token t, less the value before it, over "
-        "the deviation sigma plus epsilon"
-    ]
-    assert signs(page, "advantages") == ["Ai,t=ri−μ+Vi(t+1)−Vi(t)σ+ϵ"]
-    assert "completions that begin alike" in page.locator("#stage-advantages").inner_text()
 
 
 def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:

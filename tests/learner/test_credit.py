@@ -14,25 +14,13 @@ from grouprl.algorithms.named import NAMED
 from grouprl.learner import PolicyEvaluation, assign_credit
 from grouprl.learner.critic import Valuation
 from grouprl.learner.trace import token_record, token_rows
-from grouprl.types import (
-    Batch,
-    Completion,
-    Group,
-    ObservedTokens,
-    Problem,
-    RewardOutcome,
-    Sampling,
-    StepReward,
-    StopReason,
-    TokenTrace,
-)
+from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
 
 NAN = math.nan
 NOTHING = PolicyEvaluation()
 LENGTHS = (3, 2, 1, 2)
 MASK = torch.arange(3) < torch.tensor(LENGTHS)[:, None]
-MASK_OF_TWO = torch.arange(3).expand(4, 3) < 2
 
 
 def batch(old: Tensor | None = None, trained: Tensor = MASK) -> Batch:
@@ -258,28 +246,6 @@ def test_the_steps_of_an_invalid_completion_teach_nothing() -> None:
         [*rewards, *outcomes(1.0)], {"right": 1.0}, one_group, PolicyEvaluation(), algorithm, kl_coef=0.0
     )
     assert token_rows(credit.advantages_NT, one_group) == each(1, -1, 0, 0)
-
-
-def test_a_prefix_is_shared_by_those_that_wrote_and_read_the_same() -> None:
-    """Three write 5 then 6, 7 or 6 and get 1, 0 and 0; the third was shown something else after its 5."""
-    shown = [ObservedTokens(after=1, token_ids=(9, number)) for number in (1, 1, 2)]
-    group = replace(
-        batch(),
-        group_of_N=(0, 0, 0, 1),
-        token_ids_NT=torch.tensor([[5, 6, 0], [5, 7, 0], [5, 6, 0], [5, 5, 0]]),
-        mask_NT=MASK_OF_TWO,
-        trained_NT=MASK_OF_TWO,
-    )
-    rewards, algorithm = outcomes(1.0, 0.0, 0.0, 1.0), variant("tree", scale="none")
-    for observations, expected in (
-        # after 5 the mean is 1/3, and after 5 and 6 1/2
-        ({}, [[2 / 3, 5 / 6], [-1 / 3, -2 / 3], [-1 / 3, -1 / 6], [0, 0]]),
-        # the first two share 1/2 after 5, the third has 0
-        ({row: (one,) for row, one in enumerate(shown)}, [[5 / 6, 7 / 6], [-1 / 6, -5 / 6], [-2 / 3, -1 / 3], [0, 0]]),
-    ):
-        seen = replace(group, observations=observations)
-        credit = assign_credit(rewards, {"right": 1.0}, seen, NOTHING, algorithm, kl_coef=0.0)
-        assert token_rows(credit.advantages_NT, seen) == [pytest.approx(row) for row in expected]
 
 
 # Groups

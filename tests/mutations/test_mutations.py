@@ -18,7 +18,7 @@ CAUGHT = 0.95  # of the mutants, at least
 
 ALGORITHM, BY_HAND = "tests/algorithms/test_algorithm.py", "tests/algorithms/test_algorithms.py"
 LOSS, TOKENS = "tests/algorithms/test_policy_loss.py", "tests/algorithms/test_token_functions.py"
-STEPS, TREE = "tests/algorithms/test_steps_gae_dpo.py", "tests/algorithms/test_prefix_tree.py"
+STEPS = "tests/algorithms/test_steps_gae_dpo.py"
 CREDIT, PACKS, NO_SIGNAL = (f"tests/learner/test_{name}.py" for name in ("credit", "packs", "no_signal"))
 LEARNER, OPTIONS, LINES = (f"tests/learner/test_{name}.py" for name in ("learner", "learner_options", "single_lines"))
 ENDS, SHARES, RESUME = "tests/rollout/test_ends.py", "tests/ranks/test_shares.py", "tests/run/test_resume.py"
@@ -105,13 +105,6 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "algorithms/steps.py": (
         ("advantages_NT[row, : end + 1]", "advantages_NT[row, :end]", STEPS),
         (" if reward == reward else []", "", CREDIT),
-    ),
-    "algorithms/tree.py": (
-        ("before_N = torch.where(count_N > 1,", "before_N = torch.where(count_N > 0,", TREE),
-        (", before_N)\n        if", ", found.baseline_N)\n        if", TREE),
-        ("return_inverse=True)[1] + ends_NT", "return_inverse=True)[1]", TREE),
-        ("one in (rewards_N, valid_N.double())", "one in (rewards_N, torch.ones_like(rewards_N))", TREE),
-        ("(2 * rewards_N - found.baseline_N - before_N)", "(rewards_N - found.baseline_N)", TREE),
     ),
     "algorithms/values.py": (
         ("torch.maximum(plain_NT", "torch.minimum(plain_NT", TOKENS),

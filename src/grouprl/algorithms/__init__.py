@@ -15,7 +15,6 @@ from grouprl.algorithms.preferences import bradley_terry_loss, dpo_loss
 from grouprl.algorithms.steps import step_advantages
 from grouprl.algorithms.surrogates import clipped_tokens, policy_ratios
 from grouprl.algorithms.tokens import gae, token_advantages
-from grouprl.algorithms.tree import tree_advantages
 from grouprl.algorithms.values import value_loss
 
 __all__ = [
@@ -41,6 +40,5 @@ __all__ = [
     "step_advantages",
     "token_advantages",
     "token_weights",
-    "tree_advantages",
     "value_loss",
 ]

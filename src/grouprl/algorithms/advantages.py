@@ -157,7 +157,6 @@ class BatchRewards:
     groups_N: Tensor  # integers; rows with the same integer form a group
     mask_NT: Tensor  # bool, tokens that exist
     trained_NT: Tensor  # bool, tokens that the loss includes
-    edges_NT: Tensor  # integers; rows of a group with the same ones up to a token have read and written the same
     components: Mapping[str, Tensor]  # [N] float64 by reward name, unweighted; NaN = does not apply
     weights: Mapping[str, float]  # weight of each component in the total
     steps: Sequence[Sequence[tuple[float, int]]]  # [N] lists: (reward, last token) of each reasoning step
@@ -190,7 +189,7 @@ class Advantage(Part):
     reward: ClassVar[str] = "r"  # symbol in the formula: the completion's reward, or the return from a token on
     compares_totals: ClassVar[bool] = False  # whether a group with equal rewards has no signal
 
-    credit: Literal["completion", "step", "token", "prefix"] = option("completion", "unit with an advantage of its own")
+    credit: Literal["completion", "step", "token"] = option("completion", "unit with an advantage of its own")
     baseline: str = option("mean", "subtracted from a reward")
     scale: str = option("group_std", "divisor of a reward")
     std: Std = option("population", "deviation with n (population) or n - 1 (sample)")

@@ -148,8 +148,8 @@ def _mixes(advantage: Advantage) -> bool:
 
 def _no_kl_in_reward(advantage: Advantage) -> str:
     """Why this advantage cannot compare rewards minus a KL penalty; '' when it can."""
-    if advantage.credit in ("step", "prefix"):
-        return "reasoning steps and prefixes are compared by their own rewards: set kl_in=loss"
+    if advantage.credit == "step":
+        return "reasoning steps are compared by their own rewards: set kl_in=loss"
     if _mixes(advantage):
         return "each reward is compared separately: set kl_in=loss"
     if isinstance(advantage, CompletionAdvantage) and advantage.scale != "none":

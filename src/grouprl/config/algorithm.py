@@ -24,7 +24,6 @@ from grouprl.algorithms.option import Part, faults, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
-from grouprl.algorithms.tree import TreeAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
 from grouprl.config.own_code import own_code
 from grouprl.leaves import find_leaf
@@ -39,7 +38,6 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
         GroupTokenAdvantage,
         TokenAdvantage,
         CriticAdvantage,
-        TreeAdvantage,
     ),
     "objective": (Clip, Cispo, Plain, Sapo, Gmpo),
     "kl": (Kl,),

@@ -227,9 +227,6 @@ def _statistics(
     known = options(a)
     if a.advantage.credit == "step":
         return _of_steps(a, completions)
-    if a.advantage.credit == "prefix":
-        sentence = f"{comparison_sentence(a)} V is the mean reward of the completions that begin alike."
-        return {"kind": "tokens", "sentence": sentence, "compared": against}
     if a.advantage.credit == "token":
         baseline = known["baseline"]
         grouped = baseline in ("mean", "leave_one_out")

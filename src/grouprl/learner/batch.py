@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from grouprl.algorithms import high_entropy_mask, kl_estimate
 from grouprl.algorithms.advantages import BatchRewards, Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner.critic import Valuation
-from grouprl.types import Batch, Group, ObservedTokens, RewardOutcome, Sampling, StopReason
+from grouprl.types import Batch, Group, RewardOutcome, Sampling, StopReason
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ def assign_credit(
             groups_N=torch.tensor(batch.group_of_N),
             mask_NT=batch.mask_NT,
             trained_NT=batch.trained_NT,
-            edges_NT=_edges(batch),
             components={name: component(outcomes_N, name) for name in reward_weights},
             weights=reward_weights,
             steps=[[(step.reward, step.end) for step in outcome.steps] for outcome in outcomes_N],
@@ -104,17 +103,6 @@ def assign_credit(
             values_NT=None if before.values_NT is None else before.values_NT.cpu(),
         )
     )
-
-
-def _edges(batch: Batch) -> Tensor:
-    """Returns [N, T] int64: token ids; below 0 where an observation follows, equal where token and observation are."""
-    edges_NT, known = batch.token_ids_NT.clone(), dict[tuple[int, ObservedTokens], int]()
-    for row, observations in batch.observations.items():
-        for one in observations:
-            at = max(one.after - 1, 0)
-            key = int(edges_NT[row, at]), replace(one, after=0)
-            edges_NT[row, at] = known.setdefault(key, -1 - len(known))
-    return edges_NT
 
 
 def component(outcomes_N: Sequence[RewardOutcome], name: str) -> Tensor:

@@ -26,7 +26,6 @@ _FILES = (
     "gmpo",
     "dppo",
     "maxrl",
-    "tree",
     "ppo",
     # Other libraries' numbers.
     "trl",

@@ -247,8 +247,6 @@ def _reasons(algorithm: Algorithm) -> Iterator[str]:
             "Each reasoning step has a reward, normalized over all reasoning steps of the group. A token gets the sum "
             "over the steps that end at or after it. The record has the mean over the tokens."
         )
-    if algorithm.advantage.credit == "prefix":
-        yield "Tokens have advantages of their own, by the completions that begin alike. The record has their mean."
     if known.get("reward_mix") == "normalise_then_sum":
         yield "The values of each reward function are normalized separately; then the advantages are added up."
     if algorithm.kl is not None and algorithm.kl.kl_in == "reward":

@@ -63,7 +63,6 @@ export function advantageEquations(algorithm, words) {
   const { credit, reward_mix: mix } = algorithm;
   if (credit === "step") return stepEquations();
   if (credit === "token") return tokenEquations(algorithm, words);
-  if (credit === "prefix") return prefixEquations(algorithm, words);
   return mix === "normalise_then_sum" ? mixEquation(algorithm, words) : [comparedEquation(algorithm, letterOf(algorithm), words)];
 }
 
@@ -100,16 +99,6 @@ function stepEquations() {
       "r\u0303_{i,k} = frac{r_{i,k} − μ}{σ + ϵ}"),
     equation("the advantage of token t is the sum of the normalized rewards of the steps k that end at or after it",
       "A_{i,t} = ∑_{k: end(k) ≥ t} r\u0303_{i,k}"),
-  ];
-}
-
-/** The group's comparison, and the difference of the values after and before the token. */
-function prefixEquations({ baseline, scale }, words) {
-  const [said, less] = subtracted(words, baseline, "r"), over = divisor(words, scale), gap = `r_i${less} + V_i(t + 1) − V_i(t)`;
-  return [
-    equation(`advantage A i t is the reward less ${said}, plus the value after token t, less the value before it${over === null ? "" : `, over ${words.scale[scale][2]}`}`,
-      `A_{i,t} = ${over === null ? gap : `frac{${gap}}{${over}}`}`),
-    remark(`V_i(t) is the mean reward of the completions that begin like completion i, up to token t${baseline === "mean" ? "" : "; before a token, of the others of them"}.`),
   ];
 }
 
