@@ -1,6 +1,6 @@
 """The pictures of docs/evidence.md: a comparison as PNG files, one color for each variant, the mean over its seeds.
 
-python benchmarks/comparison_pictures.py runs/compare_ladder FOLDER
+python benchmarks/comparison_pictures.py runs/algorithms FOLDER
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of docs/evidence.md, from the summaries of comparisons.
 
-    grouprl compare compare_ladder && python benchmarks/comparison_tables.py runs/compare_ladder --costs --keep
+    python benchmarks/comparison_tables.py runs/algorithms --costs --keep    # docs/evidence.md has the comparison
     python benchmarks/comparison_tables.py                         those that were kept
 
 `--keep` copies what the table needs to benchmarks/results/compare_NAME.json; measured claims replace theirs in

@@ -21,13 +21,12 @@ from typing import Any
 from grouprl.algorithms.distillation import Distill
 from grouprl.tasks.word_problems import WordProblems, cold_start_pairs, worked_solution
 
-TEMPLATE = "{read}\n{prompt}"
 ONE_THREAD = "model.threads=1"
 
 
 def write_pairs(path: Path, count: int) -> None:
     """Pairs of abacus; in half of them the prompt has the solution, and the completion repeats it."""
-    part, rng = Distill(distill_template=TEMPLATE), random.Random(0)
+    part, rng = Distill(), random.Random(0)
     with path.open("w", encoding="utf-8") as file:
         for problem, text in cold_start_pairs(WordProblems(), count, 0.3, 1):
             question = problem.prompt_text
@@ -45,7 +44,7 @@ def grouprl(folder: Path, *words: str) -> None:
 def trained(folder: Path, model: str, coef: float, seed: int, steps: int) -> list[dict[str, Any]]:
     """The metrics of a run of 16 groups of 2 a step, rewarded for the right answer alone."""
     sizes = ("rollout.problems_per_step=16", "rollout.group_size=2", f"steps={steps}", "learner.warmup_steps=2")
-    changes = (f"algorithm.distill_coef={coef}", f"algorithm.distill_template={json.dumps(TEMPLATE)}") if coef else ()
+    changes = (f"algorithm.distill_coef={coef}",) if coef else ()
     run = (f"name=run-{coef}-{seed}", f"seed={seed}", f"model.path={model}", ONE_THREAD, "evaluation.problems=0")
     grouprl(folder, "train", "demo", "rewards=[{name: correct_answer}]", *sizes, *changes, *run)
     lines = (folder / "runs" / f"run-{coef}-{seed}" / "metrics.jsonl").read_text().splitlines()

@@ -46,8 +46,6 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.rewards.calls", "running.result()"): "set before the coroutine's first await",
     ("grouprl.tools.trackers.following", "self._jobs.get()"): "a daemon thread, for which the run waits END_SECONDS",
     ("grouprl.models.experts", "_NOTED.get()"): "a variable of the context",
-    ("grouprl.rollout.early", "watching.join()"): "watches for less than its interval after `over` is set; " + WATCHDOG,
-    ("grouprl.rewards.calls", "scored.exception()"): "done() is asked before it",
     ("grouprl.engines.ray_samplers", "done.result()"): "as_completed gave it",
     ("grouprl.engines.ray_scorers", "self._pool.submit(None).result()"): "each job of an actor has cluster.seconds",
     ("grouprl.rewards.workers.zygote", "receive_frame(channel)"): PARENT,

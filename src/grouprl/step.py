@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import compress
 
 from transformers import PreTrainedTokenizerBase
@@ -17,9 +16,9 @@ from grouprl.evaluation.metrics import Clock, bare_share, step_metrics
 from grouprl.learner import Learner, ScoredGroups, assign_credit, make_batch, token_record
 from grouprl.learner.learner import LearnResult
 from grouprl.rewards.scorer import Scorer, Scoring
-from grouprl.rollout import Engine, refilling, requests
+from grouprl.rollout import Engine, requests
 from grouprl.tasks import Task
-from grouprl.tasks.curriculum import PassRates, ProblemOrder, rounds
+from grouprl.tasks.curriculum import PassRates, ProblemOrder
 from grouprl.types import Group, Problem, RewardOutcome, Sampling, StepRecord
 
 
@@ -58,16 +57,27 @@ def grpo_step(
 
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
     # problems may replace those that the filter drops (DAPO's dynamic sampling).
-    ask = partial(requests, tokenizer=tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
-    ask = partial(ask, opened=parts.opened)
-    for visits, further in rounds(parts.order, train, step=step, rates=rates, refills=selection.refills, kept=kept):
+    visits = parts.order.visits(train, step=step, rates=rates)
+    wanted = len(visits)
+    for refill in range(1, selection.refills + 2):
         scoring = Scoring(parts.scorer, tokenizer)
-        with refilling(engine, parts.sampling, scoring.known, selection.kept, further, ask):
-            with clock("rollout"):  # workers score a group while the engine samples the others
-                groups += engine.generate(ask(visits), parts.sampling, on_finished=on_finished, on_group=scoring.begin)
-            with clock("reward"):
-                outcomes += (scored := scoring.finish())
+        with clock("rollout"):  # workers score a group while the engine samples the others
+            asked = requests(
+                visits,
+                tokenizer,
+                completions=parts.group_size,
+                longest_prompt=parts.longest_prompt,
+                opened=parts.opened,
+            )
+            groups += engine.generate(asked, parts.sampling, on_finished=on_finished, on_group=scoring.begin)
+        with clock("reward"):
+            scored = scoring.finish()
+        outcomes += scored
         kept += selection.kept([[outcome.earned for outcome in group] for group in scored])
+        missing = wanted - sum(kept)
+        if not missing or refill > selection.refills:
+            break
+        visits = parts.order.refill(train, missing, step=step, round_=refill, rates=rates, visited=len(groups))
 
     batch = ScoredGroups(step, groups, outcomes, kept, parts.scorer.weights, parts.sampling)
     result = update_policy(learner, batch, clock)

@@ -61,7 +61,7 @@ BRANCHES = {
     "critic_kind": {"copy", "shared"},
     "correction_kind": {"truncate", "mask"},
     "correction_level": {"token", "sequence"},
-    "distill_reads": {"auto", "solution", "message", "prompt"},
+    "distill_reads": {"auto", "solution", "prompt"},
     "distill_where": {"no_signal", "all"},
 }
 

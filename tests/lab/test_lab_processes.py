@@ -159,7 +159,7 @@ def test_a_fork_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
 def test_recipes_that_train_a_policy_are_offered(client: TestClient):
     found = {recipe["name"]: recipe for recipe in client.get("/api/recipes").json()["recipes"]}
     assert "demo" in found
-    assert not {"abacus_sft", "abacus_dpo", "compare_ladder"} & set(found)
+    assert not {"abacus_sft", "abacus_dpo", "claims"} & set(found)
     assert "name: demo" in found["demo"]["text"]
 
 

@@ -152,6 +152,8 @@ def test_it_adds_to_the_group_objective(tiny: Path) -> None:
 
 # What the teacher reads
 
+READ = "A worked solution of the problem below:\n{}\n\n{}"
+
 
 def read(tiny: Path, outcomes: list[list[RewardOutcome]], **options: Any) -> dict[int, str]:
     tokenizer = load_tokenizer(str(tiny))
@@ -160,7 +162,7 @@ def read(tiny: Path, outcomes: list[list[RewardOutcome]], **options: Any) -> dic
         Problem("b", ({"role": "system", "content": "S"}, {"role": "user", "content": "Say 2."})),
     ]
     groups = [Group(one, (1,), (None,) * 2) for one in problems]  # type: ignore[arg-type]
-    part = Distill(distill_template="<{read}> {prompt}", **options)
+    part = Distill(**options)
     teacher = Teacher(part, lambda problem: {"a": "one", "b": "two"}[problem.id], tokenizer, 60)
     return {row: tokenizer.decode(ids) for row, ids in teacher.prompts(groups, outcomes).items()}
 
@@ -171,17 +173,13 @@ def outcome(reward: float, correct: bool | None = False, **extra: object) -> Rew
 
 def test_groups_without_signal_that_are_not_solved_have_a_teacher(tiny: Path) -> None:
     failed, solved = [outcome(0.0)] * 2, [outcome(1.0, True)] * 2
-    assert read(tiny, [failed, [outcome(0.0), outcome(1.0, True)]]) == {0: "<one> Say 1.", 1: "<one> Say 1."}
+    assert read(tiny, [failed, [outcome(0.0), outcome(1.0, True)]]) == dict.fromkeys(
+        (0, 1), READ.format("one", "Say 1.")
+    )
     assert read(tiny, [solved, failed]).keys() == {2, 3}
-    assert "<two> Say 2." in read(tiny, [solved, failed])[2]
+    assert READ.format("two", "Say 2.") in read(tiny, [solved, failed])[2]
     assert read(tiny, [solved, [outcome(math.nan, None), outcome(2.0, None)]]).keys() == {2, 3}  # one valid reward
     assert read(tiny, [solved, failed], distill_where="all").keys() == {0, 1, 2, 3}
-
-
-def test_a_message_is_of_one_completion_and_fits_the_context(tiny: Path) -> None:
-    said = [outcome(0.0, **{"r/why": "too small", "r/by": 3.0}), outcome(0.0)]
-    long = [outcome(0.0, **{"r/why": "x " * 99})] * 2
-    assert read(tiny, [said, long], distill_reads="message") == {0: "<too small> Say 1."}
 
 
 # Runs
@@ -277,12 +275,6 @@ def test_what_a_teacher_cannot_do_is_refused(tiny: Path, tmp_path: Path, changes
             {"distill_reads": "prompt"},
             "distill_reads: expected another value with algorithm.distill_teacher='policy'",
         ),
-        (
-            "grpo",
-            {"distill_teacher": "m", "distill_template": "{read}{prompt}"},
-            "distill_template: expected another value with algorithm.distill_reads='auto'",
-        ),
-        ("grpo", {"distill_template": "{prompt}"}, "distill_template: expected {read} and {prompt} once each"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(base: str, options: dict[str, Any], said: str) -> None:

@@ -130,7 +130,6 @@ def test_a_run_whose_actors_are_killed_is_the_run_of_one_process(place: list[str
 
 @pytest.mark.slow
 def test_a_run_that_replaces_dropped_groups_is_the_run_of_one_process(place: list[str]):
-    """Samplers begin replacements before the round ends; `tests/rollout/test_early.py` shows that they do."""
     runs = Path(next(one for one in place if one.startswith("runs_dir=")).partition("=")[2].strip('"'))
     dapo = ["algorithm=dapo", "algorithm.refills=4", "algorithm.drop_below=0.3", "steps=3"]
     assert grouprl(*place, *dapo, "name=dapo-alone").code == 0

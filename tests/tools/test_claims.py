@@ -207,7 +207,7 @@ def test_some_claims_alone_need_their_variants_and_the_baseline() -> None:
     with pytest.raises(UserError, match=r"claims.kl.expect: expected one of .*, got 'nobody'"):
         load_comparison(["claims", 'claims.kl.expect=["nobody > grpo"]'], None)
     with pytest.raises(UserError, match="--quick: expected a comparison with the key `quick`"):
-        load_comparison(["compare_ladder"], None, quick=True)
+        load_comparison(["demo"], "algorithm=grpo,rloo", quick=True)
 
 
 def test_every_claim_is_answered_by_variants_or_by_a_command_or_waits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,13 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grouprl.algorithms.option import Part, option
-from grouprl.types import UserError
 
-_PLACES = re.compile(r"\{(prompt|read)\}")
-_TEMPLATES = {
-    "solution": "A worked solution of the problem below:\n{read}\n\n{prompt}",
-    "message": "An earlier attempt at the problem below got this message:\n{read}\n\n{prompt}",
-}
+_TEMPLATE = "A worked solution of the problem below:\n{solution}\n\n{prompt}"
 
 
 class _ReverseKl(torch.autograd.Function):
@@ -69,27 +63,14 @@ class Distill(Part):
     distill_teacher: str = option(
         "policy", "the model that teaches: the policy as it is before each update, the reference, or a model's path"
     )
-    distill_reads: Literal["auto", "solution", "message", "prompt"] = option(
+    distill_reads: Literal["auto", "solution", "prompt"] = option(
         "auto",
-        "what the teacher reads: the task's solution, texts that rewards logged of the completion, or the prompt alone "
-        "(auto with a model's path; else auto is the solution)",
+        "what the teacher reads: the task's solution before the prompt, or the prompt alone (auto with a model's path; "
+        "else auto is the solution)",
     )
     distill_where: Literal["no_signal", "all"] = option(
         "no_signal", "groups that the teacher teaches: those without signal that are not solved, or all"
     )
-    distill_template: str | None = option(
-        None, "the teacher's prompt: a text with {read} and {prompt}; null = one that says what it reads"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reads == "prompt":
-            self.refuse_idle("distill_template", beside="distill_reads")
-        elif sorted(_PLACES.findall(self.template)) != ["prompt", "read"]:
-            raise UserError(
-                f"algorithm.distill_template: expected {{read}} and {{prompt}} once each, got {self.template!r}: "
-                "write both, such as '{read} {prompt}'"
-            )
 
     @property
     def path(self) -> str | None:
@@ -97,21 +78,16 @@ class Distill(Part):
         return None if self.distill_teacher in ("policy", "reference") else self.distill_teacher
 
     @property
-    def reads(self) -> Literal["solution", "message", "prompt"]:
+    def reads(self) -> Literal["solution", "prompt"]:
         """What the teacher reads."""
         if self.distill_reads == "auto":
             return "prompt" if self.path else "solution"
         return self.distill_reads
 
-    @property
-    def template(self) -> str:
-        """The template of the teacher's prompt."""
-        return self.distill_template or _TEMPLATES[self.reads]
+    def prompt(self, prompt: str, solution: str) -> str:
+        """The prompt of a teacher that reads the solution.
 
-    def prompt(self, prompt: str, read: str) -> str:
-        """The teacher's prompt.
-
-        >>> Distill(distill_template="{read} {prompt}").prompt("2 + 2?", "4, not {prompt}.")
-        '4, not {prompt}. 2 + 2?'
+        >>> Distill().prompt("2 + 2?", "4, not {prompt}.")
+        'A worked solution of the problem below:\\n4, not {prompt}.\\n\\n2 + 2?'
         """
-        return _PLACES.sub(lambda place: {"prompt": prompt, "read": read}[place[1]], self.template)
+        return _TEMPLATE.format(solution=solution, prompt=prompt)

@@ -245,8 +245,6 @@ def compare(
 
     The same command continues a stopped comparison, and writes the report of a finished one again.
 
-    Example: grouprl compare compare_ladder seeds=[0,1,2]
-
     Example: grouprl compare demo --vary algorithm=grpo,dr_grpo,rloo --seeds 3 --name mine
 
     Example: grouprl compare claims --quick jobs=2 only=[group_size]

@@ -84,7 +84,7 @@ class RemoteEngine:
         self._version, self._weights = version, None
 
     def begin(self, requests: Sequence[Request], sampling: Sampling, *, now: bool = False) -> None:
-        """See `EarlyEngine.begin`."""
+        """See `EarlyEngine.begin`; with `now`, these groups come before all that was begun."""
         fresh = [request for request in requests if _key(request, sampling) not in self._begun]
         if not fresh:
             return

@@ -22,7 +22,7 @@ from grouprl.types import Batch, Group, Problem, RewardOutcome, Sampling, UserEr
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes the teacher's prompts: those of the policy, or the same with a solution or a message about a completion."""
+    """Makes the teacher's prompts: those of the policy, or the same with a solution in it."""
 
     part: Distill
     gold: Callable[[Problem], str | None]  # the task's solution of a problem
@@ -38,24 +38,15 @@ class Teacher:
     def prompts(
         self, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]
     ) -> dict[int, tuple[int, ...]]:
-        """Token ids of the teacher's prompt for each row of the batch that it teaches; outcomes are [P][G].
-
-        A message that does not fit the context teaches nothing; nor does a completion without a message.
-        """
-        found, first = dict[int, tuple[int, ...]](), 0
+        """Token ids of the teacher's prompt for each row of the batch that it teaches; outcomes are [P][G]."""
+        prompt_ids_by_row, row = dict[int, tuple[int, ...]](), 0
         for group, outcomes_G in zip(groups, outcomes, strict=True):
+            rows = range(row, row := row + len(group.completions))
             if self.part.distill_where == "all" or is_unsolved(outcomes_G):
-                for row, ids in enumerate(self._of_group(group, outcomes_G), first):
-                    found |= {row: ids} if ids else {}
-            first += len(group.completions)
-        return found
-
-    def _of_group(self, group: Group, outcomes_G: Sequence[RewardOutcome]) -> list[tuple[int, ...]]:
-        if self.part.reads == "message":
-            return [self._message_ids(group.problem, message(outcome)) for outcome in outcomes_G]
-        read = self.part.reads == "solution"
-        ids = self._ids(group.problem, self._solution(group.problem)) if read else group.prompt_ids
-        return [ids] * len(outcomes_G)
+                problem, reads_solution = group.problem, self.part.reads == "solution"
+                ids = self._ids(problem, self._solution(problem)) if reads_solution else group.prompt_ids
+                prompt_ids_by_row |= dict.fromkeys(rows, ids)
+        return prompt_ids_by_row
 
     def _solution(self, problem: Problem) -> str:
         if (found := self.gold(problem)) is None:
@@ -64,12 +55,6 @@ class Teacher:
                 "column that holds them (task.arguments.gold_column), or set algorithm.distill=null"
             )
         return found
-
-    def _message_ids(self, problem: Problem, text: str) -> tuple[int, ...]:
-        try:
-            return self._ids(problem, text) if text else ()
-        except UserError:  # too long; the policy's own prompt was checked before the run
-            return ()
 
     def _ids(self, problem: Problem, read: str) -> tuple[int, ...]:
         asked = isinstance(problem.prompt, str) or any(one["role"] == "user" for one in problem.prompt)
@@ -94,11 +79,6 @@ def is_unsolved(outcomes_G: Sequence[RewardOutcome]) -> bool:
     totals_G = torch.tensor([outcome.total for outcome in outcomes_G], dtype=torch.float64)
     signal = bool(has_signal(totals_G, torch.zeros(len(totals_G))).any())
     return not signal and not all(outcome.correct for outcome in outcomes_G)
-
-
-def message(outcome: RewardOutcome) -> str:
-    """The texts that rewards logged of a completion, one a line; numbers are no texts."""
-    return "\n".join(value for value in outcome.extra.values() if isinstance(value, str))
 
 
 def as_read(batch: Batch) -> Batch:

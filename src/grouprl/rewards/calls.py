@@ -379,14 +379,6 @@ def gather(scored: PendingValues) -> CallValues:
     )
 
 
-def is_known(scored: PendingValues) -> bool:
-    """Whether `gather` would return values at once."""
-    if not scored.done() or scored.exception() is not None:
-        return False
-    found = scored.result()
-    return isinstance(found, CallValues) or all(map(is_known, found))
-
-
 def _decoded(value: object) -> Value:
     match value:
         case None:

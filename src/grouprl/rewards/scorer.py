@@ -22,7 +22,6 @@ from grouprl.rewards.calls import (
     call_keywords,
     describe,
     gather,
-    is_known,
     run_in_thread,
     signature,
 )
@@ -65,18 +64,10 @@ class Scoring:
         """The tokenizer is needed for process rewards, whose steps end at a token."""
         self._scorer, self._tokenizer = scorer, tokenizer
         self._pending: dict[int, PendingGroup] = {}
-        self._known: dict[int, list[float]] = {}
 
     def begin(self, place: int, group: Group) -> None:
         """Starts the calls for a group in the workers; `place` is the group's place in the result."""
         self._pending[place] = self._scorer.begin(group)
-
-    def known(self) -> list[list[float]]:
-        """What the completions of each group earned, for the groups that are scored by now; waits for nothing."""
-        for place, pending in list(self._pending.items()):
-            if place not in self._known and (earned := self._scorer.earned(pending, self._tokenizer)) is not None:
-                self._known[place] = earned
-        return list(self._known.values())
 
     def finish(self) -> list[tuple[RewardOutcome, ...]]:
         """Waits for all started groups: see `Scorer.finish`."""
@@ -251,14 +242,6 @@ class Scorer:
             ]
             logged = [pair for given in calls.values() for pair in given.metrics]
             yield self.penalty.penalized(group, found), reasons, logged
-
-    def earned(self, pending: PendingGroup, tokenizer: PreTrainedTokenizerBase | None) -> list[float] | None:
-        """What `finish` will find for the completions of a group before the length penalty; None = not known yet."""
-        calls = pending.calls.values()
-        if any(reward.has_one_call for reward in self.called) or not all(map(is_known, calls)):
-            return None
-        ((group, found),) = self._gathered([pending], self.called)
-        return [one.earned for one in map(self._outcome, rows_of(found, group), group.completions, repeat(tokenizer))]
 
     def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
         own = sum(len(one.group.completions) for one in pending)

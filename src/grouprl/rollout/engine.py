@@ -91,11 +91,8 @@ class Engine(Protocol):
 class EarlyEngine(Engine, Protocol):
     """An engine that samples elsewhere, so that groups can be begun before they are asked for."""
 
-    def begin(self, requests: Sequence[Request], sampling: Sampling, *, now: bool = False) -> None:
-        """Starts to sample groups from the weights of now, for a later `generate`; those that were begun stay.
-
-        With `now` they come before all that was begun.
-        """
+    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Starts to sample groups from the weights of now, for a later `generate`; those that were begun stay."""
         ...
 
     def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, chain, islice
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -178,40 +178,6 @@ class ProblemOrder(Protocol):
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """Every problem that these steps and their refills can visit, whatever the verdicts; may repeat problems."""
-
-
-def rounds(
-    order: ProblemOrder,
-    problems: Sequence[Problem],
-    *,
-    step: int,
-    rates: PassRates,
-    refills: int,
-    kept: Sequence[bool],
-) -> Iterator[tuple[list[Visit], Callable[[int], list[Visit]] | None]]:
-    """The visits of a step round by round: its problems first, then replacements for problems of dropped groups.
-
-    With each round comes a function that gives the next round's first visits for a number of groups that were dropped
-    so far; None after the last round.
-
-    Args:
-        order: chooses the problems.
-        problems: of the train split.
-        step: 1, 2, ...
-        rates: the pass rates before this step.
-        refills: most rounds after the first.
-        kept: whether each group of the rounds so far enters the loss; whoever takes a round extends it.
-    """
-    visits, visited = order.visits(problems, step=step, rates=rates), 0
-    wanted = len(visits)
-    for round_ in range(1, refills + 1):
-        visited += len(visits)
-        further = partial(order.refill, problems, step=step, round_=round_, rates=rates, visited=visited)
-        yield visits, further
-        if not (count := wanted - sum(kept)):
-            return
-        visits = further(count)
-    yield visits, None
 
 
 @dataclass(frozen=True)

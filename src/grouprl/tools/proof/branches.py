@@ -24,7 +24,7 @@ from grouprl.rollout.branches import BranchEngine, ReadCompletion
 from grouprl.rollout.engine import Request, structured_sampling
 from grouprl.run.assemble import problem_order
 from grouprl.tasks import Task, load_task
-from grouprl.tasks.curriculum import PassRates, Visit, rounds, update
+from grouprl.tasks.curriculum import PassRates, Visit, update
 from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.tools.proof.replay import learner_before
 from grouprl.types import Completion, Group, RewardOutcome, Sampling, UserError, unknown_name
@@ -134,13 +134,13 @@ def _visit(run: Path, step: int, config: RunConfig, task: Task, groups: Sequence
     """The problem as the task has it, and its random stream, which follows from the order of problems."""
     known = recorded_verdicts(run, until=step - 1)
     rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
-    train, visits, kept = task.problems("train"), list[Visit](), list[bool]()
-    order, refills = problem_order(config), config.algorithm.groups.refills
-    for found, _ in rounds(order, train, step=step, rates=rates, refills=refills, kept=kept):
-        visits += found
-        kept += [one.kept for one in groups[len(kept) : len(visits)]]
-        if len(visits) > place:
-            break
+    train, order = task.problems("train"), problem_order(config)
+    visits = order.visits(train, step=step, rates=rates)
+    wanted = len(visits)
+    for refill in range(1, config.algorithm.groups.refills + 1):
+        if len(visits) <= place:
+            missing = wanted - sum(group.kept for group in groups[: len(visits)])
+            visits += order.refill(train, missing, step=step, round_=refill, rates=rates, visited=len(visits))
     names = [visits[place][0].id if len(visits) > place else "none", groups[place].group.problem.id]
     if names[0] != names[1]:
         raise UserError(

@@ -14,7 +14,7 @@ export async function render(page) {
     h("h1", {}, "PPO and GRPO"),
     h("p", { class: "lead" }, words.lead),
     pipelines(words), sideBySide(words), memory.element,
-    h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare compare_ladder"), " in a terminal trains both."));
+    h("p", { class: "note" }, "Compare them yourself: ", h("code", {}, "grouprl compare ladder --vary algorithm=grpo,ppo --seeds 3"), " in a terminal trains both."));
   return memory.end;
 }
 
