@@ -34,14 +34,17 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "process": ("algorithm=grpo_process",),
     "correction": ("algorithm.minibatches=2", "algorithm.correction_kind=truncate"),
     "examples": ("task.examples=2",),
+    "distill": ("algorithm.distill_coef=0.1",),
+    "calculator": ("calculator", "rollout.max_tokens=96"),  # another recipe: its model calls a tool
 }
 VARIES = ("time/", "memory/", "tokens_per_second", "gpu", "rss", "seconds", "peak")  # between runs of the same code
 
 
 def command(folder: Path, name: str, changes: tuple[str, ...]) -> list[str]:
-    """A run of the demo with changes."""
-    words = (*changes, *SMALL, f"steps={STEPS}", f"runs_dir={folder}", "checkpoint.every=2")
-    return ["train", "demo", *words, "--name", name]
+    """A run of the demo with changes; changes that begin with a recipe replace the demo's."""
+    recipe = () if changes and "=" not in changes[0] else ("demo",)
+    words = (*SMALL, *changes, f"steps={STEPS}", f"runs_dir={folder}", "checkpoint.every=2")
+    return ["train", *recipe, *words, "--name", name]
 
 
 def start(words: list[str], *launcher: str) -> subprocess.Popen[bytes]:
