@@ -18,7 +18,7 @@ from typing import Any
 
 from made_up import made_up_comparison
 
-from grouprl.config.comparison import load_comparison
+from grouprl.tools.compare.settings import load_comparison
 from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
 from grouprl.tools.compare.inference import CrossedDifference, holm
 from grouprl.tools.compare.read import RecordedComparison, Variant

@@ -31,7 +31,7 @@ from grouprl.config.run import EvaluationConfig, LearnerConfig, LoraConfig, Poli
 from grouprl.learner.batch import make_batch
 from grouprl.learner.packs import make_packs, pack_forward, to_grid
 from grouprl.models.adapters import add_adapter
-from grouprl.models.attention import is_packed
+from grouprl.forward.attention import is_packed
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
 from grouprl.rollout import NativeEngine, Request

@@ -30,7 +30,7 @@ from grouprl.kernels import compiled_weights
 from grouprl.kernels.build import library
 from grouprl.kernels.compiled_weights import Torch
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
-from grouprl.models.attention import NAME
+from grouprl.forward.attention import NAME
 from grouprl.models.load import frozen_copy
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Problem, RewardOutcome, Sampling

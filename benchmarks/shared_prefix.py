@@ -74,7 +74,7 @@ def main() -> None:
     )
     print(f"{'shared tokens':>14}{'sampling':>10}{'reference':>10}{'update':>10}")
     for asked in (together, [replace(one, before=0) for one in together]):
-        with nullcontext() if asked[0].before else patch("grouprl.learner.learner.shared_tokens", lambda prompts: 0):
+        with nullcontext() if asked[0].before else patch("grouprl.learner.runner.shared_tokens", lambda prompts: 0):
             seconds = step(path, asked)
         print(f"{asked[0].before:14}" + "".join(f"{one:10.1f}" for one in seconds))
 

@@ -12,11 +12,11 @@ PARENT = "ends with the process that would send: the connection closes"
 BOUNDED: dict[tuple[str, str], str] = {
     # (module, call): what ends it
     ("grouprl.models.manifest", "ThreadPoolExecutor(_AT_ONCE)"): "reads files",
-    ("grouprl.models.workers", "waiting.popleft().result()"): WATCHDOG,
-    ("grouprl.models.workers", "results.get()"): WATCHDOG,
-    ("grouprl.models.workers", "running.pop(index).result()"): "the stream has ended",
+    ("grouprl.forward.workers", "waiting.popleft().result()"): WATCHDOG,
+    ("grouprl.forward.workers", "results.get()"): WATCHDOG,
+    ("grouprl.forward.workers", "running.pop(index).result()"): "the stream has ended",
     (
-        "grouprl.models.workers",
+        "grouprl.forward.workers",
         "ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))",
     ): WATCHDOG,
     ("grouprl.kernels.calibration", "ThreadPoolExecutor(1)"): "measures for _SECONDS",
@@ -45,7 +45,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.rewards.calls", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
     ("grouprl.rewards.calls", "running.result()"): "set before the coroutine's first await",
     ("grouprl.tools.trackers.following", "self._jobs.get()"): "a daemon thread, for which the run waits END_SECONDS",
-    ("grouprl.models.experts", "_NOTED.get()"): "a variable of the context",
+    ("grouprl.forward.experts", "_NOTED.get()"): "a variable of the context",
     ("grouprl.engines.ray_samplers", "done.result()"): "as_completed gave it",
     ("grouprl.engines.ray_scorers", "self._pool.submit(None).result()"): "each job of an actor has cluster.seconds",
     ("grouprl.rewards.workers.zygote", "receive_frame(channel)"): PARENT,

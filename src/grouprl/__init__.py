@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grouprl.rewards.calls import Invalid
     from grouprl.rewards.functions import WeightedReward
     from grouprl.run.train import Run
-    from grouprl.run.trainer import Trainer
+    from grouprl.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 # The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
@@ -46,7 +46,7 @@ _LAZY = {
     "Invalid": "grouprl.rewards.calls",
     "Run": "grouprl.run.train",
     "RunConfig": "grouprl.config.run",
-    "Trainer": "grouprl.run.trainer",
+    "Trainer": "grouprl.trainer.trainer",
     "WeightedReward": "grouprl.rewards.functions",
 }
 

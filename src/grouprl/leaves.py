@@ -42,6 +42,9 @@ PLACES: Mapping[str, str] = {
     "task.python_repl": "grouprl.environments.python_repl:PythonRepl",
     "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",
     "task.search_notes": "grouprl.environments.search_notes:SearchNotes",
+    "term.critic": "grouprl.terms.critic",
+    "term.distill": "grouprl.terms.distill",
+    "term.router": "grouprl.terms.router:RouterTerm",
     "trackers": "grouprl.tools.trackers:Trackers",
 }
 

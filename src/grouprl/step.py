@@ -13,8 +13,15 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.evaluation.ledger import token_ledger
 from grouprl.evaluation.metrics import Clock, bare_share, step_metrics
-from grouprl.learner import Learner, ScoredGroups, assign_credit, make_batch, token_record
-from grouprl.learner.learner import LearnResult
+from grouprl.learner import (
+    BatchUpdates,
+    Learner,
+    ScoredGroups,
+    assign_credit,
+    make_batch,
+    token_record,
+    trace_updates,
+)
 from grouprl.rewards.scorer import Scorer, Scoring
 from grouprl.rollout import Engine, requests
 from grouprl.tasks import Task
@@ -80,25 +87,25 @@ def grpo_step(
         visits = parts.order.refill(train, missing, step=step, round_=refill, rates=rates, visited=len(groups))
 
     batch = ScoredGroups(step, groups, outcomes, kept, parts.scorer.weights, parts.sampling)
-    result = update_policy(learner, batch, clock)
+    updates = update_policy(learner, batch, clock)
     engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
 
-    found = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
-    found |= {} if learner.teacher is None else bare_share(parts.task, groups, outcomes)
-    metrics = {**found, **parts.scorer.logged(), **parts.scorer.usage(), **result.metrics}
-    metrics |= {**token_ledger(groups, outcomes, kept, result.unused), **clock.metrics(metrics["completion_tokens"])}
-    return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, result.tokens), kept, result.stages)
+    trace = trace_updates(learner.algorithm, updates)
+    metrics = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
+    metrics |= {} if learner.algorithm.distill is None else bare_share(parts.task, groups, outcomes)
+    metrics |= {**parts.scorer.logged(), **parts.scorer.usage(), **updates.metrics}
+    metrics |= {**token_ledger(groups, outcomes, kept, trace.unused), **clock.metrics(metrics["completion_tokens"])}
+    return StepRecord(step, metrics, groups, outcomes, *token_record(groups, kept, trace.tokens), kept, trace.stages)
 
 
-def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> LearnResult:
+def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> BatchUpdates:
     """Learns from scored groups, which a step sampled or a record holds; nothing when the filter kept none."""
-    algorithm, result = learner.algorithm, LearnResult({}, {}, [])
+    algorithm, result = learner.algorithm, BatchUpdates({})
     if groups := list(compress(scored.groups, scored.kept)):
         outcomes = list(compress(scored.outcomes, scored.kept))
-        taught = None if learner.teacher is None else learner.teacher.prompts(groups, outcomes)
-        batch = make_batch(
-            groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong, teacher_prompts=taught
-        )
+        batch = make_batch(groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong)
+        for term in learner.terms:
+            batch = term.with_inputs(batch, groups, outcomes)
 
         # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.
         with clock("reference"):
@@ -109,7 +116,7 @@ def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> Learn
         credit = assign_credit(rewards_N, scored.weights, batch, before, algorithm, kl_coef=learner.kl_coef)
 
         # Updates maximize the clipped ratio of new to old policy, times the advantage, minus the KL to the reference:
-        # equation 3, in `Learner.token_loss`.
+        # equation 3, in `grouprl.learner.terms.PolicyTerm`.
         with clock("learn"):
             result = learner.learn(batch, credit, before, step=scored.step)
     if algorithm.refreshes_reference(scored.step):

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.checks import check_sections
-from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import (
     EngineConfig,
     LearnerConfig,
@@ -24,7 +23,7 @@ from grouprl.config.run import (
     dump_config,
     load_config,
 )
-from grouprl.config.supervised import (
+from grouprl.supervised.settings import (
     DpoConfig,
     PairsConfig,
     RewardModelConfig,
@@ -32,6 +31,7 @@ from grouprl.config.supervised import (
     SftLearnerConfig,
     SupervisedConfig,
 )
+from grouprl.tools.compare.settings import CompareConfig
 from grouprl.types import Sampling, UserError
 from variants import variant
 

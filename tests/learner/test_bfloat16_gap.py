@@ -10,14 +10,14 @@ from torch import Tensor
 
 from engine_setting import ENDS, PROMPTS
 from grouprl.config.run import LoraConfig
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.prefix import KeepingLayout
 from grouprl.kernels import calibration
 from grouprl.kernels.build import library
 from grouprl.kernels.llama_form import AttentionInput, attend_rotated
 from grouprl.learner import make_batch
 from grouprl.models.adapters import add_adapter
-from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.prefix import KeepingLayout
 from grouprl.rollout import NativeEngine, requests
 from grouprl.types import Problem, Sampling
 from learner_setting import EXAMPLES, learner_of

@@ -15,14 +15,14 @@ from counting import Costs, Product, count_kernels, count_products_of_decode_ste
 from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.learner import UpdateConfig
+from grouprl.forward.attention import NAME
+from grouprl.forward.logprobs import token_logprobs
+from grouprl.forward.precision import autocast
 from grouprl.kernels.build import library
 from grouprl.kernels.compiled_forward import CompiledForward
 from grouprl.kernels.compiled_weights import CompiledWeights
 from grouprl.learner import Optimizer, make_batch
-from grouprl.models.attention import NAME
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.logprobs import token_logprobs
-from grouprl.models.precision import autocast
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Unit, UnitQueue

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grouprl.forward.packing import pack_tokens
 from grouprl.learner import make_batch
 from grouprl.learner.packs import make_packs
-from grouprl.models.packing import pack_tokens
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")

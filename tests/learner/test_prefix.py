@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from grouprl.config.run import LoraConfig
+from grouprl.forward.prefix import shared_tokens
+from grouprl.forward.recompute import recompute_activations
 from grouprl.kernels import calibration
-from grouprl.learner import learner as learner_module
+from grouprl.learner import runner as runner_module
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_tokenizer
-from grouprl.models.prefix import shared_tokens
-from grouprl.models.recompute import recompute_activations
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.native import common_tokens
 from grouprl.types import Group, Problem, Sampling
@@ -50,7 +50,7 @@ def asked_of(folder: Path, *texts: str) -> list[Request]:
 
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every group reads its whole prompt."""
-    monkeypatch.setattr(learner_module, "shared_tokens", lambda prompts: 0)
+    monkeypatch.setattr(runner_module, "shared_tokens", lambda prompts: 0)
 
 
 def test_what_all_prompts_begin_with_is_found_in_whole_tiles() -> None:

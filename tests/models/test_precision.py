@@ -11,12 +11,12 @@ import torch
 
 from grouprl import Trainer
 from grouprl.config.command_line import config_of
-from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import RunConfig, load_config
-from grouprl.config.supervised import SftConfig
-from grouprl.models import precision
-from grouprl.models.precision import faster_dtype
+from grouprl.forward import precision
+from grouprl.forward.precision import faster_dtype
 from grouprl.run.machine import with_dtype
+from grouprl.supervised.settings import SftConfig
+from grouprl.tools.compare.settings import CompareConfig
 from grouprl.tools.compare.variants import planned_runs
 from grouprl.tools.planner.screen import step_of
 from grouprl.types import UserError

@@ -120,15 +120,21 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("self.batch.trained_NT).any()", "self.batch.mask_NT).any()", LINES),
         ("entropy_share < 1 and", "entropy_share <= 1 and", LINES),
     ),
-    "learner/critic.py": (
+    "terms/critic.py": (
         ("counted_NT[list(rows)] = self.counted_NT[list(rows)]", "counted_NT[:] = self.counted_NT", LINES),
     ),
     "learner/learner.py": (
-        ("optimizer.turn = turn ", "optimizer.turn = 0 ", LINES),
-        ("logprobs_nT.detach() if work.old_NT is None else cut(pack, work.old_NT)", "sampled_nT", LEARNER),
+        ("self.optimizer.turn = turn", "self.optimizer.turn = 0", LINES),
         (".abs().max()) <= AT_REFERENCE", ".max()) <= AT_REFERENCE", NO_SIGNAL),
-        ("self.optimizer.updates + (self.critic", "self.optimizer.updates - (self.critic", LINES),
-        ("1, keepdim=True) & (advantages_nT != 0).any(1, keepdim=True)", "1, keepdim=True)", OPTIONS),
+        ("self.optimizer.updates + (0 if critic", "self.optimizer.updates - (0 if critic", LINES),
+    ),
+    "learner/terms.py": (
+        (
+            "logprobs_nT.detach() if denominator_NT is None else cut(pack, denominator_NT)",
+            "sampler_logprobs_nT",
+            LEARNER,
+        ),
+        ("(weights_nT > 0).any(1) & (advantages_nT != 0).any(1)", "(weights_nT > 0).any(1)", OPTIONS),
     ),
     "learner/trace.py": (("left_out(logprobs_NT, batch.old_logprobs_NT", "left_out(logprobs_NT, old_NT", LINES),),
     "rollout/rows.py": (

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouprl.checks.json_schema import JsonSchema
-from grouprl.rewards.formats import LONGEST_TEXT, Regex, ThinkFormat
-from grouprl.rewards.lengths import CosineLength, NearLength
-from grouprl.rewards.repetition import Repetition
+from grouprl.problems.formats import LONGEST_TEXT, Regex, ThinkFormat
+from grouprl.problems.lengths import CosineLength, NearLength
+from grouprl.problems.repetition import Repetition
 from grouprl.types import UserError
 
 

@@ -10,9 +10,9 @@ import torch
 
 from engine_setting import DRAWN, ENDS, Setting, setting_of
 from grouprl.models.prompts import completion_texts
-from grouprl.rollout.branches import BranchEngine, ReadCompletion
 from grouprl.rollout.engine import structured_sampling
 from grouprl.rollout.sampler import row_key, uniforms
+from grouprl.tools.proof.branch_engine import BranchEngine, ReadCompletion
 from grouprl.types import Completion, Sampling, StopReason
 from oracles import own_logits, slow_policy
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
-from grouprl.models.compiled import kernels
-from grouprl.models.layouts import Prefix
+from grouprl.forward.compiled import kernels
+from grouprl.forward.layouts import Prefix
 from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
 from grouprl.rollout.tree import Ids, PrefixTree

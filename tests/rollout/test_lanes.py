@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from grouprl.forward.workers import interleaved
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.workers import interleaved
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Group, Problem, Sampling
 

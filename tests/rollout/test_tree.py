@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.models.attention import Layout, hidden_states
+from grouprl.forward.attention import Layout, hidden_states
+from grouprl.forward.prefix import read_prefix
 from grouprl.models.load import load_model
-from grouprl.models.prefix import read_prefix
 from grouprl.rollout.tree import Ids, PrefixTree
 
 CPU = torch.device("cpu")

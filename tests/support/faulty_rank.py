@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from grouprl.cli import main
-from grouprl.learner import Learner
+from grouprl.learner.terms import PolicyTerm
 from grouprl.run import train
 
 RANK = int(os.environ["RANK"])
@@ -33,7 +33,7 @@ def killed_while_closing() -> None:
 
 def broken_gradients() -> None:
     """From its fourth pack on, the loss of rank 1 is infinite."""
-    original: Callable[..., Any] = Learner.token_loss
+    original: Callable[..., Any] = PolicyTerm.loss
     calls = iter(range(1, 10_000))
 
     def loss(*given: Any) -> Any:
@@ -41,7 +41,7 @@ def broken_gradients() -> None:
         return (total * math.inf if next(calls) >= 4 else total), stats
 
     if RANK == 1:
-        Learner.token_loss = loss
+        PolicyTerm.loss = loss
 
 
 def broken_weights() -> None:

@@ -10,10 +10,10 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "grouprl"
 # A room of the trunk imports those before it; a leaf the trunk alone, but lab and cli, which show the other leaves too.
 TRUNK = """
-    types files leaves algorithms models record ranks config tasks rewards rollout
-    learner evaluation step run supervised
+    types files leaves algorithms forward models record ranks config tasks rewards rollout
+    learner evaluation step run trainer
 """
-LEAVES = "environments kernels engines checks tools lab cli"
+LEAVES = "problems terms received lean supervised environments kernels engines checks tools lab cli"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grouprl.models import hub
+from grouprl.received import hub
 from grouprl.tasks import Gsm8k
 from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task

@@ -12,12 +12,12 @@ import pytest
 from pydantic import ValidationError
 
 from comparisons import comparison, ones, record
-from grouprl.config.comparison import Claim, load_comparison
 from grouprl.evaluation.statistics import t_probability, t_quantile
 from grouprl.tools.compare.claims import answer_claims, combined, difference_of, verdict_of
 from grouprl.tools.compare.inference import crossed_difference, holm, simultaneous_confidence
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
+from grouprl.tools.compare.settings import Claim, load_comparison
 from grouprl.types import UserError
 from held_page import Page
 from small_runs import grouprl

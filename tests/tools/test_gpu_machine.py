@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grouprl.models.precision import resolve_device
+from grouprl.forward.precision import resolve_device
 from grouprl.run.machine import machine_facts
 from grouprl.tools.planner import doctor, machine
 from grouprl.types import UserError

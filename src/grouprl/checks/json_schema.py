@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from grouprl.files import is_deeper
-from grouprl.rewards.formats import bounded
+from grouprl.problems.formats import bounded
 from grouprl.rewards.rules import Ids, Texts, Values, completion_text, strict_members
 from grouprl.types import UserError, import_extra
 

@@ -20,9 +20,9 @@ from grouprl.lab.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal, visible
-from grouprl.run.verdict import counted
 from grouprl.tasks import Task, load_task
+from grouprl.trainer.terminal import Terminal, visible
+from grouprl.trainer.verdict import counted
 from grouprl.types import Episode, Problem, RewardOutcome, UserError
 
 _OTHERS = 20  # problems whose prompts are compared

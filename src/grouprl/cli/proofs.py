@@ -13,14 +13,14 @@ from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.record.branches import BranchedCompletion, write_branches
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.run.terminal import Terminal, visible
-from grouprl.run.verdict import counted
 from grouprl.tools.proof.branches import Selection, branch
 from grouprl.tools.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.checks import Check
 from grouprl.tools.proof.model_check import check_model
 from grouprl.tools.proof.replay import Replay, ReplayDifference
 from grouprl.tools.proof.selftest import selftest
+from grouprl.trainer.terminal import Terminal, visible
+from grouprl.trainer.verdict import counted
 
 _ROWS = 10
 

@@ -106,7 +106,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
     Example: grouprl sft --model abacus pairs.run=runs/demo learner.learning_rate=5e-4
     """
     check_models(settings, {"model.path": model})
-    from grouprl.config.supervised import SftConfig
+    from grouprl.supervised.settings import SftConfig
 
     config = configured(SftConfig, settings, {"model.path": model, "task.name": task})
     from grouprl.supervised.sft import sft as run
@@ -129,7 +129,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
     """
     check_models(settings, {"model.path": model})
-    from grouprl.config.supervised import DpoConfig
+    from grouprl.supervised.settings import DpoConfig
 
     config = configured(DpoConfig, settings, {"model.path": model})
     from grouprl.supervised.preference_learning import dpo as run
@@ -152,7 +152,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
     """
     check_models(settings, {"model.path": model})
-    from grouprl.config.supervised import RewardModelConfig
+    from grouprl.supervised.settings import RewardModelConfig
 
     config = configured(RewardModelConfig, settings, {"model.path": model})
     from grouprl.supervised.preference_learning import train_reward_model
@@ -251,7 +251,7 @@ def compare(
     """
     options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
     changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-    from grouprl.config.comparison import load_comparison
+    from grouprl.tools.compare.settings import load_comparison
     from grouprl.tools.compare.variants import compare as run
 
     config = load_comparison([*(settings or []), *changes], vary, quick=quick)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.types import UserError
 
 _SWITCH = "GROUPRL_STALL_SECONDS"  # environment variable: a fact of the machine, which changes no result

@@ -23,7 +23,7 @@ from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
-    from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
+    from grouprl.supervised.settings import DpoConfig, RewardModelConfig, SftConfig
 
 Config = TypeVar("Config", "RunConfig", "SftConfig", "DpoConfig", "RewardModelConfig")
 
@@ -111,7 +111,7 @@ def run_config(
     """
     check_models(settings, options)
     from grouprl.config.run import RunConfig, load_config
-    from grouprl.run.trust import refuse_foreign_code
+    from grouprl.received.trust import refuse_foreign_code
 
     settings = [_file_of_run(text) for text in settings or []]
     of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]

@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from grouprl.environments.base import exchange
+from grouprl.problems.word_problems import WordProblems, operations
 from grouprl.tasks.answers import boxed, gold_answer
 from grouprl.tasks.arithmetic import UnreadableError, evaluate
-from grouprl.tasks.word_problems import WordProblems, operations
 from grouprl.types import Problem
 
 

@@ -21,7 +21,7 @@ from grouprl.environments.base import Call, Environment, EnvironmentSource, Faul
 from grouprl.environments.calls import Entry
 from grouprl.environments.formats import ToolFormat
 from grouprl.environments.shapes import source_of
-from grouprl.models.prefix import same_tokens
+from grouprl.forward.prefix import same_tokens
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Answer, read_tokens
 from grouprl.tasks import Task

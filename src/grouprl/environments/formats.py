@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call, Schema
 from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
-from grouprl.models.prefix import same_tokens
+from grouprl.forward.prefix import same_tokens
 from grouprl.models.templates import try_template
 from grouprl.types import Message, Problem, UserError
 

@@ -9,8 +9,8 @@ from typing import Any
 from grouprl.environments.base import exchange
 from grouprl.environments.calculator import Calculator
 from grouprl.leaves import leaf
+from grouprl.problems.word_problems import operations
 from grouprl.tasks.answers import boxed, gold_answer
-from grouprl.tasks.word_problems import operations
 from grouprl.types import Problem
 
 

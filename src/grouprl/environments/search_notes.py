@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 from grouprl.environments.base import exchange
+from grouprl.problems.stories import BOYS, GIRLS, ITEMS
 from grouprl.tasks.answers import BoxedAnswers, boxed
 from grouprl.tasks.base import DrawnProblems, Split
-from grouprl.tasks.stories import BOYS, GIRLS, ITEMS
 from grouprl.types import Problem
 
 _PLACES = ("the attic", "the cellar", "the garage", "the kitchen", "the office", "the shed", "the studio", "the van")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.tasks.base import Task
 from grouprl.types import Episode, Group, RewardOutcome, StopReason
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.forward.precision import resolve_device
 from grouprl.learner.batch import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grouprl.forward.precision import Form as Form
+from grouprl.forward.precision import autocast, is_emulated, shortest_times
+from grouprl.forward.workers import one_thread
 from grouprl.kernels.build import library, library_file, setting
-from grouprl.models.precision import Form as Form
-from grouprl.models.precision import autocast, is_emulated, shortest_times
-from grouprl.models.workers import one_thread
 
 _LOCK_SECONDS = 60.0  # then another process is stuck: measure beside it
 _SECONDS = 0.25  # for one contest: all seven take less than two seconds

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from grouprl.forward.attention import NAME, is_packed
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.precision import padded_rows
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
 from grouprl.kernels.functions import kernels, pointers
 from grouprl.kernels.llama_form import AttentionInput, has_llama_form, llama_hidden_states
-from grouprl.models.attention import NAME, is_packed
-from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.precision import padded_rows
 from grouprl.rollout.cache import CacheShape, pack_prompts
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.rows import Rows

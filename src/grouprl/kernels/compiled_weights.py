@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from grouprl.forward.head import output_head
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.functions import kernels, pointers
 from grouprl.kernels.llama_form import window_of
-from grouprl.models.head import output_head
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 # In C: create a tensor from memory, destroy it, out = left @ right, out = beta * added + alpha * left @ right.

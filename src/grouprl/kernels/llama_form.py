@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from grouprl.forward.attention import Rule
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import as_float32, padded_rows
+from grouprl.forward.prefix import KeepingLayout
 from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.kernels.functions import add_norm, fits, swiglu, tree_attention
-from grouprl.models.attention import Rule
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.precision import as_float32, padded_rows
-from grouprl.models.prefix import KeepingLayout
 
 # Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,
 # of each head's queries and keys), silu(gate) * up.

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grouprl.forward.logprobs import chunk_logprobs
+from grouprl.forward.precision import padded_rows
 from grouprl.kernels.calibration import Contest, Form, grid, with_gradient
 from grouprl.kernels.functions import kernels, linear_logprobs, pointers
-from grouprl.models.logprobs import chunk_logprobs
-from grouprl.models.precision import padded_rows
 from grouprl.rollout.sampler import draw as draw_in_torch
 from grouprl.rollout.sampler import uniforms
 from grouprl.types import Sampling
@@ -20,7 +20,7 @@ from grouprl.types import Sampling
 def logprobs(
     head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor, temperature: float, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """See `grouprl.models.compiled.Kernels.logprobs`."""
+    """See `grouprl.forward.compiled.Kernels.logprobs`."""
     dtype, count = hidden_SH.dtype, len(targets_S)
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
     if padding := padded_rows(count, dtype) - count:
@@ -44,7 +44,7 @@ LOGPROBS = Contest("log-probs", "vocabulary", (512, 4096, 32_768), _logprob_form
 
 
 def draw(logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """See `grouprl.models.compiled.Kernels.draw`; one pass over each row, without [N, V] arrays."""
+    """See `grouprl.forward.compiled.Kernels.draw`; one pass over each row, without [N, V] arrays."""
     rows, v = logits_NV.shape
     logits_NV = logits_NV.contiguous()
     tokens_N = torch.empty(rows, dtype=torch.long)
@@ -67,7 +67,7 @@ DRAW = Contest("draw", "vocabulary", (512, 4096, 32_768), _draw_forms)
 
 
 def append(drawn: Sequence[Tensor], columns: Sequence[Tensor], ends: Tensor, reasons: Tensor) -> bool:
-    """See `grouprl.models.compiled.Kernels.append`."""
+    """See `grouprl.forward.compiled.Kernels.append`."""
     tokens_NT = columns[2]
     arguments = (len(reasons), tokens_NT.shape[1], ends.data_ptr(), len(ends), reasons.data_ptr())
     return bool(kernels().append(*pointers(*drawn, *columns), *arguments))

@@ -62,9 +62,9 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     # Here, not above: the lab's own process needs none of it.
     from grouprl.evaluation.trial import score_group, with_newest
     from grouprl.models.load import load_tokenizer
+    from grouprl.received.trust import refuse_foreign_code
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.machine import with_dtype
-    from grouprl.run.trust import refuse_foreign_code
     from grouprl.tasks import load_task
     from grouprl.tasks.held_out import trained_on_the_rest
     from grouprl.types import Completion, Group, StopReason

@@ -15,10 +15,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from grouprl.forward.prefix import LearnedPrefix
+from grouprl.forward.progress import PROGRESS
+from grouprl.forward.workers import side_by_side
 from grouprl.learner.optimizer import Optimizer
-from grouprl.models.prefix import LearnedPrefix
-from grouprl.models.progress import PROGRESS
-from grouprl.models.workers import side_by_side
 from grouprl.ranks import Ranks, TreeSum
 
 Result = TypeVar("Result")

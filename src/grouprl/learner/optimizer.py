@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.config.learner import UpdateConfig
-from grouprl.learner.library_adamw import LibraryAdamW
+from grouprl.forward.workers import one_thread, worker_count
+from grouprl.lean.library_adamw import LibraryAdamW
 from grouprl.learner.rounded_adamw import RoundedAdamW
 from grouprl.models.save import plain
 from grouprl.models.shard import part_like, whole
-from grouprl.models.workers import one_thread, worker_count
 from grouprl.types import UserError
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.head import output_head
-from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.logprobs import Context, token_logprobs
-from grouprl.models.packing import GroupSize, pack_groups
-from grouprl.models.prefix import same_tokens
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.logprobs import Context, token_logprobs
+from grouprl.forward.packing import GroupSize, pack_groups
+from grouprl.forward.prefix import same_tokens
 from grouprl.types import Batch, ObservedTokens, Sampling
 
 
@@ -260,7 +260,7 @@ class PackOutput:
     hidden_CH: Tensor  # hidden states that predict the tokens
 
 
-def after(prefix: Prefix | None, pack: Pack) -> Pack:
+def with_prefix(prefix: Prefix | None, pack: Pack) -> Pack:
     """The pack, whose prompts lack their shared tokens, with what a model read of these."""
     return pack if prefix is None else replace(pack, layout=replace(pack.layout, prefix=prefix))
 
@@ -289,11 +289,6 @@ def pack_hidden(model: PreTrainedModel, pack: Pack) -> Tensor:
 
 PackMetrics = dict[str, tuple[float, float]]
 """Of each metric its value, and the number of tokens that it describes."""
-
-
-def pack_metrics(stats: Mapping[str, Tensor], tokens: Mapping[str, int], others: int) -> PackMetrics:
-    """The metrics of one pack as plain numbers; `others` counts the tokens of those that `tokens` does not name."""
-    return {name: (float(value.detach()), tokens.get(name, others)) for name, value in stats.items()}
 
 
 def combined(metrics: Sequence[PackMetrics]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.stages import cut_sides, group_stages
 from grouprl.algorithms.surrogates import left_out
-from grouprl.learner.batch import UpdateWork
+from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.packs import Pack, PackOutput
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
@@ -49,22 +49,63 @@ def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks
     return [TokenPass(pack, *column) for pack, column in zip(packs, columns, strict=True)]
 
 
-def recorded_tokens(
-    work: UpdateWork, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
-) -> list[tuple[list[float], TokenTrace]]:
-    """[N] advantages and trace of each completion's tokens; `again` are passes after the last update."""
-    batch, old_NT, reference_NT = work.batch, work.old_NT, work.before.reference_NT
-    count, sampled = len(batch.mask_NT), old_NT is batch.old_logprobs_NT
-    read = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
+@dataclass(frozen=True)
+class UpdatePass:
+    """One update: its metrics, and the forward passes of its packs."""
+
+    metrics: dict[str, float]
+    passes: Sequence[TokenPass]
+
+
+@dataclass(frozen=True)
+class BatchUpdates:
+    """What the updates of a batch computed; the record of it is made from this value alone."""
+
+    metrics: dict[str, float]
+    inputs: UpdateInputs | None = None  # None = no group entered the loss, and there was no update
+    updates: Sequence[UpdatePass] = ()  # of the last pass over the batch
+    watched: Sequence[int] = ()  # rows of the group that was evaluated again, see `watched_group`
+    again: Sequence[TokenPass] = ()  # their forward passes after the last update
+    critic_only: bool = False  # the updates moved the critic alone
+
+    @property
+    def last_pass(self) -> list[TokenPass]:
+        """The forward passes of the last pass over the batch."""
+        return [token_pass for update in self.updates for token_pass in update.passes]
+
+
+@dataclass(frozen=True)
+class LearnTrace:
+    """Numbers of a batch's tokens, for the record."""
+
+    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `evaluation.ledger`
+    tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
+    stages: Mapping[str, Mapping[str, object]]  # see `_watched_stages`
+
+
+def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
+    """What the record keeps of a batch's updates."""
+    if result.inputs is None:
+        return LearnTrace({}, [], {})
+    unused = _unused_tokens(algorithm.objective, result.inputs, result)
+    stages = _watched_stages(algorithm, result.inputs, result)
+    return LearnTrace(unused, _recorded_tokens(result.inputs, result), stages)
+
+
+def _recorded_tokens(inputs: UpdateInputs, result: BatchUpdates) -> list[tuple[list[float], TokenTrace]]:
+    """[N] advantages and trace of each completion's tokens."""
+    batch, old_NT, reference_NT = inputs.batch, inputs.ratio_denominator_NT, inputs.before.reference_NT
+    count, sampled, last_pass = len(batch.mask_NT), old_NT is batch.old_logprobs_NT, result.last_pass
+    logprobs = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
     traces = zip(
-        read,
+        logprobs,
         _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
         [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
-        _rows(count, [(part.pack, part.logprobs_C) for part in again]),
-        read if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
+        _rows(count, [(part.pack, part.logprobs_C) for part in result.again]),
+        logprobs if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
         strict=True,
     )
-    advantages_NT = work.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
+    advantages_NT = inputs.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
     return list(zip(token_rows(advantages_NT, batch), (TokenTrace(*row) for row in traces), strict=True))
 
 
@@ -73,32 +114,27 @@ def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
     return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
 
-def unused_tokens(
-    objective: Objective,
-    work: UpdateWork,
-    updates: Sequence[tuple[Mapping[str, float], Sequence[TokenPass]]],
-    critic_only: bool,
-) -> dict[str, Tensor]:
+def _unused_tokens(objective: Objective, inputs: UpdateInputs, result: BatchUpdates) -> dict[str, Tensor]:
     """[N, T] bool by category of `evaluation.ledger`: tokens without a gradient in the updates of the last pass."""
-    batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
-    for update, parts in updates:
-        for part in parts:
-            broken_N[list(part.pack.rows)] = not math.isfinite(update["grad_norm"])
-    return dict(work.masked) | {
+    batch, broken_N = inputs.batch, torch.zeros(len(inputs.batch.mask_NT), 1, dtype=torch.bool)
+    for update in result.updates:
+        for part in update.passes:
+            broken_N[list(part.pack.rows)] = not math.isfinite(update.metrics["grad_norm"])
+    return dict(inputs.masked) | {
         "truncated": ~batch.trained_NT,
-        "no_signal": (work.credit.advantages_NT == 0) & ~work.taught_N[:, None],
-        "critic_only": torch.full_like(broken_N, critic_only),
+        "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.taught_N[:, None],
+        "critic_only": torch.full_like(broken_N, result.critic_only),
         "not_finite": broken_N,
-        "clipped": _cut_tokens(objective, work, [part for _, parts in updates for part in parts]),
+        "clipped": _cut_tokens(objective, inputs, result.last_pass),
     }
 
 
-def _cut_tokens(objective: Objective, work: UpdateWork, last_pass: Sequence[TokenPass]) -> Tensor:
+def _cut_tokens(objective: Objective, inputs: UpdateInputs, last_pass: Sequence[TokenPass]) -> Tensor:
     """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes."""
-    batch, advantages_NT = work.batch, work.advantages_NT
-    old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
+    batch, advantages_NT = inputs.batch, inputs.advantages_NT
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
     logprobs_NT = _grid(old_NT, last_pass)
-    below_NT = logprobs_NT if work.old_NT is None else old_NT
+    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
     ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
@@ -117,31 +153,29 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
     return [row for row, one in enumerate(batch.group_of_N) if one == group]
 
 
-def watched_stages(
-    algorithm: Algorithm,
-    work: UpdateWork,
-    rows: Sequence[int],
-    last_pass: Sequence[TokenPass],
-    again: Sequence[TokenPass],
-    kl_coef: float,
+def _watched_stages(
+    algorithm: Algorithm, inputs: UpdateInputs, result: BatchUpdates
 ) -> Mapping[str, Mapping[str, object]]:
     """What the last update made of the watched rows, see `group_stages`; as if the whole batch were one update."""
+    rows = list(result.watched)
     if not rows:
         return {}
-    batch, reference_NT = work.batch, work.before.reference_NT
-    old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
-    logprobs_NT = _grid(old_NT, last_pass)
+    batch, reference_NT = inputs.batch, inputs.before.reference_NT
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
+    logprobs_NT = _grid(old_NT, result.last_pass)
     weights_NT = algorithm.objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)
     tokens = TokenGrid(
         logprobs_NT[rows],
-        (logprobs_NT if work.old_NT is None else old_NT)[rows],
-        work.advantages_NT[rows],
+        (logprobs_NT if inputs.ratio_denominator_NT is None else old_NT)[rows],
+        inputs.advantages_NT[rows],
         weights_NT[rows],
         batch.mask_NT[rows],
         sampler_logprobs_NT=batch.old_logprobs_NT[rows],
         reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
     )
-    stages = group_stages(algorithm, tokens, _grid(logprobs_NT, again)[rows], kl_coef=kl_coef)
+    stages = group_stages(
+        algorithm, tokens, _grid(logprobs_NT, result.again)[rows], kl_coef=result.metrics.get("kl_coef", 0.0)
+    )
     batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
     return {**stages, "loss": {**stages["loss"], "batch": batch_size}}
 

@@ -25,13 +25,13 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
+from grouprl.forward.precision import quantize_weights, round_weights
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.names import BUNDLED, ModelSource, check_name
-from grouprl.models.precision import quantize_weights, round_weights
-from grouprl.models.received import INDEX, TOKENIZER_FILES, refuse_model, shard_names
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
+from grouprl.received.files import INDEX, TOKENIZER_FILES, refuse_model, shard_names
 from grouprl.types import UserError, nearest_name
 
 # Configurations of language models, and of models that see images.

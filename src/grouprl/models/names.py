@@ -66,7 +66,7 @@ def check_name(path: str) -> None:
         raise UserError(
             f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
         )
-    from grouprl.models.hub import is_out_of_reach  # brings in huggingface_hub
+    from grouprl.received.hub import is_out_of_reach  # brings in huggingface_hub
 
     if is_out_of_reach() and not _is_cached(path):
         near = nearest_name(path, BUNDLED)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.layouts import TreeLayout
 from grouprl.models.load import hide_warnings, load_pretrained, located
 from grouprl.models.names import ModelSource
 from grouprl.models.verify import in_right_form

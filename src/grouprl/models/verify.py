@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import NAME, attention_layers, hidden_states, is_packed
-from grouprl.models.head import output_head
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.unpacked import picked_rows, read_on
+from grouprl.forward.attention import NAME, attention_layers, hidden_states, is_packed
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.unpacked import picked_rows, read_on
 from grouprl.types import Group, UserError
 
 TOLERANCE = 1e-4

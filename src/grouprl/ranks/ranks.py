@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.ranks.shares import TreeSum, shares
 from grouprl.types import UserError
 

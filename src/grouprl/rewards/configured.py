@@ -9,8 +9,8 @@ from pathlib import Path
 from reprlib import repr as shown
 
 from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
-from grouprl.models.packing import pack_tokens
-from grouprl.models.precision import resolve_device
+from grouprl.forward.packing import pack_tokens
+from grouprl.forward.precision import resolve_device
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import OUTSIDE, Invalid, RewardCall, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward

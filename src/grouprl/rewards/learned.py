@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import autocast
 from grouprl.models.load import context_length, load_tokenizer
 from grouprl.models.names import check_name
-from grouprl.models.precision import autocast
 from grouprl.models.prompts import completion_texts, conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
 from grouprl.record.layout import model_at

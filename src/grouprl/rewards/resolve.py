@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from grouprl.leaves import LeafNames
-from grouprl.rewards.formats import Regex, ThinkFormat
+from grouprl.problems.formats import Regex, ThinkFormat
+from grouprl.problems.lengths import CosineLength, NearLength
+from grouprl.problems.repetition import Repetition
+from grouprl.problems.step_rewards import equation_steps
 from grouprl.rewards.functions import FromFile, RewardFunction, WeightedReward
-from grouprl.rewards.lengths import CosineLength, NearLength
-from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.rules import boxed_format, correct_answer, environment, last_number
-from grouprl.rewards.steps import equation_steps
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import (
     OUTSIDE,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grouprl.models.attention import Rule, capped, softmax_beside
-from grouprl.models.layouts import Prefix, TreeLayout
+from grouprl.forward.attention import Rule, capped, softmax_beside
+from grouprl.forward.layouts import Prefix, TreeLayout
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.models.prompts import completion_texts
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.rows import Rows

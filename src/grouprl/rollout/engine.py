@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.forward.prefix import shared_tokens
 from grouprl.leaves import leaf
-from grouprl.models.prefix import shared_tokens
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.types import Group, Problem, Sampling
 

@@ -19,9 +19,9 @@ from typing import Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.prefix import same_tokens
 from grouprl.leaves import leaf
 from grouprl.models.load import end_token_ids
-from grouprl.models.prefix import same_tokens
 from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import Layout
-from grouprl.models.head import output_head
-from grouprl.models.layouts import Prefix
-from grouprl.models.unpacked import picked_rows, read_on
+from grouprl.forward.attention import Layout
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import Prefix
+from grouprl.forward.unpacked import picked_rows, read_on
+from grouprl.lean.recorders import HostReads, Recorder
 from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
-from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
 
 _OWN, _PROMPT = 128, 64  # own and prompt tokens are rounded up to multiples of these, which align rows of scores

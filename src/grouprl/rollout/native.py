@@ -14,20 +14,20 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.attention import attention_layers, hidden_states, is_packed
-from grouprl.models.compiled import kernels
-from grouprl.models.layouts import Prefix
+from grouprl.forward.attention import attention_layers, hidden_states, is_packed
+from grouprl.forward.compiled import kernels
+from grouprl.forward.layouts import Prefix
+from grouprl.forward.precision import autocast
+from grouprl.forward.prefix import Read, read_prefix
+from grouprl.forward.progress import PROGRESS
+from grouprl.forward.workers import interleaved, one_thread, worker_count
+from grouprl.lean.recorders import CudaGraphs
 from grouprl.models.load import end_token_ids
-from grouprl.models.precision import autocast
-from grouprl.models.prefix import Read, read_prefix
-from grouprl.models.progress import PROGRESS
-from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Conversation, EpisodeQueue
 from grouprl.rollout.forward import Forward, ModuleForward, UnpackedForward
-from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
 from grouprl.rollout.tree import PrefixTree
 from grouprl.types import Completion, Group, Sampling

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouprl.models.compiled import kernels
+from grouprl.forward.compiled import kernels
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 

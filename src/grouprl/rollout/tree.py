@@ -15,8 +15,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.prefix import KeepingLayout, Read, same_tokens
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.prefix import KeepingLayout, Read, same_tokens
 
 Ids = tuple[int, ...]
 

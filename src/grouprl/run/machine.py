@@ -15,10 +15,10 @@ import transformers
 from torch import Tensor
 
 from grouprl.config.run import RunConfig
-from grouprl.config.supervised import PreferenceLearningConfig, SftConfig, SupervisedConfig
+from grouprl.forward.precision import faster_dtype, resolve_device
 from grouprl.learner import Learner
-from grouprl.models.precision import faster_dtype, resolve_device
 from grouprl.models.shard import own_part
+from grouprl.supervised.settings import PreferenceLearningConfig, SftConfig, SupervisedConfig
 
 _Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig, SupervisedConfig)
 

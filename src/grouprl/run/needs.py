@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.attention import is_packed
+from grouprl.forward.compiled import kernels
+from grouprl.forward.precision import is_emulated
 from grouprl.leaves import find_leaf
-from grouprl.models.attention import is_packed
-from grouprl.models.compiled import kernels
-from grouprl.models.precision import is_emulated
 from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
 from grouprl.rollout.episodes import longest_completion
 from grouprl.run.assemble import RunParts

@@ -17,9 +17,10 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
+from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
-from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks, open_ranks
+from grouprl.received.trust import record_code
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
@@ -31,9 +32,6 @@ from grouprl.rewards.workers.pool import OpenWorkers
 from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
-from grouprl.run.ended import Run as Run
-from grouprl.run.ended import report_of
-from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of, warnings_of
@@ -46,14 +44,16 @@ from grouprl.run.resume import (
     open_record,
     with_run_dtype,
 )
-from grouprl.run.terminal import Terminal, TrainingBars
-from grouprl.run.trust import record_code
-from grouprl.run.verdict import verdict
 from grouprl.run.watch import Explosion, Health, go_back, look_on_all, record_going_back
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts
 from grouprl.tasks.held_out import trained_on_the_rest
+from grouprl.trainer.evaluations import Evaluations
+from grouprl.trainer.finished import Run as Run
+from grouprl.trainer.finished import report_of
+from grouprl.trainer.terminal import Terminal, TrainingBars
+from grouprl.trainer.verdict import verdict
 from grouprl.types import StepRecord, import_extra
 
 Callback = Callable[[StepRecord], None]

@@ -30,7 +30,7 @@ from grouprl.run.findings import (
     warnings,
 )
 from grouprl.run.resume import newest_good
-from grouprl.run.terminal import Terminal
+from grouprl.trainer.terminal import Terminal
 from grouprl.types import UserError
 
 WENT_BACK = "went_back"  # the kind of the row that says so

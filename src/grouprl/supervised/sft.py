@@ -12,26 +12,26 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import dump_config
-from grouprl.config.supervised import SftConfig
+from grouprl.forward.precision import resolve_device
 from grouprl.learner.packs import Pack, pack_forward
 from grouprl.leaves import leaf
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
+from grouprl.problems.word_problems import cold_start_pairs
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord
 from grouprl.rewards import completion_text
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import refuse_longer
 from grouprl.supervised.recorded import right_completions
 from grouprl.supervised.scratch import new_model, new_tokenizer
+from grouprl.supervised.settings import SftConfig
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
 from grouprl.tasks import Task, WordProblems, load_task
 from grouprl.tasks.base import converses, solution
 from grouprl.tasks.files import Row, read_rows, text_or_messages
-from grouprl.tasks.word_problems import cold_start_pairs
+from grouprl.trainer.terminal import Terminal
 from grouprl.types import Batch, Group, Problem, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task

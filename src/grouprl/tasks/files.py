@@ -18,7 +18,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from grouprl.models.hub import is_out_of_reach
+from grouprl.received.hub import is_out_of_reach
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
 from grouprl.tasks.base import Split
 from grouprl.types import Message, UserError, import_extra

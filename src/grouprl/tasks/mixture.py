@@ -10,10 +10,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from grouprl.problems.countdown import Countdown
+from grouprl.problems.word_problems import WordProblems
 from grouprl.tasks.answers import is_in_file
 from grouprl.tasks.base import LazyProblems, Split, Task
-from grouprl.tasks.countdown import Countdown
-from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import Problem, UserError
 
 PART = "part"

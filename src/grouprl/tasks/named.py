@@ -10,17 +10,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from grouprl.leaves import LeafNames
+from grouprl.problems.chains import Chains
+from grouprl.problems.countdown import Countdown
+from grouprl.problems.gsm8k import Gsm8k
+from grouprl.problems.math_problems import MathProblems
+from grouprl.problems.sums import Sums
+from grouprl.problems.word_problems import WordProblems
 from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
-from grouprl.tasks.chains import Chains
-from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.examples import with_examples
-from grouprl.tasks.gsm8k import Gsm8k
-from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.mixture import Mixture, MixturePart
 from grouprl.tasks.rows import Jsonl
-from grouprl.tasks.sums import Sums
-from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name
 
 TASKS = LeafNames(

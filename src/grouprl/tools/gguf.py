@@ -29,8 +29,8 @@ from transformers.utils import logging
 from grouprl.files import read_json
 from grouprl.models.load import hide_progress_bars, hide_warnings, refuse_other_weights
 from grouprl.models.names import is_gguf
-from grouprl.models.received import refuse_config
 from grouprl.models.save import save_model
+from grouprl.received.files import refuse_config
 from grouprl.record.files import atomic_directory
 from grouprl.types import UserError, import_extra
 

@@ -16,7 +16,7 @@ from grouprl.lab.report.recorded import read_config
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
 from grouprl.record.read import RecordedRun, measure_of, read_examples, read_json_lines, read_summary
 from grouprl.record.rollouts import invalid_reasons
-from grouprl.run.verdict import verdict
+from grouprl.trainer.verdict import verdict
 
 Row = dict[str, Any]
 SPARK_POINTS = 60

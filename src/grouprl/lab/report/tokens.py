@@ -23,7 +23,7 @@ from grouprl.config.algorithm import all_options
 from grouprl.files import is_number, read_file
 from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
-from grouprl.models.received import refuse_tokenizer
+from grouprl.received.files import refuse_tokenizer
 from grouprl.record.branches import read_branches
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from grouprl.config.run import ScoringConfig
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.rewards.calls import (
     CallValues,
     Invalid,

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from grouprl.config.comparison import Claim
 from grouprl.evaluation.paired import ProblemResults
 from grouprl.files import is_number
 from grouprl.record.layout import RunDirectory
@@ -31,6 +30,7 @@ from grouprl.record.read import RecordedRun
 from grouprl.record.rollouts import open_recorded
 from grouprl.tools.compare.inference import CrossedDifference, crossed_difference, holm, simultaneous_confidence
 from grouprl.tools.compare.read import RecordedComparison, Variant, run_metrics, summed
+from grouprl.tools.compare.settings import Claim
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured yet"]
 Values = Mapping[str, float]  # by problem, or one value of the whole run

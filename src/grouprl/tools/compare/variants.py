@@ -21,9 +21,7 @@ from typing import Any
 
 from grouprl.config.checks import check_sections
 from grouprl.config.command_line import config_of
-from grouprl.config.comparison import STAGE, CompareConfig
 from grouprl.config.run import RunConfig, load_config
-from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from grouprl.record.files import atomic_write_text, json_text, remove
 from grouprl.record.layout import RunDirectory, lock_directory, model_at
 from grouprl.record.read import read_run
@@ -31,11 +29,13 @@ from grouprl.rewards.configured import configured_rewards
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
-from grouprl.run.terminal import Advance, Terminal
-from grouprl.run.verdict import verdict
+from grouprl.supervised.settings import DpoConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from grouprl.tasks import load_task
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_folder
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
+from grouprl.tools.compare.settings import STAGE, CompareConfig
+from grouprl.trainer.terminal import Advance, Terminal
+from grouprl.trainer.verdict import verdict
 from grouprl.types import UserError
 
 Resolve = Callable[[Sequence[str]], RunConfig]

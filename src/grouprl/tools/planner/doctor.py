@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import PolicyConfig, RunConfig
+from grouprl.forward.precision import is_emulated
 from grouprl.leaves import find_leaf
-from grouprl.models.precision import is_emulated
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
 from grouprl.tools.planner.screen import plan_run
 from grouprl.tools.planner.time import USUAL_PROMPT

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
-from grouprl.learner.library_adamw import refuse_paged
-from grouprl.models.precision import faster_dtype
-from grouprl.models.recompute import recomputes
+from grouprl.forward.precision import faster_dtype
+from grouprl.forward.recompute import recomputes
+from grouprl.lean.library_adamw import refuse_paged
 from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.tools.planner.machine import Rates, measured_rates, total_memory
 from grouprl.tools.planner.memory import (

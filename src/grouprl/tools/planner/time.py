@@ -18,9 +18,9 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.prefix import shared_tokens
 from grouprl.models.load import load_tokenizer
 from grouprl.models.names import BUNDLED
-from grouprl.models.prefix import shared_tokens
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.tasks import load_task
 from grouprl.tools.planner.machine import Rates, product_rate

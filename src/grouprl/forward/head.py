@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import capped
+from grouprl.forward.attention import capped
 
 
 class _ChangedLogits(nn.Module):

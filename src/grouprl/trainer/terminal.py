@@ -26,9 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from grouprl.forward.progress import PROGRESS
 from grouprl.leaves import find_leaf
-from grouprl.models.progress import PROGRESS
-from grouprl.run.verdict import counted, duration
+from grouprl.trainer.verdict import counted, duration
 
 COLUMNS = (
     # heading, metric, format, width

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grouprl.models.compiled import kernels
+from grouprl.forward.compiled import kernels
 from grouprl.types import Sampling
 
 # 128 MiB of float32, or 220 rows of a vocabulary of 152,000. Each chunk reads the whole head, so small chunks are slow.

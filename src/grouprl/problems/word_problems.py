@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grouprl.problems.stories import SYMBOLS, Operation, make_story
 from grouprl.tasks.answers import EQUATION_STEPS, BoxedAnswers, boxed, gold_answer
 from grouprl.tasks.base import DrawnProblems, Split, check_setting
-from grouprl.tasks.stories import SYMBOLS, Operation, make_story
 from grouprl.types import Problem
 
 _STEP = re.compile(r"<<([0-9]+)([-+*/])([0-9]+)=[0-9]+>>")

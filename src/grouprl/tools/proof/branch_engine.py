@@ -13,12 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.head import output_head
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.logprobs import Context, token_logprobs, truncate_logits
-from grouprl.models.precision import autocast
-from grouprl.models.prefix import KeepingLayout
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.logprobs import Context, token_logprobs, truncate_logits
+from grouprl.forward.precision import autocast
+from grouprl.forward.prefix import KeepingLayout
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import ModuleForward

@@ -14,8 +14,8 @@ from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines
 from grouprl.record.write import RunRecord
 from grouprl.run.assemble import RunParts
-from grouprl.run.terminal import Terminal
 from grouprl.run.watch import Health
+from grouprl.trainer.terminal import Terminal
 
 _EXAMPLES = 5
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.models.attention import Rule, merged_attention
+from grouprl.forward.attention import Rule, merged_attention
 
 _Block = tuple[Tensor, Tensor] | None
 """Keys and values of the prefix in one layer, [F, kv_heads, d]; None = there is no prefix."""

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from grouprl.models.packing import workers_on_cpu
+from grouprl.forward.packing import workers_on_cpu
 
 Result = TypeVar("Result")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from grouprl.models.attention import Layout, Rule
-from grouprl.models.layouts import Prefix, TreeLayout
+from grouprl.forward.attention import Layout, Rule
+from grouprl.forward.layouts import Prefix, TreeLayout
 
 # The prefix ends where a tile of the kernels' keys ends, of 16 tokens at most. 16 of 67 tokens save 6 % of a step of 8
 # groups (SmolLM2-135M, whose template begins with a system message).

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from grouprl.models.experts import reorder_noted
+from grouprl.forward.experts import reorder_noted
 
 _STATES = ("past_key_values", "cache_params", "state")  # names of the argument for what was read
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from grouprl.models.compiled import kernels
-from grouprl.models.unpacked import unpacked_hidden_states
+from grouprl.forward.compiled import kernels
+from grouprl.forward.unpacked import unpacked_hidden_states
 from grouprl.types import UserError
 
 NAME = "grouprl"

@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from grouprl.problems.stories import BOYS, GIRLS, ITEMS, SYMBOLS, Operation
+from grouprl.problems.word_problems import operations, worked_solution
 from grouprl.tasks.answers import EQUATION_STEPS, BoxedAnswers, boxed
 from grouprl.tasks.base import DrawnProblems, Split, check_setting
-from grouprl.tasks.stories import BOYS, GIRLS, ITEMS, SYMBOLS, Operation
-from grouprl.tasks.word_problems import operations, worked_solution
 from grouprl.types import Problem
 
 _LARGEST = 99  # of all numbers

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grouprl.models.workers import one_thread
+from grouprl.forward.workers import one_thread
 from grouprl.types import UserError, import_extra
 
 if TYPE_CHECKING:

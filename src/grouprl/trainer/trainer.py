@@ -27,13 +27,13 @@ from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
-from grouprl.run.terminal import Terminal, in_notebook
 from grouprl.run.train import Callback, Run, train
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split, with_environment
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
+from grouprl.trainer.terminal import Terminal, in_notebook
 from grouprl.types import Problem, UserError, unknown_name
 
 

@@ -1,0 +1,181 @@
+"""The loss of an update is a list of terms: here the policy's (surrogate and KL) and the entropy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from grouprl.algorithms.losses import TokenGrid
+from grouprl.algorithms.spec import Algorithm
+from grouprl.forward.experts import Routing
+from grouprl.learner.batch import UpdateInputs
+from grouprl.learner.optimizer import Optimizer
+from grouprl.learner.packs import Pack, PackOutput, cut, to_grid
+from grouprl.learner.runner import PackRunner
+from grouprl.types import Batch, Group, Problem, RewardOutcome
+
+Stats = dict[str, tuple[Tensor, int]]
+"""Of each metric of a pack its value, and the number of tokens that it describes."""
+
+
+@dataclass(frozen=True)
+class PackPass:
+    """A pack's forward pass with gradient, and its part of the update's tensors: n rows, C completion tokens."""
+
+    pack: Pack
+    output: PackOutput
+    routing: Sequence[Routing]  # of each layer with experts, where a term watches them
+    tokens: TokenGrid  # [n, T]
+    sampler_logprobs_nT: Tensor
+    counted_nT: Tensor  # bool, tokens that metrics describe
+    entropies_nT: Tensor  # nats
+
+    @staticmethod
+    def of(
+        inputs: UpdateInputs, pack: Pack, output: PackOutput, routing: Sequence[Routing], weights_NT: Tensor
+    ) -> PackPass:
+        """Cuts the update's tensors to the rows of a pack."""
+        logprobs_nT, reference_NT = to_grid(pack, output.logprobs_C), inputs.before.reference_NT
+        mask_nT, weights_nT = cut(pack, inputs.batch.mask_NT), cut(pack, weights_NT)
+        advantages_nT = cut(pack, inputs.advantages_NT)
+        has_gradient_n = (weights_nT > 0).any(1) & (advantages_nT != 0).any(1)
+        sampler_logprobs_nT, counted_nT = cut(pack, inputs.batch.old_logprobs_NT), mask_nT & has_gradient_n[:, None]
+        denominator_NT = inputs.ratio_denominator_NT
+        tokens = TokenGrid(
+            logprobs_nT,
+            logprobs_nT.detach() if denominator_NT is None else cut(pack, denominator_NT),
+            advantages_nT,
+            weights_nT,
+            mask_nT,
+            sampler_logprobs_NT=sampler_logprobs_nT,
+            reference_NT=None if reference_NT is None else cut(pack, reference_NT),
+            counted_NT=counted_nT,
+            rows=pack.rows,
+        )
+        return PackPass(
+            pack, output, routing, tokens, sampler_logprobs_nT, counted_nT, to_grid(pack, output.entropies_C)
+        )
+
+
+PackLoss = Callable[[PackPass], tuple[Tensor, Stats]]
+"""A term's part in the loss of a pack, times its coefficient, and its metrics."""
+
+
+class Term:
+    """A term of the loss. The defaults are those of a term that asks for nothing and moves no row by itself."""
+
+    reads_policy_before = False  # whether `columns` needs the policy's forward pass before the first update
+    reads_prefix_once = True  # whether packs may read the tokens that begin all prompts outside of the packs
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """Networks with weights of the term's own, which take the gradient too."""
+        return ()
+
+    def check(self, problem: Problem) -> None:
+        """Raises UserError for a train problem that the term cannot use; called before the run starts."""
+
+    def with_inputs(self, batch: Batch, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> Batch:
+        """The batch of these groups, whose outcomes are [P][G], with what the term reads of it."""
+        return batch
+
+    def columns(self, output: PackOutput) -> dict[str, Tensor]:
+        """[C] columns of `PolicyEvaluation` from the policy's forward pass before the first update."""
+        return {}
+
+    def metrics(self, inputs: UpdateInputs) -> dict[str, float]:
+        """Metrics of a batch before its first update."""
+        return {}
+
+    def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
+        """[N] bool: those of an update's rows that the term gives a gradient."""
+        return torch.zeros(len(weights_NT), dtype=torch.bool)
+
+    def prepare(
+        self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
+    ) -> PackLoss:
+        """The term's loss of a pack of this update, whose rows and tokens' weights [N, T] are given."""
+        raise NotImplementedError
+
+
+class CriticBeside(Protocol):
+    """A critic, its optimizer, and what it learns beside the policy, with packs of its own or as a term."""
+
+    critic: nn.Module
+    optimizer: Optimizer
+
+    def evaluate(self, runner: PackRunner, batch: Batch) -> dict[str, Tensor]:
+        """[N, T] values before the first update; none where they are columns of the policy's forward pass."""
+        ...
+
+    def metrics(self, inputs: UpdateInputs) -> dict[str, float]:
+        """Metrics of a batch before its first update."""
+        ...
+
+    def add_gradients(self, runner: PackRunner, inputs: UpdateInputs, rows: Sequence[int]) -> dict[str, float]:
+        """Adds the gradients of the critic's own packs, and returns their metrics; a term has none."""
+        ...
+
+    def step(self, inputs: UpdateInputs, rows: Sequence[int], loss: float) -> float:
+        """Makes the critic's update where the loss is finite; returns the gradient's norm."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyTerm(Term):
+    """Equation 3 of arXiv:2402.03300 as a loss: sum of weight * (-min(ratio * A, clip(ratio) * A) + kl_coef * KL).
+
+    The ratio is exp(log-prob - old log-prob); `grouprl.algorithms.surrogates` has the other surrogates.
+    """
+
+    algorithm: Algorithm
+
+    def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
+        """An advantage of 0 gives no gradient without a KL in the loss, which is 0 at the reference."""
+        is_pulled = self.algorithm.pulls and (inputs.has_signal or not inputs.before.at_reference)
+        return (weights_NT > 0).any(1) & (is_pulled | (inputs.advantages_NT != 0).any(1))
+
+    def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of some tokens and its metrics: see `grouprl.algorithms.policy_loss`."""
+        return self.algorithm.objective.loss(tokens, self.algorithm.kl, kl_coef if self.algorithm.pulls else 0.0)
+
+    def prepare(
+        self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
+    ) -> PackLoss:
+        """See `Term.prepare`."""
+
+        def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
+            loss, values = self.loss(forward.tokens, inputs.kl_coef)
+            counted = int(forward.counted_nT.sum())
+            stats = {name: (value, counted) for name, value in values.items()}
+            if self.algorithm.pulls and "kl" in stats:  # the term is over all tokens
+                stats["kl"] = values["kl"], int(forward.tokens.mask_NT.sum())
+            return loss, stats
+
+        return pack_loss
+
+
+@dataclass(frozen=True)
+class EntropyTerm(Term):
+    """The entropy of the policy's distributions, which the loss raises while a step has a bonus."""
+
+    def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
+        """Every row, while there is a bonus."""
+        return (weights_NT > 0).any(1) & (inputs.entropy_bonus > 0)
+
+    def prepare(
+        self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
+    ) -> PackLoss:
+        """See `Term.prepare`."""
+
+        def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
+            counted_nT, entropies_nT = forward.counted_nT, forward.entropies_nT
+            stats = {"entropy": (entropies_nT.detach()[counted_nT].mean(), int(counted_nT.sum()))}
+            weighted = (forward.tokens.weights_NT * entropies_nT).sum()
+            return -inputs.entropy_bonus * weighted if inputs.entropy_bonus > 0 else weighted.new_zeros(()), stats
+
+        return pack_loss
