@@ -149,6 +149,15 @@ def test_both_sides_are_measured_where_they_have_spent_the_same(two: Path, given
     assert (found.seeds, found.problems) == (2, 4 if given.get("measure", "speed") == "speed" else 1)
 
 
+def test_growth_begins_at_the_first_evaluation(two: Path) -> None:
+    """b has 1 of 4 before its first step and 3 of 4 at the end, on both seeds."""
+    _, b = read_comparison(two).variants
+    grown, reached = (difference_of(claim(grows=grows, expect=["b > 0"]), b, None) for grows in (True, False))
+    assert grown is not None
+    assert reached is not None
+    assert (grown.mean, reached.mean) == (0.5, 0.75)
+
+
 def test_a_metric_that_no_run_has_and_a_variant_without_runs_are_not_measured(two: Path) -> None:
     a, b = read_comparison(two).variants
     assert difference_of(claim(measure="wrong_length"), b, a) is None

@@ -268,8 +268,10 @@ def replay(
     saved = str(RunDirectory(run).config)
     config = run_config([saved], trust=trust_code)
     from grouprl.cli.proofs import show_branches
+    from grouprl.run.trust import refuse_changed_algorithm
     from grouprl.tools.proof.branches import Selection
 
+    refuse_changed_algorithm(run, config.algorithm.name, trust_code or ())
     selection = Selection(problem, completion, tuple(position or ()), tokens, alternatives, least)
     if (settings or reward or as_json) if branch else selection != Selection():
         raise UserError(

@@ -58,15 +58,14 @@ def train(
 
     Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
 
-    Example: grouprl train demo --algorithm my_algorithms.py:mine
+    Example: grouprl train demo algorithm=my_algorithms.py:mine
 
     Example: grouprl train --resume runs/demo-1
 
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
     given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
-    own = algorithm is not None and ".py:" in algorithm
-    given |= {"algorithm.name": None if own else algorithm}
+    given |= {"algorithm.name": algorithm}
     options = place_of_run(settings) if resume else {}
     options |= {key: value for key, value in given.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
@@ -79,10 +78,6 @@ def train(
     if resume:
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
-    if own:
-        from grouprl.cli.own_algorithm import algorithm_in_file
-
-        config = config.model_copy(update={"algorithm": algorithm_in_file(str(algorithm))})
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
     from grouprl.tasks import load_task
@@ -350,6 +345,7 @@ def plan(
     bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Memory on several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    trust_code: TrustOption = None,
 ) -> None:
     """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes.
 
@@ -362,14 +358,13 @@ def plan(
     Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
     from grouprl.config.checks import check_sections
-    from grouprl.config.run import RunConfig
     from grouprl.tools.planner.machine import Rates
     from grouprl.tools.planner.screen import parse_memory, plan_run, show_plan
     from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
-    config = configured(RunConfig, settings, {"model.path": model})
+    config = run_config(settings, {"model.path": model}, trust=trust_code)
     check_sections(config)
     if gpus is not None:
         from grouprl.tools.planner.layouts import show_layouts

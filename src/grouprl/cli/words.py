@@ -17,6 +17,7 @@ from rich.console import Console
 
 from grouprl import __version__
 from grouprl.cli import completion
+from grouprl.config.code_files import errors_of_code
 from grouprl.models.names import check_name, is_gguf
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
@@ -110,6 +111,7 @@ def run_config(
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
     check_models(settings, options)
+    from grouprl.config.own_algorithm import is_in_file, load_algorithm
     from grouprl.config.run import RunConfig, load_config
     from grouprl.run.trust import refuse_foreign_code
 
@@ -119,6 +121,9 @@ def run_config(
         refuse_links(file.parent)
     config = configured(RunConfig, settings, options)
     refuse_foreign_code(config, of_runs, trust or ())
+    if is_in_file(config.algorithm.name):
+        load_algorithm(config.algorithm.name)
+        config = configured(RunConfig, settings, options)
     if not of_runs or any(text.startswith("runs_dir=") for text in settings):
         return config
     run = of_runs[-1].parent
@@ -207,7 +212,8 @@ def main() -> None:
     """The entry point: an error of the user or the machine is one message and code 2, a diverged run has code 1."""
     _open_standard_streams()
     try:
-        app()
+        with errors_of_code():
+            app()
     except (
         *(UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError, ModuleNotFoundError),
     ) as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.algorithms.advantages import Credit
+from grouprl.algorithms.advantages import Credit, check_tensor
 from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, UpdateWork
@@ -50,7 +50,7 @@ from grouprl.models.progress import PROGRESS
 from grouprl.models.shard import reshard
 from grouprl.models.workers import side_by_side, worker_count
 from grouprl.ranks import Ranks
-from grouprl.types import Batch, TokenTrace
+from grouprl.types import Batch, TokenTrace, UserError
 
 _Update = tuple[dict[str, float], list[TokenPass]]
 """The metrics of an update, and its forward passes."""
@@ -228,9 +228,10 @@ class Learner:
             optimizer.turn = turn  # by the step: the rate follows the run, whichever updates had no gradient
         batch, learning_rate = work.batch, self.optimizer.learning_rate
         weights_NT = torch.zeros(batch.mask_NT.shape)
-        weights_NT[list(rows)] = self.algorithm.objective.weights(
+        weights_nT = self.algorithm.objective.weights(
             batch.trained_NT[list(rows)], max_tokens=batch.sampling.max_tokens
         )
+        weights_NT[list(rows)] = check_tensor("weights", weights_nT, (len(rows), batch.mask_NT.shape[1]))
         value = None if critic is None else critic.loss(work.valuation, rows)
         valued = [] if value is None else value.rows
         trunk = None if critic is None else critic.critic.trunk
@@ -377,7 +378,10 @@ class Learner:
         The ratio is exp(log-prob - old log-prob); `grouprl.algorithms.surrogates` has the other surrogates.
         """
         a = self.algorithm
-        return a.objective.loss(tokens, a.kl, self.kl_coef if a.pulls else 0.0)
+        result = a.objective.loss(tokens, a.kl, self.kl_coef if a.pulls else 0.0)
+        if not isinstance(result, tuple):
+            raise UserError(f"loss: expected (loss, stats), got {type(result).__name__}: return both")
+        return check_tensor("loss", result[0], ()), result[1]
 
     @torch.no_grad()
     def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:

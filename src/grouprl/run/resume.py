@@ -257,7 +257,7 @@ def code_of_run(
     # In no file of code: by name, with a digest.
     named = {f"reward {one.name}": one.function for one in functions} | {"task": task}
     objects = {name: own for name, one in named.items() if (own := own_code(one)) is not None}
-    code = code_of(functions, parts.step_parts.tokenizer, ranks) | {"objects": objects}
+    code = code_of(functions, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
     if resumed is not None:
         refuse_changed_code(resumed, code, trusted)
         refuse_changed_objects(resumed, objects)

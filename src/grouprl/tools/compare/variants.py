@@ -22,6 +22,7 @@ from typing import Any
 from grouprl.config.checks import check_sections
 from grouprl.config.command_line import config_of
 from grouprl.config.comparison import STAGE, CompareConfig
+from grouprl.config.own_algorithm import is_in_file
 from grouprl.config.run import RunConfig, load_config
 from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from grouprl.record.files import atomic_write_text, json_text, remove
@@ -32,6 +33,7 @@ from grouprl.run.machine import with_dtype
 from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
 from grouprl.run.terminal import Advance, Terminal
+from grouprl.run.trust import refuse_changed_algorithm
 from grouprl.run.verdict import verdict
 from grouprl.tasks import load_task
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_folder
@@ -195,7 +197,8 @@ def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Run
         path = model_at(made.model.path) if resolve else made.model.path
         return with_dtype(made.model_copy(update={"model": made.model.model_copy(update={"path": path})}))
     run = with_run_dtype(resolve(given), resume=True) if resolve else config_of(RunConfig, given)
-    check_sections(run)
+    if resolve or not is_in_file(run.algorithm.name):
+        check_sections(run)
     if resolve:
         configured_rewards(run, load_task(**run.task.model_dump()))
     return run
@@ -219,6 +222,8 @@ def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
     for run in planned:
         made = RunDirectory(run.directory)
         if made.exists:
+            if isinstance(run.config, RunConfig):
+                refuse_changed_algorithm(run.directory, run.config.algorithm.name)
             then = load_config(type(run.config), [made.config], [])
             changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
     if changed:
