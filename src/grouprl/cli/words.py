@@ -18,6 +18,7 @@ from rich.console import Console
 from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.config.code_files import errors_of_code
+from grouprl.config.command_line import is_change
 from grouprl.models.names import check_name, is_gguf
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
@@ -175,12 +176,12 @@ def settings_of_run(checkpoint: str) -> list[str]:
 def _file_of_run(text: str) -> str:
     """The configuration of a run that is named by its folder; other settings as they are."""
     run = RunDirectory(text)
-    return str(run.config) if "=" not in text and run.exists else text
+    return str(run.config) if not is_change(text) and run.exists else text
 
 
 def place_of_run(settings: Sequence[str] | None) -> dict[str, object]:
     """Returns the name and the parent of the run directory among the settings, where `--resume` continues it."""
-    runs = [RunDirectory(text).path for text in settings or [] if "=" not in text and RunDirectory(text).exists]
+    runs = [RunDirectory(text).path for text in settings or [] if not is_change(text) and RunDirectory(text).exists]
     return {"name": runs[-1].resolve().name, "runs_dir": str(runs[-1].parent)} if runs else {}
 
 

@@ -13,6 +13,7 @@ import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
@@ -27,6 +28,7 @@ from grouprl.config.learner import LearnerConfig as LearnerConfig
 from grouprl.config.own_algorithm import is_in_file, load_algorithm
 from grouprl.config.section import Arguments, Examples, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
+from grouprl.files import DATA_KINDS, data_kind
 from grouprl.models.names import ALL_LINEAR, QUESTION
 from grouprl.types import Sampling, UserError, unknown_name
 
@@ -120,11 +122,13 @@ class TaskConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_of_a_file(cls, given: Any) -> Any:
-        """A data file in place of a name is one for the task `jsonl`, in place of the path that a recipe has."""
+        """A data file or folder in place of a name is for the task `jsonl`, in place of the path that a recipe has."""
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             return given
-        if given["name"].startswith("hub:") or given["name"].endswith((".jsonl", ".json", ".csv", ".parquet")):
-            return {**given, "name": "jsonl", "path": given["name"]}
+        name = given["name"]
+        is_folder = "/" in name and Path(name).expanduser().is_dir()
+        if name.startswith("hub:") or is_folder or data_kind(name) in DATA_KINDS:
+            return {**given, "name": "jsonl", "path": name}
         return given
 
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from grouprl.models.compiled import kernels
 from grouprl.models.unpacked import unpacked_hidden_states
 from grouprl.types import UserError
 
-NAME = "grouprl"
+NAME, _NOTES = "grouprl", "grouprl_notes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,21 +124,42 @@ class AttentionLayer(NamedTuple):
     kv_heads: int
     key_size: int
     value_size: int
-    window: int | None
+    window: int | None  # what the layer asks of its attention function
+    masked: float | None  # window of the mask in the model's own forward pass; inf = none, None = not known
 
 
-class _LayoutProbe:
-    """Notes what layers pass instead of attending."""
+def _note_layer(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    notes: dict[int, AttentionLayer],
+    sliding_window: int | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Notes what a layer passes instead of attending."""
+    masked = (0.0 if attention_mask is None else float(attention_mask.flatten()[0])) or None
+    layer = AttentionLayer(key.shape[1], key.shape[3], value.shape[3], sliding_window, masked)
+    notes[module.layer_idx] = layer  # type: ignore[index]
+    return query.new_zeros(1, 1, query.shape[1], value.shape[3]), None
 
-    longest = 1 << 62  # longer than any window
 
-    def __init__(self) -> None:
-        self.found: dict[int, AttentionLayer] = {}
+def _note_mask(
+    q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **unused: Any
+) -> Tensor:
+    """In place of a mask the tokens that its last row sees: the window; inf = all, 0 = another rule than a window."""
+    seen = float("inf")
+    if local_size is not None:
+        newest, oldest = torch.tensor(local_size), torch.tensor(1)
+        is_window = mask_function(0, 0, newest, oldest) and not mask_function(0, 0, newest, oldest - 1)
+        seen = float(local_size) if is_window else 0.0
+    return torch.full((1, 1, q_length, kv_length), seen)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """See `Layout.attend`."""
-        self.found[layer] = AttentionLayer(key.shape[1], key.shape[2], value.shape[2], rule.window)
-        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+AttentionInterface.register(_NOTES, _note_layer)
+AttentionMaskInterface.register(_NOTES, _note_mask)
 
 
 @torch.no_grad()
@@ -146,10 +167,14 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """The attention layers of a packed model, by one forward pass of one token."""
     decoder: Any = model.get_decoder()
     if not hasattr(decoder, "_grouprl_layers"):  # asked first when the model is loaded
-        layout, device = _LayoutProbe(), model.get_input_embeddings().weight.device
-        token = torch.zeros(1, 1, dtype=torch.long, device=device)
-        decoder(input_ids=token, position_ids=token, use_cache=False, layout=layout)
-        decoder._grouprl_layers = [layout.found[layer] for layer in sorted(layout.found)]
+        notes: dict[int, AttentionLayer] = {}
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+        model.set_attn_implementation(_NOTES)
+        try:
+            decoder(input_ids=token, position_ids=token, use_cache=False, notes=notes)
+        finally:
+            model.set_attn_implementation(NAME)
+        decoder._grouprl_layers = [notes[layer] for layer in sorted(notes)]
     return decoder._grouprl_layers  # type: ignore[no-any-return]
 
 

@@ -25,6 +25,7 @@ from grouprl.models.load import (
     load_model,
     load_tokenizer,
 )
+from grouprl.models.names import check_name
 from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.recompute import recompute_activations, recomputes
@@ -160,6 +161,7 @@ def make_teacher(
     room = context_length(policy) - config.rollout.max_tokens
     if part.path is None:
         return Teacher(part, gold, tokenizer, room)
+    check_name(part.path, "algorithm.distill_teacher: model")
     own, other = tokenizer.get_vocab(), load_tokenizer(part.path).get_vocab()
     if missing := sorted(token for token, number in own.items() if other.get(token) != number):
         raise UserError(
