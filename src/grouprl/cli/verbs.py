@@ -318,7 +318,11 @@ def report(run: RunArgument) -> None:
     Example: grouprl report runs/demo
     """
     from grouprl.lab.report.write import write_report
+    from grouprl.record.read import read_run
+    from grouprl.run.terminal import visible
+    from grouprl.run.verdict import verdict
 
+    typer.echo(visible(verdict(read_run(run))))
     typer.echo(f"Report: {write_report(run)}")
     suggest(f"grouprl lab {run}")
 
