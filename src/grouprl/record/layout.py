@@ -322,10 +322,14 @@ def run_at(given: str | Path) -> Path:
     )
 
 
+_MOST_NAMED = 8
+
+
 def _near(place: Path) -> str:
     runs = {path.name: path for parent in (Path("runs"), place.parent) for path in _runs_in(parent)}
     name = nearest_name(place.name, runs)
-    return f"did you mean {runs[name]}?" if name else ""
+    several = sorted(map(str, runs.values()))[:_MOST_NAMED]
+    return f"did you mean {runs[name]}?" if name else f"the runs there are {', '.join(several)}" if several else ""
 
 
 def _runs_in(parent: Path) -> list[Path]:

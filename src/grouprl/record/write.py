@@ -215,7 +215,7 @@ def refuse_run(directory: Path) -> None:
         raise UserError(
             f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
             f"continue that run with grouprl train --resume {directory} (in Python train(resume=True)), or choose "
-            "another name"
+            f"another name, and --model {directory} to train its model further"
         )
 
 
