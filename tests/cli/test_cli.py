@@ -357,7 +357,7 @@ def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
     [
         (
             "train --resume NOFOLDER",
-            "found none: the runs there are runs/demo",
+            "give the folder that a training run wrote, such as runs/demo",
         ),
         ("train --resume runs/dmo", "found none: did you mean runs/demo?"),
         ("train demo runs/no", "a run is resumed with --resume, a model is given with --model"),

@@ -31,7 +31,7 @@ from grouprl.cli.words import (
     watched,
 )
 from grouprl.config.command_line import reward_settings
-from grouprl.record.layout import RunDirectory, run_at
+from grouprl.record.layout import RunDirectory, has_failed, run_at
 from grouprl.types import UserError
 
 
@@ -336,7 +336,8 @@ def report(run: RunArgument) -> None:
     from grouprl.run.terminal import visible
     from grouprl.run.verdict import verdict
 
-    typer.echo(visible(verdict(read_run(run))))
+    if has_failed((recorded := read_run(run)).summary):
+        typer.echo(visible(verdict(recorded)))
     typer.echo(f"Report: {write_report(run)}")
     suggest(f"grouprl lab {run}")
 

@@ -316,10 +316,7 @@ def run_at(given: str | Path) -> Path:
     run = run_of_checkpoint(place)
     if run is not None:
         return run.path
-    raise UserError(
-        f"{given}: expected a run directory (one with a config.yaml), found none: "
-        f"{_near(place) or 'give the folder that a training run wrote, such as runs/NAME'}"
-    )
+    raise UserError(f"{given}: expected a run directory (one with a config.yaml), found none: {_near(place)}")
 
 
 _MOST_NAMED = 8
@@ -329,7 +326,8 @@ def _near(place: Path) -> str:
     runs = {path.name: path for parent in (Path("runs"), place.parent) for path in _runs_in(parent)}
     name = nearest_name(place.name, runs)
     several = sorted(map(str, runs.values()))[:_MOST_NAMED]
-    return f"did you mean {runs[name]}?" if name else f"the runs there are {', '.join(several)}" if several else ""
+    such = ", ".join(several) or "runs/NAME"
+    return f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
 
 
 def _runs_in(parent: Path) -> list[Path]:
