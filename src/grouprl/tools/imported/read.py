@@ -55,7 +55,7 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, Foreign]:
         script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "grpo"), None)
         script = script if script is not None else words.index("-m") + 1 if "-m" in words else -1
         world = next((int(number) for number in _PROCESSES.findall(" ".join(words))), None)
-        settings = words[script + 1 :] if script >= 0 else []
+        settings = list(words[script + 1 :]) if script >= 0 else []
         settings = shlex.split(_PROCESSES.sub("", shlex.join(settings)))
     elif not _SETTING.fullmatch(words[0]):
         return Path(words[0]), read_foreign(Path(words[0]), words[1:])
