@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ from grouprl.cli.words import (
     app,
     check_models,
     configured,
+    is_settings_file,
     place_of_run,
     run_config,
     settings_of_run,
@@ -29,7 +31,7 @@ from grouprl.cli.words import (
     watched,
 )
 from grouprl.config.command_line import reward_settings
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import RunDirectory, has_failed, run_at
 from grouprl.types import UserError
 
 
@@ -66,6 +68,9 @@ def train(
     """
     given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
     given |= {"algorithm.name": algorithm}
+    for text in settings or [] if resume else ():
+        if "=" not in text and not text.startswith("-") and not is_settings_file(text):
+            run_at(text)
     options = place_of_run(settings) if resume else {}
     options |= {key: value for key, value in given.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
@@ -187,10 +192,16 @@ def evaluate(
     config = run_config([*of_run, *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation, show_pass_at
 
-    if beside is not None and (pass_at is None or beside == checkpoint):
-        raise UserError(f"--beside: expected another model than {checkpoint}, and --pass-at with it: add it")
     models = {checkpoint: config}
     if beside is not None:
+        if beside == checkpoint:
+            raise UserError(f"--beside: expected another model than {checkpoint}, got the same: name a second one")
+        try:
+            check_models(None, {"model.path": beside})
+        except UserError as error:
+            raise UserError(f"--beside: {error}") from None
+        if pass_at is None:
+            raise UserError(f"--beside {beside}: expected --pass-at with it, got none: add --pass-at 64")
         models[beside] = run_config([*of_run, *(settings or [])], {**options, "model.path": beside}, trust=trust_code)
     if pass_at is None:
         show_evaluation(config, as_json=as_json)
@@ -218,6 +229,9 @@ def sample(
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
     options = {"model.path": model, "task.name": task}
+    if len(words := [text for text in settings or [] if "=" not in text and not is_settings_file(text)]) > 1:
+        text = " ".join(words)
+        raise UserError(f"{text}: expected KEY=VALUE, got several words: quote a prompt, --prompt {shlex.quote(text)}")
     config = run_config([*settings_of_run(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group
 
@@ -311,7 +325,12 @@ def report(run: RunArgument) -> None:
     Example: grouprl report runs/demo
     """
     from grouprl.lab.report.write import write_report
+    from grouprl.record.read import read_run
+    from grouprl.run.terminal import visible
+    from grouprl.run.verdict import verdict
 
+    if has_failed((recorded := read_run(run)).summary):
+        typer.echo(visible(verdict(recorded)))
     typer.echo(f"Report: {write_report(run)}")
     suggest(f"grouprl lab {run}")
 

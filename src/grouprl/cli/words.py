@@ -37,6 +37,7 @@ ANY_OPTION = {"ignore_unknown_options": True}
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -141,6 +142,7 @@ def configured(
     """Builds a configuration from command-line arguments; a run in the place of a model is its newest checkpoint."""
     from grouprl.config.command_line import config_of
 
+    check_words(kind, settings or [])
     config = config_of(kind, settings, options)
     path = model_at(config.model.path)
     if is_gguf(path):
@@ -150,6 +152,47 @@ def configured(
         path = str(import_gguf(Path(path)))
     model = config.model.model_copy(update={"path": path})
     return config.model_copy(update={"model": model})
+
+
+def check_words(kind: type[Config], settings: Sequence[str]) -> None:
+    """Refuses words among the settings that are no file, no recipe and no KEY=VALUE, and says what was meant.
+
+    Raises:
+        UserError: spaces around =, a missing =, a model or a task without its option, a run or a folder.
+    """
+    from grouprl.config.files import advice
+    from grouprl.models.names import BUNDLED
+    from grouprl.tasks.named import TASKS
+
+    for at, text in enumerate(settings):
+        after = settings[at + 1] if at + 1 < len(settings) else ""
+        spaced = text.endswith("=") and after and "=" not in after and not is_settings_file(after)
+        if text.startswith("=") or spaced:
+            key = settings[at - 1] if text.startswith("=") and at else ""
+            value = text.strip("=") if text.strip("=") and not spaced else after
+            raise UserError(f"{text}: expected KEY=VALUE without spaces: write {key or text[:-1]}={value or 'VALUE'}")
+        if "=" in text or after.startswith("=") or text.startswith("-") or is_settings_file(text):
+            continue
+        section = text.partition(".")[0] in kind.model_fields
+        if section and (not advice(kind, text) or "." in text):
+            raise UserError(f"{text}: expected KEY=VALUE, got no =: write {text}={after or 'VALUE'}")
+        for option, names in {"--model": BUNDLED, "--task": TASKS}.items():
+            if text in names:
+                raise UserError(f"{text}: expected a recipe, a file or KEY=VALUE, got a name: write {option} {text}")
+        if "/" in text or Path(text).is_dir():
+            raise UserError(
+                f"{text}: expected a recipe, a file or KEY=VALUE, found no such file: a run is resumed with --resume, "
+                "a model is given with --model, data with --task"
+            )
+
+
+def is_settings_file(text: str) -> bool:
+    """Whether a word names a file or a recipe."""
+    from grouprl.config.command_line import RECIPES
+
+    return Path(text).suffix in (".yaml", ".yml", ".json") or any(
+        place.is_file() for place in (Path(text).expanduser(), RECIPES / f"{text}.yaml")
+    )
 
 
 def check_models(settings: Sequence[str] | None, options: Mapping[str, object] | None = None) -> None:
@@ -212,6 +255,10 @@ def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
 def main() -> None:
     """The entry point: an error of the user or the machine is one message and code 2, a diverged run has code 1."""
     _open_standard_streams()
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
+    elif sys.argv[1:2] == ["version"]:
+        sys.argv[1:] = ["--version"]
     try:
         with errors_of_code():
             app()

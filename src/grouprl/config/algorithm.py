@@ -180,7 +180,9 @@ def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserError(f"algorithm.{name}: expected the options of a part that every algorithm has, got null")
             found |= KINDS[name][0].absent
         elif name in KINDS and name not in _SHORT:
-            raise UserError(f"algorithm.{name}: expected a section with keys of its own, got {value!r:.60}")
+            coef = next((key for kind in KINDS[name] for key in hints(kind) if key == f"{name}_coef"), "")
+            write = f": write algorithm.{coef}={value}" if coef else ""
+            raise UserError(f"algorithm.{name}: expected a section with keys of its own, got {value!r:.60}{write}")
         else:
             found[_SHORT.get(name, name)] = value
     return found

@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sqlite3
+import sysconfig
 import time
+import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from grouprl.files import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
-from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
+from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, has_failed, lock_directory
 from grouprl.record.read import Example, read_json_lines
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
 from grouprl.types import StepRecord, UserError
 
 _CLOSE_SECONDS = 5.0  # longest wait for a moment without readers; beside constant queries it took 0.75
+_LIBRARIES = (Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
+_PLACE = re.compile(r"\(([^()\s]+:\d+)\)")  # as a reward's error names the line of its user
+_LONGEST = 4000  # characters of a failure's reason
 
 
 class RunRecord:
     """An open run directory, locked against other processes until `close`; made by `create` or `reopen`."""
+
+    step_in_progress = 0  # for the summary of a failure; 0 = before the first step
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -36,6 +45,8 @@ class RunRecord:
             on_error.callback(os.close, lock)
             self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
             on_error.callback(_make_plain, self._rollouts)
+            if has_failed(read_json(self._files.summary)):
+                self._files.summary.unlink()
             self._closing = on_error.pop_all()
 
     @classmethod
@@ -78,6 +89,7 @@ class RunRecord:
             held = lock_directory(directory) if lock is None else os.dup(lock)
             record = on_error.enter_context(cls(directory, held))
             record._drop_after(step)
+            record.step_in_progress = step
             on_error.pop_all()
         return record
 
@@ -144,8 +156,21 @@ class RunRecord:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception):  # Ctrl-C stops a run, which is no failure
+                with suppress(OSError):  # of a full disk, for example, which `error` names
+                    self._fail(error)
+        finally:
+            self.close()
+
+    def _fail(self, error: Exception) -> None:
+        is_sentence = isinstance(error, UserError | FloatingPointError)
+        reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+        failure = {"state": "failed", "reason": reason[:_LONGEST], "step": self.step_in_progress}
+        self.summary({**failure, "frame": user_frame(error)})
 
 
 class NoRecord(RunRecord):
@@ -156,7 +181,27 @@ class NoRecord(RunRecord):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    step = evaluation = warning = held_out = examples = rewards = _nothing
+    step = evaluation = warning = held_out = examples = rewards = _fail = _nothing
+
+
+def user_frame(error: BaseException) -> str | None:
+    """FILE:LINE of the newest code in an error that is neither GroupRL's nor a library's; None without such code.
+
+    Of a reward, which runs in another process, the text of the error names the line.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
+        own = [
+            f"{path}:{line}"
+            for path, line in frames
+            if path.is_absolute() and not any(path.is_relative_to(folder) for folder in _LIBRARIES)
+        ]
+        if own:
+            return own[-1]
+        cause = cause.__cause__ or cause.__context__
+    place = _PLACE.search(str(error))
+    return place[1] if place else None
 
 
 def _moment(when: str) -> float:
@@ -170,7 +215,7 @@ def refuse_run(directory: Path) -> None:
         raise UserError(
             f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
             f"continue that run with grouprl train --resume {directory} (in Python train(resume=True)), or choose "
-            "another name"
+            f"another name, and --model {directory} to train its model further"
         )
 
 
@@ -181,6 +226,7 @@ def held_files(directory: Path) -> list[str]:
     files = RunDirectory(directory)
     made = {files.config.name, files.rollouts.name}
     beside = {files.rewards.name, files.code.name, files.trackers.name}
+    beside |= {files.summary.name} if has_failed(read_json(files.summary)) else set()
     return [] if set(held) - beside == made and not holds_steps(files.rollouts) else held
 
 

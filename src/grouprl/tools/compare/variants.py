@@ -34,7 +34,7 @@ from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
 from grouprl.run.terminal import Advance, Terminal
 from grouprl.run.trust import refuse_changed_algorithm
-from grouprl.run.verdict import verdict
+from grouprl.run.verdict import counted, verdict
 from grouprl.tasks import load_task
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_folder
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
@@ -119,7 +119,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     try:
         atomic_write_text(directory / COMPARISON_FILE, json_text(config.model_dump(mode="json"), indent=2) + "\n")
         left = [run for run in planned if not run.finished]
-        terminal.say(f"{directory}: {len(planned)} runs, {len(planned) - len(left)} of them finished.")
+        terminal.say(f"{directory}: {counted(len(planned), 'run')}, {len(planned) - len(left)} of them finished.")
         with stop_on_signal(terminal.say) as stop:
             failed = _run_all(planned, left, config.jobs, terminal, stop)
         with terminal.status("writing the report"):
@@ -130,7 +130,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     terminal.say(f"Report: {report}")
     unfinished = [run for run in planned if not run.finished and run.config.name not in failed]
     if unfinished:
-        terminal.say(f"Stopped: {len(unfinished)} runs are unfinished. Run this command again to continue.")
+        terminal.say(f"Stopped: {counted(len(unfinished), 'run')} unfinished. Run this command again to continue.")
     return ComparisonResult(directory, not unfinished, failed)
 
 
