@@ -133,15 +133,30 @@ FAMILIES = {
     ),
     "RoBERTa": fields(
         pre_tokenizer=BYTES,
-        post_processor={"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True, "add_prefix_space": False},
+        post_processor={
+            "type": "RobertaProcessing",
+            "sep": ["</s>", 2],
+            "cls": ["<s>", 0],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        },
         decoder=BYTES,
     ),
-    "NFKC, lower case": fields(normalizer=sequence("normalizers", {"type": "NFKC"}, {"type": "Lowercase"}), pre_tokenizer=BYTES),
+    "NFKC, lower case": fields(
+        normalizer=sequence("normalizers", {"type": "NFKC"}, {"type": "Lowercase"}), pre_tokenizer=BYTES
+    ),
     "padded, cut": fields(
-        padding={"strategy": {"Fixed": 512}, "direction": "Right", "pad_to_multiple_of": 8, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"},
+        padding={
+            "strategy": {"Fixed": 512},
+            "direction": "Right",
+            "pad_to_multiple_of": 8,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "a",
+        },
         truncation={"direction": "Right", "max_length": 512, "strategy": "LongestFirst", "stride": 0},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -154,20 +169,32 @@ def test_known_tokenizers_are_accepted(family: str):
 
 X60, TYPE = replace("x", "x" * 60), "expected steps of a tokenizer with type and settings"
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "prepend, then replace": ({"normalizer": sequence("normalizers", prepend("x" * 1_000_000), replace("x", "x" * 256))}, "2.56e"),
+    "prepend, then replace": (
+        {"normalizer": sequence("normalizers", prepend("x" * 1_000_000), replace("x", "x" * 256))},
+        "2.56e",
+    ),
     "prepend": ({"normalizer": prepend("x" * 10_000)}, "1e\\+04 bytes"),
     "many prepends": ({"normalizer": sequence("normalizers", *[prepend("x" * 1000)] * 5)}, "5e\\+03 bytes"),
     "replace": ({"normalizer": replace("x", "x" * 2000)}, "2e\\+03 times"),
     "replace nothing": ({"normalizer": replace("", "x" * 2000)}, "2e\\+03 times"),
     "a regex that looks ahead": ({"normalizer": regex("(?=x)", "y" * 2000)}, "2e\\+03 times"),
-    "sequences in sequences": ({"normalizer": sequence("normalizers", sequence("normalizers", X60), sequence("normalizers", X60))}, "3.6e"),
+    "sequences in sequences": (
+        {"normalizer": sequence("normalizers", sequence("normalizers", X60), sequence("normalizers", X60))},
+        "3.6e",
+    ),
     "over two parts": ({"normalizer": X60, "pre_tokenizer": sequence("pretokenizers", *[metaspace()] * 3)}, "3.84e"),
     "many metaspaces": ({"pre_tokenizer": sequence("pretokenizers", *[metaspace()] * 8)}, "times"),
     "many byte levels": ({"pre_tokenizer": sequence("pretokenizers", *[BYTES] * 12)}, "times"),
-    "many byte levels of a normalizer": ({"normalizer": sequence("normalizers", *[{"type": "ByteLevel"}] * 12)}, "times"),
+    "many byte levels of a normalizer": (
+        {"normalizer": sequence("normalizers", *[{"type": "ByteLevel"}] * 12)},
+        "times",
+    ),
     "precompiled": ({"normalizer": precompiled("x" * 2000)}, "2e\\+03 times"),
     "precompiled twice": ({"normalizer": sequence("normalizers", *[precompiled("x" * 40)] * 2)}, "1.6e"),
-    "compatible forms": ({"normalizer": sequence("normalizers", *[{"type": "NFKD"}, replace("x", "\ufdfa")] * 4)}, "times"),
+    "compatible forms": (
+        {"normalizer": sequence("normalizers", *[{"type": "NFKD"}, replace("x", "\ufdfa")] * 4)},
+        "times",
+    ),
     "a special token of many": ({"post_processor": template("S $A", "$A $B", S=100_000)}, "1e\\+05 bytes"),
     "a special token many times": ({"post_processor": template("S " * 50_000, "$A $B", S=1)}, "5e\\+04 bytes"),
     "a template of many copies": ({"post_processor": template("$A " * 2000, "$A $B")}, "2e\\+03 times"),
@@ -178,20 +205,32 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "pieces that overlap": ({"truncation": {"max_length": 100_000, "stride": 99_999}}, "1e\\+05 times"),
     "a decoder": ({"decoder": replace("x", "x" * 2000)}, "decoder: .*2e\\+03 times"),
     "decoders": ({"decoder": sequence("decoders", sequence("decoders", X60), X60)}, "decoder: .*3.6e"),
-    "a decoder that doubles": ({"decoder": sequence("decoders", *[{"type": "BPEDecoder", "suffix": ""}] * 20)}, "1.05e"),
+    "a decoder that doubles": (
+        {"decoder": sequence("decoders", *[{"type": "BPEDecoder", "suffix": ""}] * 20)},
+        "1.05e",
+    ),
     "a long token": ({"model": {"type": "BPE", "vocab": {"x" * 100_000: 0}, "merges": []}}, "vocabulary: .*1e\\+05"),
-    "a long token of a list": ({"model": {"type": "Unigram", "vocab": [["x" * 100_000, 0.0]], "unk_id": 0}}, "vocabulary"),
-    "a long prefix": ({"model": {"type": "BPE", "vocab": {}, "continuing_subword_prefix": "x" * 100_000}}, "vocabulary"),
+    "a long token of a list": (
+        {"model": {"type": "Unigram", "vocab": [["x" * 100_000, 0.0]], "unk_id": 0}},
+        "vocabulary",
+    ),
+    "a long prefix": (
+        {"model": {"type": "BPE", "vocab": {}, "continuing_subword_prefix": "x" * 100_000}},
+        "vocabulary",
+    ),
     "a long added token": ({"added_tokens": [{"id": 5, "content": "x" * 100_000}]}, "vocabulary"),
     "long tokens, decoded": ({"model": {"vocab": {"x" * 4000: 0}}, "decoder": X60}, "decoder: .*2.4e"),
-    "many added tokens": ({"added_tokens": [{"id": 5, "content": "x" * 90}] * 90_000, "normalizer": X60}, "added tokens"),
+    "many added tokens": (
+        {"added_tokens": [{"id": 5, "content": "x" * 90}] * 90_000, "normalizer": X60},
+        "added tokens",
+    ),
     "a step without a type": ({"normalizer": {"prepend": "x"}}, TYPE),
     "a step without a type, inside": ({"normalizer": sequence("normalizers", {"prepend": "x" * 9})}, TYPE),
     "an unknown type": ({"normalizer": {"type": "Repeat", "times": 9}}, f"{TYPE}, got 'Repeat'"),
     "settings of another kind": ({"normalizer": {"type": "Prepend", "prepend": ["x"]}}, TYPE),
     "a template without its token": ({"post_processor": {**template("S $A", "$A"), "special_tokens": {}}}, TYPE),
     "two lists": ({"normalizer": {**sequence("normalizers", X60), "decoders": []}}, TYPE),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -204,7 +243,7 @@ def test_a_pipeline_that_makes_a_text_too_long_is_refused(kind: str):
 def test_a_model_with_such_a_pipeline_does_not_load(tmp_path: Path):
     file = tiny_model_folder(tmp_path / "model") / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | HOSTILE["prepend, then replace"][0]))
-    with pytest.raises(UserError, match="768 times and 7.68e"):
+    with pytest.raises(UserError, match=r"768 times and 7\.68e"):
         load_tokenizer(str(file.parent))
 
 
