@@ -98,7 +98,7 @@ def test_a_damaged_file_is_one_sentence(llama, tmp_path: Path, damage: str):
         found.tensors[0].field.parts[4][0] = 200
         found.data.flush()
     said = {
-        "cut": rf"the file is cut: expected {len(whole)} bytes, got {len(whole) - 1000}\\)",
+        "cut": rf"the file is cut: expected {len(whole)} bytes, got {len(whole) - 1000}",
         "empty": "the file is cut",
     }
     said |= {"cut in the header": "the file is cut: expected [0-9]+ bytes or more, got 500", "another magic": "no GGUF"}
@@ -121,6 +121,7 @@ def header_fields(content: gguf.GGUFReader) -> dict[str, tuple[int, int]]:
     return places
 
 
+@pytest.mark.slow
 def test_an_extreme_value_in_any_field_of_the_header_is_one_sentence(llama, tmp_path: Path):
     """Or the file is read as it was: a value that nothing depends on. Within a second, and without memory."""
     file = write_gguf(tmp_path / "tiny.gguf", llama)
@@ -131,15 +132,15 @@ def test_an_extreme_value_in_any_field_of_the_header_is_one_sentence(llama, tmp_
     assert len(places) > 100
     refusals = 0
     for place, (start, width) in places.items():
-        for value in (2**31 - 1, 2**63, 2**64 - 1):
+        for value in (2**31 - 1, 2**64 - 1):
             file.write_bytes(whole[:start] + (value % 256**width).to_bytes(width, "little") + whole[start + width :])
-            before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+            before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
             try:
                 _check(file)
             except UserError as error:
                 refusals += "\n" not in str(error)
             used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-            assert (time.monotonic() - began < 1, used < 200 << 10) == (True, True), (place, value)
+            assert (time.process_time() - began < 1, used < 200 << 10) == (True, True), (place, value)
     assert refusals > len(places)
 
 

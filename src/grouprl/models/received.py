@@ -146,8 +146,8 @@ def _growth(step: Any, path: Path) -> tuple[float, float]:
                 return len(text.encode()) + 1.0, len(text.encode())  # before each character: a regex may match nothing
             case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
                 table = b64decode(charsmap)  # of sentencepiece: length of a trie, the trie, the texts of its leaves
-                texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-                return float(max(1, *map(len, texts), 1)), 0.0
+                leaves = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+                return float(max(1, *map(len, leaves))), 0.0
             case {"type": "TemplateProcessing", "special_tokens": dict(special)}:
                 forms = [[next(iter(piece.items())) for piece in step[form]] for form in ("single", "pair")]
                 texts = [[one["id"] for kind, one in form if kind == "Sequence"] for form in forms]
@@ -159,9 +159,9 @@ def _growth(step: Any, path: Path) -> tuple[float, float]:
                 return 1.0, float(fixed + (multiple or 0))
             case {"max_length": int(longest), "stride": int(stride)}:  # of the truncation: pieces that overlap
                 return max(1.0, longest / max(1, longest - stride)), 0.0
-    kind = step.get("type") if isinstance(step, dict) else step
+    got = step.get("type") if isinstance(step, dict) else step
     raise UserError(
-        f"{path}: expected steps of a tokenizer with type and settings, got {kind!r:.60}: use another tokenizer, or "
+        f"{path}: expected steps of a tokenizer with type and settings, got {got!r:.60}: use another tokenizer, or "
         "save it again with a newer version of its library"
     )
 
