@@ -327,7 +327,7 @@ MODELS = [
     ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "/dev/zero"}}, "expected weights in this"),
     ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "../x"}}, "expected weights in this folder"),
     ("config.json", {"text_config": {"vocab_size": 1 << 40}}, "vocab_size: expected at most"),
-    ("tokenizer.json", growing(30), "normalizer: expected steps"),
+    ("tokenizer.json", growing(30), "and post_processor: expected steps"),
     ("tokenizer.json", {"added_tokens": [{"id": 5}] * 100_001}, "at most 100000 added tokens"),
     ("tokenizer_config.json", {"added_tokens_decoder": dict.fromkeys(map(str, range(100_001)), 1)}, "added tokens"),
 ]

@@ -23,7 +23,7 @@ from typing import Any, Self
 from grouprl.files import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, has_failed, lock_directory
-from grouprl.record.read import Example, read_json_lines
+from grouprl.record.read import Example, read_json_lines, refuse_foreign, run_identifier
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
 from grouprl.types import StepRecord, UserError
 
@@ -97,16 +97,25 @@ class RunRecord:
         files = self._files
         # Results of an evaluation that was not recorded to its end are made again.
         evaluated = {row["step"] for row in read_json_lines(files.evaluations)}
+        examples, kept = read_json(files.examples), {}
+        refuse_foreign(examples, run_identifier(self.directory), files.examples)
         for path in filter(Path.exists, files.line_files):
-            kept = [row for row in read_json_lines(path) if row["step"] <= step]
+            kept[path] = [row for row in read_json_lines(path) if row["step"] <= step]
             if path == files.held_out:
-                kept = [row for row in kept if row["step"] in evaluated]
-            atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
-        examples = read_json(files.examples)
+                kept[path] = [row for row in kept[path] if row["step"] in evaluated]
+            if path in (files.evaluations, files.held_out):
+                kept[path] = [self._signed(row) for row in kept[path]]
+        for path, rows in kept.items():  # after all were read: a damaged one is refused before any is changed
+            atomic_write_text(path, "".join(json_text(row) + "\n" for row in rows))
         shown = {when: rows for when, rows in examples.items() if not step < _moment(when) < math.inf}
         if shown != examples:
-            atomic_write_text(files.examples, json_text(shown, indent=2) + "\n")
+            atomic_write_text(files.examples, json_text(self._signed(shown), indent=2) + "\n")
         drop_after(self._rollouts, step)
+
+    def _signed(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """With the id of the run, so that a file that is copied into another run is noticed."""
+        run = run_identifier(self.directory)
+        return {**contents} if run is None else {**contents, "run": run}
 
     def step(self, record: StepRecord) -> None:
         """Records one step: its rollouts, then its metrics."""
@@ -115,7 +124,7 @@ class RunRecord:
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Records an evaluation on held-out problems after `step` updates, after its `held_out` and `examples`."""
-        append_line(self._files.evaluations, json_text({"step": step, **values}))
+        append_line(self._files.evaluations, json_text(self._signed({"step": step, **values})))
 
     def warning(self, row: Mapping[str, Any]) -> None:
         """Records a finding about a step (the fields of `report.health.Finding`)."""
@@ -123,7 +132,7 @@ class RunRecord:
 
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
-        append_line(self._files.held_out, json_text({"step": step, **results}))
+        append_line(self._files.held_out, json_text(self._signed({"step": step, **results})))
 
     def examples(self, when: str, rows: Sequence[Example]) -> None:
         """Records a few held-out problems with completions; replaces earlier examples of the same `when`.
@@ -131,8 +140,11 @@ class RunRecord:
         `when` is "before", "step N" or "after"; the file has them in this order.
         """
         path = self._files.examples
-        known = {**read_json(path), when: [asdict(row) for row in rows]}
-        atomic_write_text(path, json_text({one: known[one] for one in sorted(known, key=_moment)}, indent=2) + "\n")
+        examples = read_json(path)
+        refuse_foreign(examples, run_identifier(self.directory), path)
+        examples[when] = [asdict(row) for row in rows]
+        ordered = self._signed({when: examples[when] for when in sorted(examples, key=_moment)})
+        atomic_write_text(path, json_text(ordered, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
         """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
@@ -147,7 +159,7 @@ class RunRecord:
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Replaces summary.json."""
-        atomic_write_text(self._files.summary, json_text(values, indent=2) + "\n")
+        atomic_write_text(self._files.summary, json_text(self._signed(values), indent=2) + "\n")
 
     def close(self) -> None:
         """Makes the rollouts one plain file and releases the directory. Closing twice is harmless."""
