@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lab_browser
 from comparisons import comparison, ones, record
 from grouprl.lab.report.write import write_report
 from grouprl.tools.compare.read import COMPARISON_FILE
@@ -20,15 +21,21 @@ from recorded_runs import record_run
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
 SCREEN, PHONE = 1280, 390
+FAULTS = (Path(lab_browser.__file__).with_name("layout.js")).read_text(encoding="utf-8")
 CLAIMS = {
     "ends": {"claim": "b ends higher than a does.", "source": "a text", "expect": ["b > a", "b >= a"], "margin": 0.02},
     "slow": {"claim": "b is slow.", "source": "a text", "measure": "seconds_per_step", "expect": ["b > a"]},
-    "grows": {"claim": "KL grows.", "source": "a text", "measure": "kl", "at": "steps", "grows": True, "expect": ["a > 0"]},
-    "proved": {"claim": "It is exact.", "source": "a text", "exact": "pytest -k exact", "found": "equal", "holds": True},
+    "grows": {"claim": "KL grows.", "source": "a text", "measure": "kl", "at": "steps", "expect": ["a > 0"]},
+    "proved": {"claim": "It is exact.", "source": "a text", "exact": "pytest -k it", "found": "equal", "holds": True},
     "waits": {"claim": "Nobody has measured it.", "source": "a text"},
 }  # fmt: skip
-SCORED = {"rewards": [{"name": "correct", "value": 1.0, "weight": 1.0}, {"name": "boxed", "value": None, "weight": 0.5}],
-          "total": 1.0, "invalid": None, "correct": True, "tokens": 1}  # fmt: skip
+SCORED = {
+    "rewards": [{"name": "correct", "value": 1.0, "weight": 1.0}],
+    "total": 1.0,
+    "invalid": None,
+    "correct": True,
+    "tokens": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ HEAD = (".run-head .actions", ".chart-head .row")
 CARDS = {".cards": (3, 1), ".halves": (2, 1)}
 PAGES = {
     "runs": Layout("/", ".runs-table tr", (".runs-table .actions",)),
-    "run": Layout("/runs/rich", ".chart-card canvas", HEAD, {".page > .grid, .folds > .grid": (3, 1), ".pair .two": (2, 1)}),
+    "run": Layout("/runs/rich", ".chart-card canvas", HEAD, {".folds > .grid": (3, 1), ".pair .two": (2, 1)}),
     "notes": Layout("/runs/one", "dialog[open]", (), press=("Notes",)),
     "run with conversations": Layout("/runs/talk", ".chart-card canvas", HEAD),
     "groups": Layout("/runs/one/groups/1", ".grouprow .cell", (), {".groupgrid .columns": (5, 4)}),
@@ -61,7 +68,7 @@ PAGES = {
     "tokens of a conversation": Layout("/runs/talk/groups/1/0?c=0", ".tokenpanel", (), {".tokenrows": (2, 1)}),
     "step": Layout("/step?run=one&step=1", ".stage", (), {".walk": (2, 1)}),
     "try": Layout("/runs/one/groups/1/0", ".components tfoot", press=("Try your own completion", "Score it")),
-    "all stages of a step": Layout("/step?run=one&step=1&stage=update", "#update:not(.later), .stage:last-child:not(.later)"),
+    "all stages of a step": Layout("/step?run=one&step=1&stage=update", ".stage:last-child:not(.later)"),
     "all stages of rewards": Layout("/step?rewards=1,0,0,1&stage=update", ".stage:last-child:not(.later)"),
     "one group": Layout("/group", ".plot canvas", (), {".four": (4, 1)}),
     "ppo": Layout("/ppo", "main img", (), {".two": (2, 1)}),
@@ -80,7 +87,9 @@ PAGES = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("layout")
     texts = ["12 - 5 = 7. \\boxed{7}", "I think there are 8 left, as she gave some of them away. \\boxed{8}", "7", ""]
-    mixed = Made([1.0, 0.0, 1.5, None], advantages=[0.5, -1.5, 1.0, 0.0], correct=[True, False, True, None], texts=texts)
+    mixed = Made(
+        [1.0, 0.0, 1.5, None], advantages=[0.5, -1.5, 1.0, 0.0], correct=[True, False, True, None], texts=texts
+    )
     one = make_run(root / "one", *[[mixed, mixed]] * 3, config=FULL_CONFIG)
     rows = [{"step": step, "reward": 0.5, "accuracy": 0.5, "kl": 0.01 * step} for step in (1, 2, 3)]
     (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,72 +111,6 @@ def lab(runs: Path) -> Iterator[Opened]:
     with served(runs) as lab, opened(lab) as browser:
         browser.page.route("**/try", lambda route: route.fulfill(json=SCORED))
         yield browser
-
-
-# What is wrong anywhere on a page, and at the named lines and columns.
-FAULTS = """async ({ lines, columns }) => {
-  const loads = () => [...document.querySelectorAll("main .note")].some((e) => e.textContent === "Loading.");
-  for (let frame = 0; frame < 3 || (loads() && frame < 600); frame++) await new Promise(requestAnimationFrame);
-  const faults = [], wide = innerWidth > 700 ? 0 : 1;
-  const name = (e) => `${e.localName}${e.className && typeof e.className === "string" ? "." + e.className.trim().replaceAll(" ", ".") : ""} "${e.textContent.trim().slice(0, 30)}"`;
-  const seen = (e) => e.checkVisibility({ visibilityProperty: true }) && !e.closest(".unseen, .skip, thead, .progress .name, .later")
-    && e.getBoundingClientRect().width > 0;
-  const hides = (e) => getComputedStyle(e).overflowX !== "visible";
-  const ancestors = (e) => { const all = []; for (let one = e.parentElement; one; one = one.parentElement) all.push(one); return all; };
-  const root = document.querySelector("dialog[open]") ?? document.body;
-  const all = [...root.querySelectorAll("*")].filter((e) => !(e instanceof SVGElement && e.localName !== "svg") && seen(e));
-  if (document.documentElement.scrollWidth > innerWidth) faults.push(`scrolls sideways: ${document.documentElement.scrollWidth}`);
-  for (const e of all) {
-    const parent = ancestors(e).find((one) => !["inline", "contents"].includes(getComputedStyle(one).display));
-    const own = e.getBoundingClientRect(), around = parent.getBoundingClientRect(), style = getComputedStyle(e);
-    // Spaces at the end of a line hang out of an inline element, unseen.
-    const free = ["absolute", "fixed"].includes(style.position) || style.display === "inline" || hides(parent);
-    if (!hides(e) && !free && e.scrollWidth > e.clientWidth + 1 && e.clientWidth) faults.push(`something sticks out of ${name(e)}`);
-    if (!free && (own.right > around.right + 1 || own.left < around.left - 1)) faults.push(`wider than its parent: ${name(e)}`);
-    const cut = style.textOverflow !== "ellipsis" && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 2);
-    if (["BUTTON", "SELECT", "H1", "H2", "H3"].includes(e.tagName) && style.display !== "inline" && cut) faults.push(`text is clipped: ${name(e)}`);
-    if (e.tagName === "BUTTON" && own.width > 0.75 * innerWidth) faults.push(`a bar, no button: ${name(e)}`);
-  }
-  // What can be read or pressed, as boxes of its lines within what shows them.
-  const boxes = all.flatMap((e) => {
-    const control = ["BUTTON", "INPUT", "SELECT", "TEXTAREA"].includes(e.tagName), parts = [];
-    if (control) parts.push(...e.getClientRects());
-    else for (const node of e.childNodes) if (node.nodeType === 3 && node.textContent.trim()) {
-      const range = document.createRange();
-      range.selectNodeContents(node);
-      parts.push(...range.getClientRects());
-    }
-    if (!parts.length || e.closest("button, label, .equation, .formula, svg, .bars, .stacked, .plot, .u-wrap") && !control) return [];
-    const over = [e, ...ancestors(e)];
-    if (over.some((one) => ["sticky", "fixed", "absolute"].includes(getComputedStyle(one).position))) return [];
-    const frames = over.filter(hides).map((one) => one.getBoundingClientRect());
-    return parts.map((part) => ({ e, left: Math.max(part.left, ...frames.map((one) => one.left)), right: Math.min(part.right, ...frames.map((one) => one.right)),
-      top: Math.max(part.top, ...frames.map((one) => one.top)), bottom: Math.min(part.bottom, ...frames.map((one) => one.bottom)) }));
-  }).filter(({ left, right, top, bottom }) => right > left && bottom > top).sort((a, b) => a.top - b.top);
-  boxes.forEach((a, at) => {
-    for (const b of boxes.slice(at + 1)) {
-      if (b.top > a.bottom - 5) break;
-      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-      if (across > 2 && a.e !== b.e && !a.e.contains(b.e) && !b.e.contains(a.e)) faults.push(`overlap: ${name(a.e)} and ${name(b.e)}`);
-    }
-  });
-  const held = (e) => [...e.children].filter(seen).map((one) => [one, one.getBoundingClientRect()]);
-  for (const line of lines) {
-    const found = [...root.querySelectorAll(line)].filter(seen);
-    if (!found.length) faults.push(`not there: ${line}`);
-    for (const e of found) {
-      const middles = held(e).map(([, { top, bottom }]) => (top + bottom) / 2);
-      if (Math.max(...middles) - Math.min(...middles) > 3) faults.push(`not in one line: ${name(e)}`);
-    }
-  }
-  for (const [selector, counts] of Object.entries(columns)) {
-    const [first] = [...document.querySelectorAll(selector)].filter((e) => seen(e) && held(e).length > 1);
-    if (!first) { faults.push(`not there: ${selector}`); continue; }
-    const inside = held(first), beside = inside.filter(([, { top }]) => Math.abs(top - inside[0][1].top) < 3).length;
-    if (beside !== Math.min(counts[wide], inside.length)) faults.push(`${beside} instead of ${counts[wide]} side by side: ${selector}`);
-  }
-  return [...new Set(faults)];
-}"""
 
 
 def show(lab: Opened, layout: Layout, runs: Path) -> None:

@@ -13,6 +13,7 @@ from grouprl.files import is_number
 from grouprl.leaves import find_leaf
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
+from grouprl.run.verdict import counted
 from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
 from grouprl.tools.compare.read import (
     THRESHOLD,
@@ -82,7 +83,7 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
         said = {"holds": "holds here"}
         verdicts = ("holds", "does not hold", "undecided", "not measured yet")
         found = ", ".join(f"{said.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts)
-        return f"{len(comparison.claims)} claims: {found}."
+        return f"{counted(len(comparison.claims), 'claim')}: {found}."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}

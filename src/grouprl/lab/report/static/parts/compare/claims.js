@@ -20,7 +20,7 @@ export function claimCards({ name, claims, variants, seeds }) {
       "side, or shows that the difference is smaller than what matters (shaded), and is undecided otherwise. Thick: 95% " +
       `Student interval of the difference, over problems and ${counted(seeds.length, "seed")} together. Thin: widened, so that ` +
       "all intervals of the claim are right at once (Bonferroni); it decides. A star: below 5% also when corrected for " +
-      "all differences of this page (Holm)."),
+      "all differences of this page (Holm); a claim holds in the whole table if every difference has one."),
     h("div", { class: "grid claims" }, claims.map((claim) => card(claim, claim.variants.map((one) => found.get(one)), name))),
   ];
 }
@@ -30,7 +30,7 @@ function card(claim, variants, comparison) {
   const unit = SHARES.test(measure) ? " in points" : "", span = grows ? ", last less first tenth" : "";
   const what = `${measure.replaceAll("_", " ")}${unit}${span}, ${AT[at]}`;
   return h("article", { class: "card claim" },
-    h("p", { class: `found ${claim.verdict.replaceAll(" ", "-")}` }, claim.verdict === "holds" ? "holds here" : claim.verdict),
+    h("p", { class: `found ${claim.verdict.replaceAll(" ", "-")}` }, claim.holds_in_table ? "holds in the whole table" : claim.verdict === "holds" ? "holds here" : claim.verdict),
     h("h3", {}, visible(claim.claim)), h("p", { class: "note" }, visible(claim.source)),
     exact ? [h("p", {}, visible(claim.found)), h("p", {}, h("code", {}, visible(exact)))] : null,
     measured.length ? [h("p", { class: "note" }, what), forest(claim), curves(claim, variants), h("p", { class: "note" }, runsOf(variants, comparison))] : null);
