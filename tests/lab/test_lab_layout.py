@@ -94,7 +94,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"step": step, "reward": 0.5, "accuracy": 0.5, "kl": 0.01 * step} for step in (1, 2, 3)]
     (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     record_episodes(root / "talk", steps=3)
-    write_report(record_run(root / "rich", steps=30))
+    write_report(record_run(root / "rich", steps=20))
     for name, claims in (("claims", CLAIMS), ("vary", {})):
         folder = comparison(root / name, ["a", "b"], [0, 1])
         settings = json.loads((folder / COMPARISON_FILE).read_text())
@@ -139,3 +139,24 @@ def test_nothing_is_stacked_cut_or_covered(lab: Opened, runs: Path, name: str, w
         assert not found, "\n".join([theme, *found])
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
         assert (sum(ground) < 3 * 128) == (theme == "dark")
+
+
+WORDS = """async () => {
+  const at = (path) => import(new URL(`static/parts/${path}`, document.baseURI));
+  const [{ counted }, { turnText, conversation }] = [await at("text.js"), await at("groups/episode.js")];
+  const call = { tool: "add", arguments: "{}", result: "3", seconds: 0, fault: "" };
+  const turn = { text: "", advantages: [1, 1], reward: null, calls: [call], replies: [], shown: 1, forked: false };
+  const episode = { turns: [turn, { ...turn, calls: [] }], ended: "finished", invalid: false, reward: null };
+  const counts = [1, 0, 1200].map((count) => counted(count, "token"));
+  return [...counts, conversation(episode, turnText).textContent];
+}"""
+
+
+def test_a_call_stands_under_no_empty_text_and_counts_have_their_nouns(lab: Opened) -> None:
+    lab.go("/compare")
+    assert "0" not in lab.page.inner_text("main").split("\n")
+    one, none, many, said = lab.page.evaluate(WORDS)
+    assert (one, none, many) == ("1 token", "0 tokens", "1,200 tokens")
+    assert said.count("(empty)") == 1  # of the turn that wrote nothing and called nothing
+    assert "The policy read 1 token of this, and learns nothing of that." in said
+    assert said.endswith("The episode is finished.")  # a reward of reward functions needs none of the environment

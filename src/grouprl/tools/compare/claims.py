@@ -120,7 +120,7 @@ def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 def is_significant(expectation: Mapping[str, Any]) -> bool:
     """Whether an expectation's p-value is below 5 % after the correction over the whole table."""
     p_value = expectation["p_in_table"]
-    return p_value is not None and p_value < SIGNIFICANT
+    return p_value is not None and bool(p_value < SIGNIFICANT)
 
 
 def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
