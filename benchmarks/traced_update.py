@@ -46,7 +46,7 @@ def called_in_updates(*changes: str) -> set[CodeType]:
         finally:
             is_updating = False
 
-    step.update_policy = traced  # type: ignore[assignment]
+    step.update_policy = traced
     threading.setprofile(note)
     sys.setprofile(note)
     with tempfile.TemporaryDirectory() as folder:
