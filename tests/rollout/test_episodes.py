@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
-from grouprl.models.compiled import kernels
 from grouprl.models.layouts import Prefix
 from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
@@ -158,10 +157,7 @@ def test_a_model_that_is_not_packed_has_the_same_episodes(tiny: Path, groups: li
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_the_bits_do_not_depend_on_who_is_answered_when(setting: Setting, temperature: float):
-    """With a low temperature many episodes share what they wrote. The modules' products depend on all rows."""
-    compiled = kernels()
-    if compiled is None or not compiled.decodes(setting.model, torch.float32):
-        pytest.skip("float32 kernels decode the same bits; here are none")
+    """With a low temperature many episodes share what they wrote."""
     sampling, found = replace(DRAWN, temperature=temperature), []
     requests = [replace(request_of(range(90 + 7 * at, 112 + 3 * at)), completions=12) for at in range(5)]
     before = torch.get_num_threads()
