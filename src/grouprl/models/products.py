@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from grouprl.models.precision import is_emulated
 
@@ -34,6 +33,12 @@ _WEIGHTS, _EMULATED_WEIGHTS = 1 << 19, 1 << 16  # most of a measured product; mo
 # oneDNN compiles a bfloat16 product for each new number of rows and caches 1,024 of them: 0.3 ms and 0.7 MiB each on a
 # Zen 5 core (torch 2.13). Padding keeps the numbers of rows few.
 _PACK_ROWS, _DECODE_ROWS = 64, 8
+
+STRICTER = {
+    torch.float32: "export MKL_CBWR=AVX512,STRICT (on an Intel CPU; AVX2,STRICT without AVX-512)",
+    torch.bfloat16: "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (on an Intel CPU with AMX), or model.dtype=float32",
+}
+"""What helps where no number of rows does."""
 
 Sizes = frozenset[tuple[int, ...]]
 """Inputs and outputs of products; with a third number, of a batch of products that have a right side each."""
@@ -53,9 +58,11 @@ _LOCK = Lock()
 
 def product_sizes(*parts: nn.Module) -> Sizes:
     """Of all linear layers in these modules."""
-    layers = [layer for part in parts for layer in part.modules() if isinstance(layer, nn.Linear | Conv1D)]
     return frozenset(
-        (one.in_features, one.out_features) if isinstance(one, nn.Linear) else (one.nx, one.nf) for one in layers
+        (layer.in_features, layer.out_features)
+        for part in parts
+        for layer in part.modules()
+        if isinstance(layer, nn.Linear)
     )
 
 
