@@ -92,10 +92,12 @@ def _grouprl_attention(
         raise UserError("expected a token layout for this forward pass, got none: call grouprl.models.hidden_states")
     if dropout:
         raise UserError(f"expected attention without dropout, got dropout={dropout}: put the model into eval mode")
+    size = layout.size
     window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
+    parts = query[0].transpose(0, 1)[:size], key[0].transpose(0, 1)[:size], value[0].transpose(0, 1)[:size]
     attended = layout.attend(
         module.layer_idx,  # type: ignore[arg-type]
-        *(tensor[0, :, : layout.size].transpose(0, 1) for tensor in (query, key, value)),
+        *parts,
         Rule(scaling, window, softcap, s_aux),
     )
     return F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - len(attended))).unsqueeze(0), None

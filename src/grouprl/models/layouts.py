@@ -128,14 +128,11 @@ class TreeLayout:
     def attend_exactly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """The same for a single prompt, by `exact_attention`; keys and values are rounded as a cache keeps them."""
         kept = torch.bfloat16 if torch.is_autocast_enabled("cpu") else key.dtype
-        pair = [one.to(kept).to(torch.promote_types(one.dtype, torch.float32)) for one in (key, value)]
+        key, value = (one.to(kept).to(torch.promote_types(one.dtype, torch.float32)) for one in (key, value))
         if self.prefix is not None:
-            pair = [
-                torch.cat([one[layer], part])
-                for one, part in zip((self.prefix.keys, self.prefix.values), pair, strict=True)
-            ]
+            key, value = torch.cat([self.prefix.keys[layer], key]), torch.cat([self.prefix.values[layer], value])
         last_1T = torch.arange(self.before, self.before + self.size)[None]
-        return exact_attention(query.float()[None], *(one[None] for one in pair), last_1T, rule)[0].to(query.dtype)
+        return exact_attention(query.float()[None], key[None], value[None], last_1T, rule)[0].to(query.dtype)
 
     def _prefix_of(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.prefix is None:

@@ -213,7 +213,7 @@ class DecodeLayout:
             parts = prefix[layer].expand(n, -1, -1, -1), prompt, own[layer, :n, :, :K]
             pair.append(torch.cat(parts, 2).transpose(1, 2)[self._rows_n[:, None], index_nK].float())
         last_n1 = (self._prompt_n + self._length_n - 1)[:, None]
-        return exact_attention(query.float()[:, None], *pair, last_n1, rule)[:, 0].to(query.dtype)
+        return exact_attention(query.float()[:, None], pair[0], pair[1], last_n1, rule)[:, 0].to(query.dtype)
 
     def _with_prompts(self, left: Tensor, right: Tensor) -> Tensor:
         """Multiplies every row's [r, a] by its group's [a, b], group by group, so that each prompt is read once.
