@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from grouprl.models.products import padded_call
+
 
 class Critic(nn.Module):
     """A linear value head on the hidden states of its own trunk, or of the policy's.
@@ -32,5 +34,4 @@ class Critic(nn.Module):
         """[C] values, float32, from the hidden states [C, H] that predict the tokens."""
         # Rounded to bfloat16, a value near 64 is off by more than PPO's value clip.
         with torch.autocast(hidden_CH.device.type, enabled=False):
-            values: Tensor = self.head(hidden_CH.to(self.head.weight.dtype))[:, 0].float()
-        return values
+            return padded_call(self.head, hidden_CH.to(self.head.weight.dtype))[:, 0].float()
