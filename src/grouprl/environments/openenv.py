@@ -11,12 +11,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from http.client import HTTPException
 from socket import SHUT_RDWR
 from threading import Timer
 from typing import Any, Self
 
 from grouprl.config.environment import EnvironmentConfig
-from grouprl.environments.arguments import complaint
+from grouprl.environments.arguments import fitted, is_schema
 from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import as_text, cut
 from grouprl.rewards.http import fetch
@@ -96,7 +97,7 @@ class OpenEnvSource:
                 self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
             except OSError as error:
                 raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError, HTTPException) as error:
                 raise UserError(
                     f"{self.url}: expected an OpenEnv {_VERSION} server, got another answer ({error!r:.80}): install "
                     f"openenv {_VERSION} there"
@@ -151,12 +152,14 @@ class OpenEnvEnvironment:
         schemas = {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.tools}
         if call.tool not in schemas:
             return _failed(Fault.UNKNOWN_TOOL, f"expected one of the tools {', '.join(schemas)}, got {call.tool!r:.80}")
-        if said := complaint(call.arguments, schemas[call.tool]):
-            return _failed(Fault.ARGUMENTS, f"{call.tool}: {said}")
+        try:
+            arguments = fitted(call.arguments, schemas[call.tool])
+        except ValueError as error:
+            return _failed(Fault.ARGUMENTS, f"{call.tool}: {error}")
         if self._gone:
             return _failed(Fault.CRASH, f"{call.tool} cannot be called: {self._gone}")
-        named = {"type": "call_tool", "tool_name": call.tool, "arguments": dict(call.arguments)}
-        return self._asked({"type": "step", "data": named if self._source.calls_tools else dict(call.arguments)})
+        named = {"type": "call_tool", "tool_name": call.tool, "arguments": arguments}
+        return self._asked({"type": "step", "data": named if self._source.calls_tools else arguments})
 
     def _asked(self, message: Mapping[str, Any]) -> Observation:
         assert self._connection is not None
@@ -169,7 +172,7 @@ class OpenEnvEnvironment:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
         except OSError:
             why = "closed the connection"
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError):
             why = f"gave no answer of OpenEnv {_VERSION}"
         self._connection.close()
         self._gone = f"the environment is gone, because the server {why}"
@@ -210,6 +213,8 @@ class OpenEnvEnvironment:
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
     given = _ordered({"type": "object", "properties": {}, **parameters})
+    if not is_schema(given) or not isinstance(name, str) or not isinstance(description, str | None):
+        raise ValueError(f"a tool without a name, a description and a JSON schema: {name!r:.80}")
     return {"type": "function", "function": {"name": name, "description": description, "parameters": given}}
 
 
