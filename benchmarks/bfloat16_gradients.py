@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from grouprl.forward.attention import hidden_states
 from grouprl.forward.head import output_head
 from grouprl.forward.layouts import TreeLayout
-from grouprl.models.load import load_model
 from grouprl.forward.precision import autocast
+from grouprl.models.load import load_model
 
 CPU = torch.device("cpu")
 ROWS, TOKENS, PACKS = 64, 24, (1, 4, 16, 64)

@@ -4,7 +4,7 @@
     python benchmarks/comparison_tables.py                         those that were kept
 
 `--keep` copies what the table needs to benchmarks/results/compare_NAME.json; measured claims replace theirs in
-claims.json, so a comparison may have answered some alone. The page has the tables of those.
+claims.json, so a comparison may have answered some alone: p-values are corrected over all that claims.json has.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 
 from made_up import made_up_comparison
 
-from grouprl.tools.compare.settings import load_comparison
-from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
-from grouprl.tools.compare.inference import CrossedDifference, holm
+from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table, correct_over_table
 from grouprl.tools.compare.read import RecordedComparison, Variant
 from grouprl.tools.compare.report import write_comparison
+from grouprl.tools.compare.settings import load_comparison
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("variant", "greedy after", "difference over problems", "over seeds", "sampled, last tenth", "by seed")
@@ -101,13 +100,8 @@ def claims() -> list[str]:
     config = load_comparison(["claims"], None)
     variants = tuple(Variant(name, (), {}) for name in config.names)
     unmeasured = RecordedComparison(Path(), config.seeds, variants, config.claims)
-    rows = [row | kept_claims().get(row["name"], {}) for row in claims_summary(answer_claims(unmeasured))]
-    found = [one for row in rows for one in row["measured"] if one["difference"] is not None]
-    p_values = [CrossedDifference(**one["difference"]).p_value for one in found]
-    known = [(one, p) for one, p in zip(found, p_values, strict=True) if p is not None]
-    for (one, _), corrected in zip(known, holm([p for _, p in known]), strict=True):
-        one["p_in_table"] = corrected  # for the whole table, which several comparisons may have measured
-    return list(claims_table(rows))
+    rows, kept_rows = claims_summary(answer_claims(unmeasured)), kept_claims()
+    return list(claims_table([row | kept_rows.get(row["name"], {}) for row in rows]))
 
 
 def kept_claims() -> dict[str, dict[str, Any]]:
@@ -117,10 +111,11 @@ def kept_claims() -> dict[str, dict[str, Any]]:
 
 
 def keep_claims(rows: list[dict[str, Any]]) -> None:
-    """Replaces what was kept of the claims that were measured here."""
+    """Replaces what was kept of the claims that were measured here, and corrects all that are kept together."""
     new = {row["name"]: {key: row[key] for key in ("measured", "verdict")} for row in rows if row["measured"]}
-    whole = {name: one for name, one in new.items() if one["verdict"] != "not measured yet"}
-    (RESULTS / "claims.json").write_text(json.dumps(kept_claims() | whole, indent=1) + "\n")
+    table = kept_claims() | {name: one for name, one in new.items() if one["verdict"] != "not measured yet"}
+    corrected = dict(zip(table, correct_over_table(list(table.values())), strict=True))
+    (RESULTS / "claims.json").write_text(json.dumps(corrected, indent=1) + "\n")
 
 
 def show(name: str, summary: dict[str, Any], *, costs: bool) -> None:

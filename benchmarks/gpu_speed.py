@@ -31,9 +31,9 @@ from shapes import tokenizer
 from transformers import PreTrainedModel
 
 from grouprl.config.run import LoraConfig
+from grouprl.forward.recompute import recompute_activations
 from grouprl.learner import Learner
 from grouprl.models.adapters import add_adapter
-from grouprl.forward.recompute import recompute_activations
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.sampler import draw
 from grouprl.tools.planner import MemoryPlan, ModelShape, Networks, StepShape, plan_memory

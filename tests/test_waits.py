@@ -44,6 +44,8 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.rewards.calls", "ThreadPoolExecutor(1, thread_name_prefix=name)"): WATCHDOG,
     ("grouprl.rewards.calls", "result.result()"): "the rewards' own time limits; " + WATCHDOG,
     ("grouprl.rewards.calls", "running.result()"): "set before the coroutine's first await",
+    ("grouprl.rewards.http", "ThreadPoolExecutor(1)"): "runs `exchange`, which has `seconds` in all",
+    ("grouprl.rewards.http", "pool.submit(asyncio.run, exchange()).result()"): "`exchange` has `seconds` in all",
     ("grouprl.tools.trackers.following", "self._jobs.get()"): "a daemon thread, for which the run waits END_SECONDS",
     ("grouprl.forward.experts", "_NOTED.get()"): "a variable of the context",
     ("grouprl.engines.ray_samplers", "done.result()"): "as_completed gave it",
@@ -58,7 +60,8 @@ BOUNDED: dict[tuple[str, str], str] = {
 # Calls without arguments wait for ever; with any, the first is the time. The words are also those of other classes,
 # which are listed above if they appear.
 BARE = {"wait", "join", "result", "get", "select", "acquire", "exception"}
-ALWAYS = {"recv", "recv_into", "recv_fds", "accept", "flock", "ThreadPoolExecutor", "ProcessPoolExecutor"}
+# urlopen's timeout is for each read, so that a server that drips holds it for ever: `grouprl.rewards.http.fetch`.
+ALWAYS = {"urlopen", "recv", "recv_into", "recv_fds", "accept", "flock", "ThreadPoolExecutor", "ProcessPoolExecutor"}
 FRAMES = {"receive_frame", "receive_exactly"}  # our own
 SUBPROCESS = {"run", "call", "check_call", "check_output"}
 
@@ -86,8 +89,6 @@ def _waits(call: ast.Call) -> bool:
         return "WNOHANG" not in ast.unparse(call)
     if name == "flock":
         return "LOCK_NB" not in ast.unparse(call) or "|" not in ast.unparse(call)
-    if name == "urlopen":
-        return "timeout" not in keywords
     return name in ALWAYS
 
 
@@ -109,7 +110,7 @@ def test_every_wait_has_a_deadline_or_is_bounded_otherwise():
         ("os.waitpid(child, 0)", "os.waitpid(child, os.WNOHANG)"),
         ("fcntl.flock(file, fcntl.LOCK_EX)", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("receive_frame(channel)", "receive_frame(channel, seconds=3)"),
-        ("urlopen(address)", "urlopen(address, timeout=3)"),
+        ("urlopen(address, timeout=3)", "fetch(address, 3.0, 1000)"),
         *((f"{call}(10)", "call(10)") for call in ("channel.recv", "socket.recv_fds", "server.accept")),
         ("with ThreadPoolExecutor(2) as pool: ...", "with pool: ..."),
     ],

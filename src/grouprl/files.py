@@ -14,6 +14,8 @@ from typing import IO, Any, TypeGuard
 from grouprl.types import UserError
 
 _REMEDY = "restore it or remove it"
+DATA_KINDS = (".jsonl", ".parquet", ".json", ".csv", ".tsv")
+"""The suffixes of data files; a file of text may be compressed too, as in `train.jsonl.gz`."""
 # The most bytes that a file may have, by its suffix: it can come from anybody, and what is read of it takes many times
 # its size in memory, or minutes. The largest of known models and runs are a third of it at most.
 MOST_YAML = 1 << 18
@@ -21,6 +23,11 @@ _MOST = {".yaml": MOST_YAML, ".yml": MOST_YAML, ".json": 64 << 20, ".jsonl": 1 <
 _MOST_OTHERS = 64 << 20
 _DEEPEST = 100  # levels of nested lists and objects; writing each level takes a stack frame or two
 _LARGEST = sys.float_info.max
+
+
+def data_kind(path: str | Path) -> str:
+    """The suffix of a data file in small letters, of `rows.CSV.gz` .csv."""
+    return Path(str(path).removesuffix(".gz")).suffix.lower()
 
 
 def refuse_file(path: Path, found: os.stat_result, most: int | None = None) -> None:

@@ -106,6 +106,8 @@ class Problem:
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # passed to rewards by name
     place: str = field(default="", compare=False)  # file and line that it was read from, for errors
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools that the chat template shows to the policy
+    plain_from: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By message: the character from which on its content is an environment's text, which writes no control token."""
 
     @property
     def where(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
@@ -46,6 +48,24 @@ def test_comparison_shows_what_was_compared(script: ModuleType) -> None:
     for name, summary in kept.items():
         assert list(script.table(summary, costs=summary["costs"])) in shown, name
     assert script.claims() in shown, "run python benchmarks/comparison_tables.py and paste the table of claims"
+
+
+@pytest.mark.parametrize("script", ["comparison_tables"], indirect=True)
+def test_p_values_of_the_claims_are_corrected_over_the_whole_table(script: ModuleType) -> None:
+    kept = script.kept_claims()
+    rows = [row for claim in kept.values() for row in claim["measured"]]
+    # Student's t with four degrees of freedom, in closed form; Holm's method by its definition.
+    angles = [math.atan(abs(row["difference"]["mean"]) / row["difference"]["error"] / 2) for row in rows]
+    p_values = [1 - math.sin(angle) * (1 + math.cos(angle) ** 2 / 2) for angle in angles]
+    for row, own in zip(rows, p_values, strict=True):
+        steps = [p * sum(other >= p for other in p_values) for p in p_values if p <= own]
+        assert (row["p_value"], row["p_in_table"]) == pytest.approx((own, min(1.0, max(steps))), abs=1e-9)
+        assert row["difference"]["seeds"] == 5
+        assert not row["by_seed"] or fmean(row["by_seed"]) == pytest.approx(row["difference"]["mean"])
+    for claim in kept.values():
+        is_significant = all(row["p_in_table"] < 0.05 for row in claim["measured"])
+        assert claim["holds_in_table"] == (claim["verdict"] == "holds" and is_significant)
+    assert [row["p_in_table"] for row in kept["four_stages"]["measured"]] == pytest.approx([0.808], abs=1e-3)
 
 
 @pytest.mark.parametrize("script", ["shapes"], indirect=True)

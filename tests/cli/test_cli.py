@@ -350,3 +350,48 @@ def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
     monkeypatch.setattr("grouprl.run.assemble.load_model", never)
     ended = grouprl("train", finished / "config.yaml", "--name", finished.name, f"runs_dir={finished.parent}")
     assert f"continue that run with grouprl train --resume {finished}" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "train --resume NOFOLDER",
+            "give the folder that a training run wrote, such as runs/demo",
+        ),
+        ("train --resume runs/dmo", "found none: did you mean runs/demo?"),
+        ("train demo runs/no", "a run is resumed with --resume, a model is given with --model"),
+        ("train demo runs/demo", "continue that run with grouprl train --resume runs/demo"),
+        ("train demo rollout.group_size = 8", "without spaces: write rollout.group_size=8"),
+        ("train demo rollout.group_size =8", "without spaces: write rollout.group_size=8"),
+        ("train demo rollout.group_size= 8", "without spaces: write rollout.group_size=8"),
+        ("train demo algorithm.kl_coef 0.1", "got no =: write algorithm.kl_coef=0.1"),
+        ("eval abacus steps 5", "got no =: write steps=5"),
+        ("plan algorithm dapo", "got no =: write algorithm=dapo"),
+        ("train abacus", "got a name: write --model abacus"),
+        ("sft demo countdown", "got a name: write --task countdown"),
+        ("sample abacus What is 2+2?", "quote a prompt, --prompt 'What is 2+2?'"),
+        ("train demo algorithm.distill=0.1", "write algorithm.distill_coef=0.1"),
+        ("eval abacus --beside nowhere", "--beside: model 'nowhere'"),
+        ("eval abacus --beside abacus", "--beside: expected another model than abacus"),
+        ("eval abacus --beside abacus_tools", "--beside abacus_tools: expected --pass-at with it, got none"),
+    ],
+)
+def test_a_poor_command_line_is_answered_with_the_right_one(
+    words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/demo").mkdir(parents=True)
+    (tmp_path / "runs/demo/config.yaml").write_text("name: demo\n")
+    refused(grouprl(*words.split()), sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [("-h", "COMMAND [ARGS]"), ("help", "Usage: grouprl"), ("help train", "Example: grouprl train"),
+     ("train -h", "Example: grouprl train"), ("version", "grouprl 0."), ("--version", "grouprl 0.")],
+)  # fmt: skip
+def test_help_and_version_by_their_usual_names(words: str, text: str) -> None:
+    ended = grouprl(*words.split())
+    assert ended.code == 0
+    assert text in " ".join(ended.out.split())

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.checks import check_sections
+from grouprl.config.command_line import config_of, reward_settings
 from grouprl.config.run import (
     EngineConfig,
     LearnerConfig,
@@ -571,3 +572,33 @@ def test_what_does_not_go_with_a_server_is_refused(changes: tuple[str, ...], mes
 def test_in_one_order_both_engines_sample_alike():
     check_sections(run(*VLLM, "rollout.min_p=0.1", "rollout.top_k=5"))
     check_sections(run("rollout.min_p=0.1", "rollout.top_p=0.9"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("out=1/my.py:size", ("out=1/my.py", "size", 1.0)),
+        ("lr=1e-5/a=b/my.py:size=0.5", ("lr=1e-5/a=b/my.py", "size", 0.5)),
+        ("correct_answer=0.5", (None, "correct_answer", 0.5)),
+        ("lr=1e-5/my.py", "add the name of the function"),
+        ("good.py::f", "write good.py:f$"),
+        ("my.py:size=x", "expected a number after '=', such as 0.5, got 'x'"),
+    ],
+)
+def test_a_folder_of_a_reward_may_have_an_equals_sign(text: str, expected: tuple[str, str, float] | str) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            reward_settings([text])
+    else:
+        [reward] = reward_settings([text]) or []
+        assert (reward["path"], reward["name"], reward["weight"]) == expected
+
+
+def test_a_file_may_stand_in_a_folder_with_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1e-5").mkdir()
+    (tmp_path / "lr=1e-5" / "run.yaml").write_text("steps: 7\n")
+    (tmp_path / "lr=1e-5" / "rows.jsonl").write_text("")
+    config = config_of(RunConfig, ["lr=1e-5/run.yaml", "task.path=date=2026/x.jsonl"], {"model.path": "lr=1e-5/model"})
+    assert (config.steps, config.task.path, config.model.path) == (7, "date=2026/x.jsonl", "lr=1e-5/model")
+    assert config_of(RunConfig, [], {"task.name": "lr=1e-5/rows.jsonl"}).task.path == "lr=1e-5/rows.jsonl"

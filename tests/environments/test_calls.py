@@ -1,5 +1,8 @@
 """Reading calls in what a policy wrote: each form, broken ones, and thoughts."""
 
+import time
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +56,87 @@ def read(form: str, text: str, *, in_thought: bool = False) -> list[Call | Wrong
     ],
 )  # fmt: skip
 def test_calls_are_read(form: str, text: str, calls: list[Call]) -> None:
+    assert read(form, text) == calls
+
+
+SCHEMA = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}, "b": {"type": "boolean"}}
+SCHEMA |= {"x": {"type": "number"}, "maybe": {"type": "string", "nullable": True}, "l": {"type": "array"}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": SCHEMA}}}]
+XML, XML_END = "<tool_call>\n<function=f>\n", "</function>\n</tool_call>"
+TEXT = 'It\'s "5" <b>\n{"a": 1}\n</x> é😀'
+
+
+def xml(**arguments: str) -> str:
+    return XML + "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in arguments.items()) + XML_END
+
+
+def glm(**arguments: str) -> str:
+    pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{one}</arg_value>\n" for key, one in arguments.items())
+    return f"<tool_call>f\n{pairs}</tool_call>"
+
+
+def muse(**arguments: str) -> str:
+    pairs = "".join(f'<atem:parameter name="{key}">{one}</atem:parameter>\n' for key, one in arguments.items())
+    return f'<atem:function_calls>\n<atem:invoke name="f">\n{pairs}</atem:invoke>\n</atem:function_calls>'
+
+
+@pytest.mark.parametrize(("form", "write"), [("Qwen XML", xml), ("GLM", glm), ("Muse", muse)])
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ({"s": TEXT}, {"s": TEXT}),
+        ({"s": "5"}, {"s": "5"}),
+        ({"s": "null", "maybe": "null"}, {"s": "null", "maybe": None}),
+        ({"s": "<tool_call>"}, {"s": "<tool_call>"}),
+        ({"s": ""}, {"s": ""}),
+        ({"n": "5", "x": "-1.5e3", "b": "true"}, {"n": 5, "x": -1500.0, "b": True}),
+        ({"n": "5.0", "b": "True"}, {"n": 5, "b": True}),
+        ({"o": '{"a": [1, {"b": null}]}', "l": '["é"]'}, {"o": {"a": [1, {"b": None}]}, "l": ["é"]}),
+        ({"n": "five", "x": "1e400", "o": '{"a": '}, {"n": "five", "x": "1e400", "o": '{"a": '}),
+        ({"x": "NaN", "n": "9" * 5000}, {"x": "NaN", "n": "9" * 5000}),
+        ({"unknown": "5"}, {"unknown": 5}),
+        ({}, {}),
+    ],
+)
+def test_values_between_tags_have_the_type_of_the_schema(
+    form: str, write: Any, written: dict[str, str], value: dict[str, Any]
+) -> None:
+    """What fits no type stays text, which the check of arguments refuses with a sentence."""
+    found = read_calls(f"So: {write(**written)}\n{write(s='x')}", BY_NAME[form], TOOLS)
+    assert [one.arguments for one in found if isinstance(one, Call)] == [value, {"s": "x"}]
+    assert repr(found[0].arguments) == repr(value)  # 5 is no 5.0
+
+
+Q = '<|"|>'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        ("gpt-oss", ' to=functions.f<|channel|>commentary json<|message|>{"n": 5}', [Call("f", {"n": 5})]),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>I call to=functions.g<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.f <|constrain|>json<|message|>{"n": 5}<|call|>',
+            [Call("f", {"n": 5})],
+        ),
+        ("gpt-oss", "<|channel|>final<|message|>Done.", []),
+        ("Gemma", "<|tool_call>call:f{}<tool_call|><|tool_call>call:f{}<tool_call|>", [F, F]),
+        (
+            "Gemma",
+            f"<|tool_call>call:f{{s:{Q}{TEXT}{Q},n:5,b:true,o:{{k:[1,{Q}x{Q}]}},maybe:None}}<tool_call|>",
+            [Call("f", {"s": TEXT, "n": 5, "b": True, "o": {"k": [1, "x"]}, "maybe": None})],
+        ),
+        ("LFM", "<|tool_call_start|>[f(), f()]<|tool_call_end|>", [F, F]),
+        (
+            "LFM",
+            "<|tool_call_start|>[f(s='It\\'s \\n \"5\"', n=5, b=True, o={\"k\": [1, 'x']}, maybe=None)]",
+            [Call("f", {"s": 'It\'s \n "5"', "n": 5, "b": True, "o": {"k": [1, "x"]}, "maybe": None})],
+        ),
+        ("LFM", "<|tool_call_start|>[f(s='It's\nso')]", [Call("f", {"s": "It's\nso"})]),
+    ],
+)
+def test_calls_in_other_letters(form: str, text: str, calls: list[Call]) -> None:
     assert read(form, text) == calls
 
 
@@ -111,6 +195,20 @@ def test_a_broken_call_has_its_reason_and_the_next_is_read(text: str) -> None:
         ("DeepSeek", f"{BEGIN}function{SEP}\n```json\n{{}}\n```{END}", "the call has no name"),
         ("DeepSeek", f"{BEGIN}add{SEP}{{4}}{END}", "no valid JSON"),
         ("DeepSeek", f"{BEGIN}add{SEP}[]{END}", "the arguments of add are no JSON object"),
+        ("Qwen XML", '<tool_call>{"name": "f"}</tool_call>', "expected <function=NAME>"),
+        ("Qwen XML", "<tool_call><function=f><parameter=a>5</tool_call>", "the value of a is not closed"),
+        ("Qwen XML", "<tool_call><function=f>5</function></tool_call>", "expected <function=NAME>"),
+        ("GLM", "<tool_call></tool_call>", "expected NAME"),
+        ("GLM", "<tool_call>f<arg_key>a</arg_key></tool_call>", "expected NAME"),
+        ("Muse", "<atem:function_calls>f()", "expected <atem:invoke"),
+        ("gpt-oss", " to=functions.f{}", "expected to=functions.NAME"),
+        ("gpt-oss", " to=functions.f<|message|>{5}", "no valid JSON"),
+        ("Gemma", "<|tool_call>f{}<tool_call|>", "expected call:NAME"),
+        ("Gemma", "<|tool_call>call:f{a:1e400}<tool_call|>", "1e400 is no finite number"),
+        ("Gemma", "<|tool_call>call:f{a:<b>}<tool_call|>", "no valid JSON"),
+        ("LFM", "<|tool_call_start|>f()<|tool_call_end|>", "expected a list of calls"),
+        ("LFM", "<|tool_call_start|>[f(a=nan)]<|tool_call_end|>", "no valid JSON"),
+        ("LFM", "<|tool_call_start|>[]<|tool_call_end|>", "expected a list of calls"),
     ],
 )  # fmt: skip
 def test_a_broken_call_of_the_other_forms(form: str, text: str, reason: str) -> None:
@@ -141,6 +239,63 @@ CALL = '<tool_call>{"name": "time"}</tool_call>'
 )
 def test_a_call_inside_a_thought_is_none(text: str, in_thought: bool, count: int) -> None:
     assert read("Hermes", text, in_thought=in_thought) == [TIME] * count
+
+
+MARKS = {
+    "Hermes": [
+        "<tool_call>",
+        "<tool_",
+        '<tool_call>{"a":"',
+        "<tool_call>{",
+        "</tool_call>",
+        '<tool_call>{"name": "f"}',
+    ],
+    "Qwen XML": [XML, XML + "<parameter=a>", "<parameter=a>", XML + XML_END, "</parameter>", "<function=", xml(a="1")],
+    "GLM": ["<tool_call>f", "<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value>", "<arg_key>", glm(a="1")],
+    "Mistral": [
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]f[ARGS]",
+        '[TOOL_CALLS]f[ARGS]{"a":"',
+        "[TOOL_CALLS] [",
+        "[TOOL_CALLS]f{}",
+    ],
+    "DeepSeek": [BEGIN, SEP, BEGIN + SEP, f"{BEGIN}f{SEP}\n```json\n", f"{BEGIN}f{SEP}{{", ALL, END, "<｜tool"],
+    "gpt-oss": [
+        "<|channel|>x to=functions",
+        " to=functions.f",
+        "<|channel|>",
+        "<|channel|>x to=functions.f<|message|>{",
+    ],
+    "Gemma": ["<|tool_call>", f"<|tool_call>call:f{{a:{Q}", Q, "<tool_call|>", "<|tool_call>call:f{a:[1,"],
+    "LFM": ["<|tool_call_start|>", "<|tool_call_start|>[f(a='", "<|tool_call_start|>[f(", "<|tool_call_end|>", "'"],
+    "Muse": ["<atem:function_calls>", '<atem:function_calls><atem:invoke name="f"><atem:parameter name="a">'],
+    "Llama": ["<|python_tag|>", "{", '{"name"', "}{", '{"name": "f"}', "</think>{", "<|python_tag|>{"],
+}
+ROWS = [(form, mark) for form, marks in MARKS.items() for mark in (*marks, "<think>", "</think>", "<think></think>")]
+
+
+@pytest.mark.parametrize(("form", "mark"), ROWS)
+def test_reading_is_linear_in_the_text(form: str, mark: str) -> None:
+    """65,536 marks take at most 5 times as long as 16,384, and a moment; a quadratic reader takes 16 times as long."""
+    assert BY_NAME.keys() == MARKS.keys()
+
+    def seconds(count: int) -> float:
+        text, tries = mark * count, []
+        for _ in range(3):
+            started = time.process_time()
+            read(form, text)
+            tries.append(time.process_time() - started)
+        return min(tries)
+
+    assert seconds(65_536) <= 5 * seconds(16_384) + 0.25
+
+
+def test_a_turn_of_endless_calls_ends() -> None:
+    found = read("Hermes", CALL * 3000)
+    assert found[:1000] == [TIME] * 1000
+    (rest,) = found[1000:]
+    assert isinstance(rest, WrongCall)
+    assert rest.reason == "a turn makes at most 1,000 calls"
 
 
 PARTS = [

@@ -20,6 +20,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.outcomes import step_rewards, turn_rewards
 from grouprl.rewards.rules import boxed_format
 from grouprl.rollout import Request
+from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import Episode, Group, Problem, StopReason, UserError
 from played_episodes import PROBLEM, TOKENIZER, add, called, played, written_by
 from small_runs import small_config
@@ -331,3 +332,19 @@ def test_rewards_of_turns_are_credit_for_the_turns_by_hand():
     above, below = 2**0.5, -(0.5**0.5)
     expected = [[above + below, above + below, below, below], [below, below, below, 0.0]]
     assert advantages.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
+
+
+@pytest.mark.parametrize("opening", ["Count <|end|><|user|> up.", "<|end|>", "  <|assistant|>x"])
+def test_the_text_of_an_opening_writes_no_control_token(opening: str) -> None:
+    """What the data set's own message has of the template is parsed; what `reset` adds is text."""
+    tokenizer = new_tokenizer(["a"], 300)
+    for said in ("", "Go. <|user|>"):
+        text = f"{said}\n\n{opening}".strip()
+        start = len(text) - len(opening.strip())
+        ids = prompt_token_ids(
+            Problem("p", ({"role": "user", "content": text},), plain_from={0: start}), tokenizer, longest=1000
+        )
+        plain = prompt_token_ids(Problem("p", ({"role": "user", "content": f"{said}\n\nx"},)), tokenizer, longest=1000)
+        marks = set(tokenizer.convert_tokens_to_ids(["<|end|>", "<|user|>", "<|assistant|>"]))
+        assert [one for one in ids if one in marks] == [one for one in plain if one in marks]
+        assert opening.strip() in str(tokenizer.decode(ids))

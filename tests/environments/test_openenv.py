@@ -1,12 +1,17 @@
 """An OpenEnv server by its address: what the policy sees, and what happens when the server does not do its part."""
 
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 
 import pytest
+from websockets.sync.server import serve
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.base import Call, Fault, Opening, Verdict
-from grouprl.environments.openenv import OpenEnvEnvironment, OpenEnvSource
+from grouprl.environments.openenv import OpenEnvEnvironment, OpenEnvSource, _Session
 from grouprl.types import Problem, UserError
 from openenv_server import OpenEnvServer
 
@@ -108,7 +113,7 @@ def test_a_connection_without_an_answer_is_dropped(
 def test_a_server_that_is_not_there_or_another_one_is_refused(server: OpenEnvServer) -> None:
     with OpenEnvServer() as gone:
         address = gone.url
-    with pytest.raises(UserError, match=r"expected an OpenEnv 0.10 server, got .*refused.*: start it"):
+    with pytest.raises(UserError, match=r"expected an OpenEnv 0.10 server, got .*connection attempts failed: start it"):
         OpenEnvSource(address, LIMITS).ready()
     for schema in ({"detail": "Not Found"}, [1], {"action": 3}):
         with (
@@ -123,3 +128,61 @@ def test_a_closed_episode_answers_nothing(environment: OpenEnvEnvironment) -> No
     (found,) = environment.call([Call("step", {"step": 1})])
     assert found.text == "error: step cannot be called: the episode is closed"
     assert environment.verdict().reward is None
+
+
+@contextmanager
+def dripping(answer: bytes) -> Iterator[str]:
+    """A server that takes nothing, and gives one byte every 0.05 s."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                for byte in answer:
+                    connection.send(bytes([byte]))
+                    time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n"])
+def test_a_server_that_drips_has_one_deadline_for_the_whole_answer(head: bytes) -> None:
+    with dripping(head + b"x" * 400) as url:
+        began = time.monotonic()
+        with pytest.raises(
+            UserError, match=r"expected an OpenEnv .* server, got no whole reply within 0.6 s: start it"
+        ):
+            OpenEnvSource(url, EnvironmentConfig(tool_seconds=0.6)).ready()
+        with pytest.raises(TimeoutError):
+            _Session(url, 0.6)
+        assert time.monotonic() - began < 5
+
+
+def test_a_message_that_a_server_does_not_read_has_the_same_deadline() -> None:
+    reading = Event()
+    with serve(lambda connection: reading.wait(10), "127.0.0.1", 0, max_queue=1) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        session = _Session(f"http://127.0.0.1:{server.socket.getsockname()[1]}", 0.6)
+        began = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(OSError):
+                session.asked({"type": "reset", "data": "x" * (12 << 20)})
+        reading.set()
+        session.close()
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", ""])
+def test_an_address_without_its_scheme_is_one_sentence(url: str) -> None:
+    with pytest.raises(UserError, match=r"environment.url: expected an address with http:// or ws://, got "):
+        OpenEnvSource(url)
+
+
+def test_an_address_of_a_websocket_is_one_too(server: OpenEnvServer) -> None:
+    assert OpenEnvSource(server.url.replace("http", "ws")).ready().url == server.url

@@ -23,6 +23,13 @@ NUMBER = {"type": "object", "properties": {"a": {"type": "integer", "description
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": NUMBER}}
 USER = {"role": "user", "content": "What is 4 + 5?"}
 TOKENIZERS = {name: tool_tokenizer(style) for name, style in STYLES.items()}
+
+
+def format_of(name: str, tools: Sequence[Any] = (TOOL,)) -> ToolFormat:
+    """The format of a style's tokenizer."""
+    return ToolFormat.of(TOKENIZERS[name], tools, STYLES[name].end_ids(TOKENIZERS[name]))
+
+
 by_style = pytest.mark.parametrize("name", STYLES)
 Exchange = tuple[list[dict[str, Any]], tuple[int, ...]]
 
@@ -66,7 +73,7 @@ def check_whole(found: ToolFormat, exchanges: list[Exchange]) -> None:
     whole = rendered(found, [USER, *(message for messages, _ in exchanges for message in messages)])
     ids: list[int] = []
     begin = 0  # of what is not encoded yet
-    end = re.escape(found.tokenizer.eos_token)
+    end = "(?:" + "|".join(re.escape(one) for one in found.tokenizer.convert_ids_to_tokens(list(found.end_ids))) + ")"
     for place, (_, observation) in enumerate(exchanges):
         turn = re.compile(f".*turn{place};.*?{end}", re.DOTALL).match(whole, begin)
         assert turn
@@ -88,7 +95,7 @@ results = st.lists(st.lists(st.tuples(calls, words), min_size=1, max_size=3), mi
 @settings(max_examples=25, deadline=None)
 @given(turns=results)
 def test_turns_with_calls_and_their_results_are_the_whole_conversation(name: str, turns: list[Any]) -> None:
-    found = ToolFormat.of(TOKENIZERS[name], [TOOL])
+    found = format_of(name)
     check_whole(found, [of_results(found, turn, place) for place, turn in enumerate(turns)])
 
 
@@ -96,7 +103,11 @@ def test_turns_with_calls_and_their_results_are_the_whole_conversation(name: str
 @settings(max_examples=25, deadline=None)
 @given(turns=st.lists(st.tuples(words, words), min_size=1, max_size=3))
 def test_turns_and_messages_are_the_whole_conversation(name: str, turns: list[Any]) -> None:
-    found = ToolFormat.of(TOKENIZERS[name], [TOOL] if name == "hermes" else [])
+    if not STYLES[name].takes_messages:
+        with pytest.raises(UserError, match="ends each turn of the assistant"):
+            format_of(name, [])
+        return
+    found = format_of(name, [TOOL] if name in ("hermes", "gemma") else [])
     if STYLES[name].begins_thought[0]:  # the beginning of a thought is gone once the turn is an earlier one
         turns = turns[:1]
     check_whole(found, [of_message(found, turn, place) for place, turn in enumerate(turns)])
@@ -105,32 +116,48 @@ def test_turns_and_messages_are_the_whole_conversation(name: str, turns: list[An
 @by_style
 def test_the_form_is_the_templates(name: str) -> None:
     tokenizer, style = TOKENIZERS[name], STYLES[name]
-    found = ToolFormat.of(tokenizer, [TOOL])
+    found = format_of(name)
     assert found.form is not None
     assert (found.form.name, found.makes_many_calls) == (style.form, style.many)
     assert found.begins_thought == style.begins_thought
     assert found.rewrites == style.rewrites
-    assert ToolFormat.of(tokenizer, [TOOL]) is found  # once per tokenizer
+    assert found.takes_messages == style.takes_messages
+    assert found.tokenizer is tokenizer
+    assert format_of(name) is found  # once per tokenizer
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-any_value = st.recursive(
-    any_text | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.integers(),
-    lambda one: st.lists(one, max_size=2) | st.dictionaries(any_text, one, max_size=2),
-)
-named = st.builds(
-    Call, st.text(st.characters(categories=["L", "N"]), min_size=1), st.dictionaries(any_text, any_value, max_size=3)
-)
+plain_word = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12)
+
+
+def any_call(keys: Any, inner: Any) -> Any:
+    """Calls with arguments of these keys, and objects in them with inner keys."""
+    value = st.recursive(
+        any_text | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.booleans() | st.integers(),
+        lambda one: st.lists(one, max_size=2) | st.dictionaries(inner, one, max_size=2),
+    )
+    return st.builds(Call, plain_word, st.dictionaries(keys, value, max_size=3))
+
+
+WITH_WORDS = ("Qwen XML", "GLM", "Gemma", "LFM", "Muse")  # forms whose keys are words
 
 
 @by_style
 @settings(max_examples=40, deadline=None)
-@given(made=st.lists(named, min_size=1, max_size=3), thought=any_text)
-def test_calls_come_back_exactly(name: str, made: list[Call], thought: str) -> None:
+@given(data=st.data(), thought=any_text)
+def test_calls_come_back_exactly(name: str, data: st.DataObject, thought: str) -> None:
     """What the template writes, encoded and decoded, is the calls again: names, arguments, unicode, escapes."""
-    tokenizer, found = TOKENIZERS[name], ToolFormat.of(TOKENIZERS[name], [TOOL])
-    made = made if found.makes_many_calls else made[:1]
-    made = [Call(one.tool, one.arguments, f"a{place}b00c000") for place, one in enumerate(made)]
+    keys = plain_word if STYLES[name].form in WITH_WORDS else any_text
+    made = data.draw(st.lists(any_call(keys, keys), min_size=1, max_size=3))
+    tokenizer = TOKENIZERS[name]
+    made = made if STYLES[name].many else made[:1]
+    made = [Call(f"{one.tool}{place}", one.arguments, f"a{place}b00c000") for place, one in enumerate(made)]
+    tools = []
+    for one in made:  # where a value may be text or a number, the schema decides
+        schemas = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in one.arguments.items()}
+        function = {"name": one.tool, "parameters": {"type": "object", "properties": schemas}}
+        tools.append({"type": "function", "function": function})
+    found = format_of(name, tools)
     turn = rendered(found, [USER, turn_of(made, found)], begin=False)
     prompt = rendered(found, [USER], begin=True)
     start = len(prompt) if turn.startswith(prompt) else len(rendered(found, [USER], begin=False))
@@ -141,17 +168,20 @@ def test_calls_come_back_exactly(name: str, made: list[Call], thought: str) -> N
     assert found.calls(text) == made
     with_ids = [call.id for call in found.calls(text) if isinstance(call, Call)]
     assert with_ids == ([call.id for call in made] if name.startswith("mistral") else [""] * len(made))
+    if name != "deepseek_r1":  # its prompt begins a thought, which a turn with calls alone does not end
+        assert [one for one in found.calls(found.written("", made)) if isinstance(one, Call)] == made
 
 
 @by_style
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_end_token_is_added_where_the_policy_wrote_none(name: str, ended: bool) -> None:
-    tokenizer, found = TOKENIZERS[name], ToolFormat.of(TOKENIZERS[name], [TOOL])
+    found = format_of(name)
     for ids in (
         lambda one: found.observation_ids([(Call("add", {}), "9")], ended=one),
-        lambda one: found.message_ids("user", "9", ended=one),
+        lambda one: found.message_ids("user", "9", ended=one) if found.takes_messages else (found.end_ids[0],)[one:],
     ):
-        assert ids(False) == (tokenizer.eos_token_id, *ids(True))
+        assert ids(False)[0] in found.end_ids
+        assert ids(False)[1:] == ids(True)
 
 
 @by_style
@@ -159,7 +189,7 @@ def test_an_end_token_is_added_where_the_policy_wrote_none(name: str, ended: boo
 @given(data=st.data())
 def test_a_text_cannot_write_special_tokens(name: str, data: st.DataObject) -> None:
     """A result, a name or an id that is hostile stays a text: the marks are those of an empty result."""
-    tokenizer, found, style = TOKENIZERS[name], ToolFormat.of(TOKENIZERS[name], [TOOL]), STYLES[name]
+    tokenizer, found, style = TOKENIZERS[name], format_of(name), STYLES[name]
     marks = [*style.special, *style.added, "<|end|>", "<|user|>"]
     part = st.sampled_from([*marks, *(one[:3] for one in marks), *(one[3:] for one in marks), " ", "\n", '"', "x"])
     texts = data.draw(st.lists(st.lists(part, max_size=5).map("".join), min_size=1, max_size=3))
@@ -167,7 +197,7 @@ def test_a_text_cannot_write_special_tokens(name: str, data: st.DataObject) -> N
 
     def marks_in(texts: list[str], call: Call | WrongCall) -> list[int]:
         both = found.observation_ids([(call, text) for text in texts], ended=False)
-        both += tuple(found.message_ids("user", texts[0], ended=False))
+        both += tuple(found.message_ids("user", texts[0], ended=False)) if found.takes_messages else ()
         return [token for token in both if token in known]
 
     hostile = data.draw(st.sampled_from([Call(texts[0], {}, texts[0]), WrongCall(texts[0], "broken"), Call("add", {})]))
@@ -196,12 +226,13 @@ def test_other_tokenizers_are_as_exact(name: str, scheme: str, strips: bool) -> 
     """A text that is encoded apart would begin with a space of its own, or keep the one that a token takes."""
     style = STYLES[name]
     tokenizer = tool_tokenizer(style, spaced_tokenizer(scheme), strips=strips)
-    found = ToolFormat.of(tokenizer, [TOOL])
+    found = ToolFormat.of(tokenizer, [TOOL], style.end_ids(tokenizer))
     turn = [(Call("add", {"a": 4}, "a1b2c3d4e"), "  x é9 \n"), (Call("add", {"zz": "turn;"}, "b1b2c3d4e"), "y")]
     answers = [{"role": "tool", "name": "add", "tool_call_id": call.id, "content": text} for call, text in turn]
     called = turn_of([call for call, _ in turn] if found.makes_many_calls else [turn[1][0]], found)
     whole = rendered(found, [USER, called, *answers])
-    end = whole.index(tokenizer.eos_token, whole.index("turn;")) + len(tokenizer.eos_token)
+    end_token = min(style.ends or style.special[:1], key=lambda one: whole.find(one, whole.index("turn;")) % 1_000_000)
+    end = whole.index(end_token, whole.index("turn;")) + len(end_token)
     ids = [*ids_of(tokenizer, whole[:end]), *found.observation_ids(turn, ended=True)]
     assert ids == ids_of(tokenizer, whole)
     plain, hostile = (
@@ -235,7 +266,7 @@ END = "{% if m.role == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
         (None, "renders a conversation, got no template"),
         (HEAD[HEAD.index("{% for") :] + "{{ m.content }}" + CALLS + END, "renders tools, got a prompt without them"),
         (HEAD.replace("tools |", "tools.x.y |") + "{{ m.content }}" + CALLS + END, "renders tools, got UndefinedError"),
-        (HEAD + "{{ m.content }}" + END, r"known form \(Hermes, Mistral, DeepSeek, Llama\), got '<\|end\|>'"),
+        (HEAD + "{{ m.content }}" + END, r"known form \(Hermes, .*, Llama\), got '<\|end\|>'"),
         (HEAD + "{{ m.content }}" + CALLS.replace("tool_call>", "do>") + END, r"known form .*got '<do>"),
         (HEAD + "{% if m.role != 'tool' %}{{ m.content }}{% endif %}" + CALLS + END, "renders 1 results of tools"),
         (
@@ -274,7 +305,12 @@ def real_templates() -> list[Path]:
     return [path for name in REAL if (path := folder / f"{name}.jinja").exists()]
 
 
-REAL = {"qwen2_5": "qwen2", "qwen3": "qwen3", "qwen3_instruct_2507": "qwen2", "llama3_1": "llama", "llama3_2": "llama"}
+REAL = {"qwen2_5": "qwen2", "qwen3": "qwen3", "qwen3_instruct_2507": "qwen2", "qwen3_vl": "qwen2"}
+REAL |= {"llama3_1": "llama", "llama3_2": "llama", "glm4moe": "glm", "gptoss": "harmony", "muse_glimmer": "muse"}
+REAL |= dict.fromkeys(("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8"), "xml")
+REAL |= dict.fromkeys((f"nemotron_3_{one}" for one in ("nano", "super", "ultra", "5_lightning")), "xml")
+REAL |= dict.fromkeys(("gemma4", *(f"gemma4_v{n}" for n in (2, 3, 4, 5)), "diffusion_gemma"), "gemma")
+REAL |= dict.fromkeys(("lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"), "lfm")
 
 
 @pytest.mark.parametrize("path", real_templates(), ids=lambda path: path.stem)
@@ -282,10 +318,14 @@ def test_published_templates(path: Path) -> None:
     style = STYLES[REAL[path.stem]]
     tokenizer = tool_tokenizer(ToolStyle("qwen2", style.special, style.added))
     tokenizer.chat_template = path.read_text()
-    found = ToolFormat.of(tokenizer, [TOOL])
+    found = ToolFormat.of(tokenizer, [TOOL], style.end_ids(tokenizer))
     assert found.form is not None
     assert (found.form.name, found.makes_many_calls) == (style.form, style.many)
-    assert found.rewrites == style.rewrites
+    assert found.takes_messages == style.takes_messages
+    calls = [Call("add", {"a": n}) for n in range(3 if style.many else 1)]
+    assert [one for one in found.calls(found.written("", calls)) if isinstance(one, Call)] == calls
+    if any(found.begins_thought) or path.stem == "gemma4_v2":  # which writes results as messages of a role of their own
+        return
     for count in (1, 2, 3):
         turn = [(Call("add", {"a": n}), f" {n}\n") for n in range(count)]
         check_whole(found, [of_results(found, turn, place) for place in range(3)])

@@ -1,5 +1,6 @@
 """The shapes of a user's code: what becomes a tool, what the policy is shown, and what is refused before sampling."""
 
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 from grouprl.config.environment import EnvironmentConfig
-from grouprl.environments.arguments import complaint
+from grouprl.environments.arguments import fitted, is_schema
 from grouprl.environments.base import Call, Fault, Observation, Opening, Verdict
 from grouprl.environments.shapes import open_games, open_tools
 from grouprl.types import Problem, UserError
@@ -374,7 +375,11 @@ ARGUMENTS: list[tuple[object, str]] = [
     ({"s": None}, "expected s of type string, got None (null)"),
     ({"s": "", "i": "1"}, "expected i of type integer, got '1' (string)"),
     ({"s": "", "i": True}, "expected i of type integer, got True (boolean)"),
-    ({"s": "", "i": 1.0}, "expected i of type integer, got 1.0 (number)"),
+    ({"s": "", "i": 1.0}, ""),
+    ({"s": "", "n": [1.0, -2e3], "d": {"k": 5.0}, "m": {"k": 3.0}, "o": 2.0}, ""),
+    ({"s": "", "i": 5.5}, "expected i of type integer, got 5.5 (number)"),
+    ({"s": "", "i": float("inf")}, "expected i of type integer, got inf (float)"),
+    ({"s": "", "x": 10**400}, "expected x of type number, got 1" + "0" * 79 + " (integer)"),
     ({"s": "", "b": 1}, "expected b of type boolean, got 1 (integer)"),
     ({"s": "", "o": "x"}, "expected o of type integer, got 'x' (string)"),
     ({"s": "", "u": 1.5}, "expected u of type integer or string, got 1.5 (number)"),
@@ -391,7 +396,11 @@ ARGUMENTS: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("arguments", "said"), ARGUMENTS)
 def test_arguments_are_checked_against_the_schema(arguments: object, said: str) -> None:
     parameters = get_json_schema(everything)["function"]["parameters"]
-    assert complaint(arguments, parameters) == said
+    if said:
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            fitted(arguments, parameters)
+    else:
+        assert fitted(arguments, parameters) == arguments
     # An independent judge of the same schema; it knows no `nullable`, takes 1.0 for an integer, and counts no items.
     jsonschema = pytest.importorskip("jsonschema")
     differs = said.endswith(("1.0 (number)", "items, got 1")) or "'o': None" in str(arguments)
@@ -427,3 +436,33 @@ def test_many_episodes_wait_side_by_side(file: str) -> None:
             assert list(threads.map(episode, range(64))) == ["waited"] * 64
         assert time.monotonic() - started < 6.0  # of which the machine's load may be most
         assert source.processes.pids == []
+
+
+def test_whole_numbers_arrive_as_integers() -> None:
+    parameters = get_json_schema(everything)["function"]["parameters"]
+    fit = fitted({"s": "", "i": 5.0, "n": [1.0, 2], "d": {"k": 5.0}, "u": 3.0, "x": 5.0}, parameters)
+    assert repr(fit) == "{'s': '', 'i': 5, 'n': [1, 2], 'd': {'k': 5.0}, 'u': 3, 'x': 5.0}"
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(40):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right"),
+    [
+        ({"type": "object", "properties": {"a": {"type": ["integer", "null"], "enum": [1, None]}}}, True),
+        ({"type": "array", "items": {"anyOf": [{}, {"type": "string"}]}}, True),
+        ({"properties": []}, False),
+        ({"properties": {"a": True}}, False),
+        ({"type": 5}, False),
+        ({"required": "a"}, False),
+        ({"anyOf": {}}, False),
+        ({"enum": 5}, False),
+        (DEEP, False),
+        ([], False),
+    ],
+)
+def test_a_schema_of_a_stranger_is_read_or_refused(schema: object, right: bool) -> None:
+    assert is_schema(schema) == right

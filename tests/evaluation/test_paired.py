@@ -71,6 +71,9 @@ def test_one_pair_has_no_interval_and_equal_differences_have_a_width() -> None:
     # 500 problems without a change: Wilson's upper end for none of 500 that became better is 0.76 %.
     none = paired_difference([1.0] * 500, [1.0] * 500).interval
     assert none == pytest.approx((-0.0077, 0.0077), abs=2e-4)
+    # Rewards from 0 to 20 could have moved 20 times as far as shares: 20 * 0.762 %.
+    wide = paired_difference([0.0, 20.0] * 250, [0.0, 20.0] * 250).interval
+    assert wide == pytest.approx((-0.1525, 0.1525), abs=2e-3)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0])])
@@ -106,6 +109,15 @@ def test_two_checkpoints_are_compared_on_the_problems_of_both() -> None:
     assert found["pass_at_1"].pairs == 3
     greedy = ProblemResults(("p0", "p1"), (1, 1), (0, 0), samples=0)
     assert list(compare_results(greedy, BEFORE)) == ["greedy_accuracy"]
+
+
+def test_a_problem_without_a_valid_reward_is_in_no_comparison() -> None:
+    """p0: 3 - 1, p3: 1 - 4; p1 has no valid reward on one side, p2 on the other."""
+    shared = ("p0", "p1", "p2", "p3"), (0,) * 4, (0,) * 4, 4
+    ours, theirs = (ProblemResults(*shared, {"reward": r}) for r in ((3.0, None, 5.0, 1.0), (1.0, 2.0, None, 4.0)))
+    found = compare_results(ours, theirs)["reward"]
+    assert (found.mean, found.pairs) == (-0.5, 2)
+    assert ours.reward_by_problem("reward") == {"p0": 3.0, "p2": 5.0, "p3": 1.0}
 
 
 def test_checkpoints_without_a_problem_in_common_are_refused() -> None:

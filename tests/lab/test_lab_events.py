@@ -11,10 +11,12 @@ from typing import Any
 import anyio
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from grouprl.lab import events as events_module
 from grouprl.lab.events import Follower, stream
 from grouprl.lab.runs import Runs
+from grouprl.lab.server import create_app
 from grouprl.record.write import RunRecord
 from grouprl.types import StepRecord
 from lab_runs import FULL_CONFIG
@@ -167,3 +169,43 @@ def test_nobody_waits_while_a_stream_catches_up(tmp_path: Path, monkeypatch: pyt
     assert sum(count for count, _ in pieces) == 2_000
     assert max(count for count, _ in pieces) == 100
     assert all(later > earlier for (_, earlier), (_, later) in pairwise(pieces))
+
+
+def test_streams_that_nobody_reads_are_dropped_and_hold_one_piece(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 of them, of which none takes its second message: the lab makes two pieces for each, and keeps 4 streams."""
+    record(root / "run", 0)
+    rows = (json.dumps({"step": step, "reward": 0.5}) for step in range(1, 20_001))
+    (root / "run" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    monkeypatch.setattr(events_module, "_MOST_STREAMS", 4)
+    monkeypatch.setattr(events_module, "_UNREAD_SECONDS", 5.0)
+    app, bodies, ended, dropped = create_app(root), list[bytes](), list[int](), list[int]()
+
+    async def client(number: int) -> None:
+        async def receive() -> Message:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                bodies.append(message["body"])
+                await anyio.sleep_forever()
+
+        path = "/api/runs/run/events"
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "method": "GET", "path": path, "headers": []}
+        await app(scope | {"query_string": b"", "root_path": "", "scheme": "http"}, receive, send)
+        ended.append(number)
+
+    async def main() -> None:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                for number in range(100):
+                    group.start_soon(client, number)
+                while len(ended) < 96:
+                    await anyio.sleep(0.01)
+                dropped.extend(ended)
+
+    anyio.run(main)
+    assert len(dropped) == 96  # within the 5 s
+    assert (sorted(ended), events_module._OPEN) == ([*range(100)], [])
+    assert {body.count(b"event: step") for body in bodies} == {100}
+    assert 4 <= len(bodies) <= 100

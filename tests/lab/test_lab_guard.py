@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from grouprl.lab.guard import LARGEST_BODY, PAGE_TOKEN, Guard, Sessions
 from grouprl.lab.server import create_app
@@ -208,3 +208,10 @@ def test_every_answer_says_what_the_browser_may_do(page: TestClient, path: str):
 )
 def test_no_path_leaves_the_page_s_own_files(page: TestClient, path: str):
     assert page.get(f"/{path}").status_code == 404
+
+
+def test_a_websocket_is_refused_in_a_sentence(page: TestClient):
+    with pytest.raises(WebSocketDenialResponse) as refused, page.websocket_connect("/api/runs"):
+        pass
+    assert (refused.value.status_code, "no WebSocket" in refused.value.text) == (426, True)
+    assert page.get("/api/runs", headers={"Upgrade": "websocket", "Connection": "Upgrade"}).status_code == 426

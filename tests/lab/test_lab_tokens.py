@@ -247,7 +247,7 @@ def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
         database.execute("UPDATE completions SET token_ids = ?", (b"\xff\xff\xff\xff\x07\x00\x00\x00",))
     assert [(token["id"], token["text"]) for token in asked(run)["tokens"]] == [(-1, None), (7, by_id[7])]
     (checkpoint / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer.json: expected a tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer.json: expected JSON"):
         asked(run)
 
 

@@ -18,6 +18,8 @@ from grouprl.config.learner import UpdateConfig
 from grouprl.forward.attention import NAME
 from grouprl.forward.logprobs import token_logprobs
 from grouprl.forward.precision import autocast
+from grouprl.forward.products import equal_rows, product_sizes
+from grouprl.forward.workers import one_thread
 from grouprl.kernels.build import library
 from grouprl.kernels.compiled_forward import CompiledForward
 from grouprl.kernels.compiled_weights import CompiledWeights
@@ -171,6 +173,7 @@ class Sampled(NamedTuple):
     prefills: list[tuple[int, int]]  # tokens read, and predicted, which are fewer here
     steps: list[int]  # rows of each step of decoding, which reads and predicts one token for every one
     flops: int
+    fewest: int  # rows of a product, see `grouprl.forward.products`
 
 
 def sampled(
@@ -187,40 +190,37 @@ def sampled(
     lengths = [len(completion) for group in made for completion in group.completions]
     passes = costs.passes(mlp=MLP, vocabulary=VOCABULARY, layers=LAYERS)
     prefills = [(read, predicted) for read, predicted in passes if read > predicted]
-    return Sampled(lengths, prefills, [read for read, predicted in passes if read == predicted], costs.flops)
-
-
-# Rows of the smallest product: of 1 to 3 rows MKL rounds each in another way, see `padded_rows`.
-FEWEST = MappingProxyType({"compiled": 4, "torch": 1})
+    with one_thread():
+        fewest = equal_rows(product_sizes(model), torch.float32).fewest
+    steps = [read for read, predicted in passes if read == predicted]
+    return Sampled(lengths, prefills, steps, costs.flops, fewest)
 
 
 def test_sampling_reads_prompts_once_and_then_only_live_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, way: str
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ):
     cost = sampled(model, tokenizer, [(11, 7), (2, 1), (30, 4), (5, 2), (9, 8)], max_rows=64)
     lengths = cost.lengths
     assert len(set(lengths)) > 5
-    assert cost.prefills == [(57, 5)]
+    assert cost.prefills == [(57, max(5, cost.fewest))]
     # The last token of a completion is not read: a row of n tokens takes part in the first n - 1 steps.
     live = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
     assert sum(live) == sum(lengths) - 22
-    assert cost.steps == [max(FEWEST[way], rows) for rows in live]
-    assert cost.flops == (57 + sum(cost.steps)) * READ + (max(5, FEWEST[way]) + sum(cost.steps)) * PREDICTED
+    assert cost.steps == [max(cost.fewest, rows) for rows in live]
+    assert cost.flops == (57 + sum(cost.steps)) * READ + (max(5, cost.fewest) + sum(cost.steps)) * PREDICTED
 
 
-def assert_only_live_rows(cost: Sampled, completions: int, way: str) -> None:
+def assert_only_live_rows(cost: Sampled, completions: int) -> None:
     """The last token of a completion is not read; the last few steps may be padded."""
     padding = sum(cost.steps) - (sum(cost.lengths) - completions)
-    assert 0 <= padding <= (FEWEST[way] - 1) * cost.steps.count(FEWEST[way])
+    assert 0 <= padding <= (cost.fewest - 1) * cost.steps.count(cost.fewest)
 
 
-def test_waiting_groups_move_in_as_rows_become_free(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, way: str
-):
+def test_waiting_groups_move_in_as_rows_become_free(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
     cost = sampled(model, tokenizer, [(3, 1)] * 24, max_rows=8)
     lengths = cost.lengths
     assert sum(read for read, _ in cost.prefills) == 3 * 24
-    assert_only_live_rows(cost, 24, way)
+    assert_only_live_rows(cost, 24)
     # While anyone waits, fewer than 7 rows are stepped only where one that had just moved in ended at once. Moving in
     # eight at a time, all of them would wait for the longest.
     bound = (sum(lengths) - 24) / 7 + lengths.count(1) + max(lengths)

@@ -7,7 +7,7 @@ import torch
 
 from grouprl.forward.packing import pack_tokens
 from grouprl.learner import make_batch
-from grouprl.learner.packs import make_packs
+from grouprl.learner.packs import make_packs, minibatches
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")
@@ -99,3 +99,9 @@ def test_a_long_prompt_is_read_once_without_a_setting():
     )
     assert [len(pack.input_ids_S) for pack in make_packs(batch, range(8), 0, CPU)] == [2000 + 8 * 29]
     assert len(make_packs(batch, range(8), 1024, CPU)) == 8
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_minibatches_are_whole_groups_and_none_is_empty(count: int):
+    parts = minibatches(make_batch(HAND_MADE, Sampling()), count, seed=4)
+    assert sorted(parts) == ([[0, 1, 2]] if count == 1 else [[0, 1], [2]])

@@ -22,6 +22,8 @@ STEPS = "tests/algorithms/test_steps_gae_dpo.py"
 CREDIT, PACKS, NO_SIGNAL = (f"tests/learner/test_{name}.py" for name in ("credit", "packs", "no_signal"))
 LEARNER, OPTIONS, LINES = (f"tests/learner/test_{name}.py" for name in ("learner", "learner_options", "single_lines"))
 ENDS, SHARES, RESUME = "tests/rollout/test_ends.py", "tests/ranks/test_shares.py", "tests/run/test_resume.py"
+PAIRED, CLAIMS = "tests/evaluation/test_paired.py", "tests/tools/test_claims.py"
+TEACHER = "tests/learner/test_teacher.py"
 POWER = "tests/run/test_survival.py::test_a_run_that_loses_power_ends_as_if_it_had_not"
 
 # file: (part of a line, what stands there instead, tests of which one fails)
@@ -136,6 +138,23 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("(weights_nT > 0).any(1) & (advantages_nT != 0).any(1)", "(weights_nT > 0).any(1)", OPTIONS),
     ),
+    "learner/packs.py": (("range(min(count, len(groups)))", "range(count)", PACKS),),
+    "terms/distill.py": (
+        ("row := row + len(group.completions)", "row := row + len(groups[0].completions)", TEACHER),
+        ("trained_NT[inputs.taught_N].sum()", "inputs.batch.mask_NT[inputs.taught_N].sum()", TEACHER),
+        ("last = max(at for at", "last = min(at for at", TEACHER),
+        ("not all(outcome.correct", "not any(outcome.correct", TEACHER),
+    ),
+    # What is compared.
+    "evaluation/paired.py": (
+        (
+            "{name: mean for name, mean in means if mean is not None}",
+            "{name: mean or 0.0 for name, mean in means}",
+            PAIRED,
+        ),
+        ("span = max(1.0, *(max(side) - min(side) for side in (ours, theirs)))", "span = 1.0", PAIRED),
+    ),
+    "tools/compare/claims.py": (("values_PX[:, 0] if claim.grows else np", "np", CLAIMS),),
     "learner/trace.py": (("left_out(logprobs_NT, batch.old_logprobs_NT", "left_out(logprobs_NT, old_NT", LINES),),
     "rollout/rows.py": (
         (

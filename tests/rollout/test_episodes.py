@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
-from grouprl.forward.compiled import kernels
+from few_rows import pretend_processor
 from grouprl.forward.layouts import Prefix
 from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
@@ -156,19 +156,21 @@ def test_a_model_that_is_not_packed_has_the_same_episodes(tiny: Path, groups: li
     assert_same(sampled(setting, Talk(0.02), max_rows=5), groups)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fewest", [0, 16])
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_the_bits_do_not_depend_on_who_is_answered_when(setting: Setting, temperature: float):
-    """With a low temperature many episodes share what they wrote. The modules' products depend on all rows."""
-    compiled = kernels()
-    if compiled is None or not compiled.decodes(setting.model, torch.float32):
-        pytest.skip("float32 kernels decode the same bits; here are none")
+def test_the_bits_do_not_depend_on_who_is_answered_when(
+    setting: Setting, temperature: float, fewest: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With a low temperature many episodes share what they wrote. `fewest`: of this or of a pretended processor."""
+    pretend_processor(monkeypatch, tmp_path, fewest=fewest)
     sampling, found = replace(DRAWN, temperature=temperature), []
     requests = [replace(request_of(range(90 + 7 * at, 112 + 3 * at)), completions=12) for at in range(5)]
     before = torch.get_num_threads()
     try:
         for threads, latency in ((1, 0.0), (1, 0.04), (2, 0.02)):
             torch.set_num_threads(threads)
-            found.append(engine_of(setting, Talk(latency)).generate(requests, sampling))
+            found.append(engine_of(setting, Talk(latency), dtype=dtype).generate(requests, sampling))
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]

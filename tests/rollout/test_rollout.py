@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from engine_setting import DRAWN, ENDS, PROMPTS, Setting, all_of, assert_same, setting_of
 from grouprl.kernels import calibration, compiled_weights
@@ -20,11 +20,13 @@ from grouprl.kernels.compiled_weights import Torch, torch_functions
 from grouprl.kernels.llama_form import has_llama_form
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model
-from grouprl.rollout import Request
+from grouprl.models.save import save_model
+from grouprl.rollout import NativeEngine, Request
+from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 from lora_models import LORA
 from oracles import own_logits, slow_policy
-from tiny import tiny_model_folder
+from tiny import TEXTS, tiny_model_folder
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler")
 
@@ -81,6 +83,50 @@ def test_a_window_hides_the_older_tokens_of_prompt_and_completion(tiny: Path, tm
             logits = own_logits(setting.own, group.prompt_ids, completion.token_ids)
             expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
             assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+USED, LEFT = {"sliding_window": 100, "use_sliding_window": True}, {"sliding_window": 100}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOWED = {
+    "a key that Llama ignores": ("llama", LEFT),
+    "layers that Llama ignores": ("llama", LEFT | ALTERNATING),
+    "chunks that Llama ignores": ("llama", {"attention_chunk_size": 100}),
+    "a key that OLMoE asks its attention for and leaves out of its mask": ("olmoe", LEFT),
+    "a key that StableLM ignores, which runs in rows": ("stablelm", LEFT),
+    "a switch that is off": ("qwen2", {"sliding_window": 100, "use_sliding_window": False}),
+    "every layer": ("qwen3", USED | {"max_window_layers": 0}),
+    "one layer": ("qwen2", USED | {"max_window_layers": 1}),
+    "named layers": ("qwen2", USED | ALTERNATING),
+    "Mistral": ("mistral", LEFT),
+    "Mistral without a window": ("mistral", {"sliding_window": None}),
+    "Gemma's alternating layers": ("gemma2", LEFT),
+    "GPT-OSS": ("gpt_oss", LEFT | ALTERNATING),
+    "a state besides, which runs in rows": ("lfm2", LEFT),
+}
+
+
+@pytest.mark.parametrize(("kind", "keys"), WINDOWED.values(), ids=WINDOWED.keys())
+@torch.no_grad()
+def test_the_window_is_that_of_the_models_full_forward_pass(kind: str, keys: dict[str, object], tmp_path: Path):
+    tokenizer = new_tokenizer(TEXTS * 3, 320)
+    shape = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
+    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    layers = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
+    own = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **experts, **layers))
+    for name, weight in own.named_parameters():  # drawn wide: in a nearly uniform model no mask has an effect
+        weight.copy_(torch.randn(weight.shape) * 0.2 + ("norm" in name))
+    save_model(own, tokenizer, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    own = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    engine = NativeEngine(load_model(str(tmp_path), device=torch.device("cpu")), tokenizer, seed=0, max_rows=2)
+    prompt = tuple((3 + 7 * at) % 300 for at in range(150))
+    [group] = engine.generate([Request(Problem("long", "long"), prompt, 2)], Sampling(max_tokens=12))
+    for completion in group.completions:
+        logits = own_logits(own, group.prompt_ids, completion.token_ids)
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 # The same completion whatever surrounds it

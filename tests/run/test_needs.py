@@ -22,7 +22,7 @@ from grouprl.rollout.verify import check_sampler
 from grouprl.run.needs import needs_of
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
-from small_runs import ROWS, assert_same_weights, metrics, rollouts, small_config, small_run, tree
+from small_runs import ROWS, assert_same_weights, grouprl, metrics, rollouts, small_config, small_run, tree
 from tiny import tiny_model_folder
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -156,3 +156,15 @@ def test_a_context_that_is_too_short_is_one_sentence(tiny: Path, tmp_path: Path)
     with pytest.raises(UserError, match=r"expected a prompt of 1 to 4 tokens .* lower rollout\.max_tokens"):
         train(folder, tmp_path / "runs")
     assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
+
+
+@pytest.mark.slow
+def test_settings_that_cannot_take_effect_are_named(tmp_path: Path) -> None:
+    changes = ("learner.warmup_steps=100", "learner.learning_rate=0.001", "distributed.shard=true", "steps=1")
+    small = ("rollout.problems_per_step=1", "rollout.group_size=2", "rollout.max_tokens=4", "evaluation.problems=0")
+    text = " ".join(grouprl("train", "demo", *changes, *small, f"runs_dir={tmp_path}").text.split())
+    assert (
+        "learner.warmup_steps=100 is more than the 1 updates of this run: its learning rate ends at 1e-05, below"
+        in text
+    )
+    assert "distributed.shard=true has no effect in one process: start the run with torchrun, or remove it." in text

@@ -1,129 +1,306 @@
-"""An algorithm in a user's file: trained by its name, recorded with its class, and never resumed as another one."""
+"""An algorithm in a user's file goes everywhere: every verb, one record, one rule of trust, errors in a few lines."""
 
+from __future__ import annotations
+
+import json
 import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import yaml
 
 import letter_rewards
+from explaining import ask, lab
+from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
-from small_runs import ROWS, grouprl, metrics, rollouts, small_settings, write_rows
+from grouprl.lab.report.groups import one_group
+from grouprl.lab.runs import Runs
+from small_runs import LETTERS, ROWS, grouprl, metrics, rollouts, small_config, small_settings, write_rows
 
-FILE = """
-from dataclasses import dataclass, field, replace
-from typing import Literal
-
-from grouprl import Algorithm
-from grouprl.algorithms.advantages import GroupAdvantage
-from grouprl.algorithms.losses import Clip
-from grouprl.algorithms.advantages import group_statistics
+DOCS = Path(__file__).parents[2] / "docs/algorithms.md"
+FILE = re.search(r"```python\n(\"\"\"The median.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]  # type: ignore[index]
 
 
-@dataclass(frozen=True)
-class Doubled(Clip):
-    def loss(self, *arguments, **named):
-        loss, stats = super().loss(*arguments, **named)
-        return 2 * loss, stats
-
-
-values = Algorithm(name="values", objective=Clip(clip_high=0.35))
-doubled = Algorithm(name="doubled", objective=Doubled())
-
-
-@dataclass(frozen=True)
-class Scaled(GroupAdvantage):
-    factor: float = 3.0
-    names: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    scale: Literal["third"] = "third"
-
-    def statistics(self, rewards_N, groups_N):
-        found = group_statistics(rewards_N, groups_N, scale="none")
-        return replace(found, divisor_N=found.divisor_N * self.factor)
-
-
-scaled = Algorithm(name="scaled", advantage=Scaled())
-"""
-
-
-def train(tiny: Path, folder: Path, name: str, *more: object):
+def settings(tiny: Path, folder: Path, name: str, **changes: Any) -> list[str]:
     write_rows(folder / "rows.jsonl", [{**row, "answer": "1"} for row in ROWS])
-    settings = small_settings(folder / "runs", steps=1, name=name)
-    reward = f"{letter_rewards.__file__}:letters"
-    return grouprl("train", "--model", tiny, "--task", folder / "rows.jsonl", "--reward", reward, *settings, *more)
+    reward = [{"name": "letters", "path": letter_rewards.__file__}]
+    task = {"name": "jsonl", "path": str(folder / "rows.jsonl")}
+    model = {"path": str(tiny), "threads": 1}
+    given = {"model": model, "task": task, "rewards": reward, "steps": 1, "name": name, **changes}
+    return small_settings(folder / "runs", **given)
+
+
+@pytest.fixture(scope="module")
+def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the file of the docs, a run of it, and a state of the user, who knows both."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine.py").write_text(FILE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        patch.chdir(folder)
+        ended = grouprl("train", *settings(tiny, folder, "run"), "algorithm=mine.py:mine", "algorithm.bound=0.2")
+        assert ended.code == 0, ended.text
+        yield folder
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(FILE)
-    return tmp_path / "mine.py"
+def own(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, in the user's current folder; the file is known there too."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    digest = sha256(FILE.encode()).hexdigest()
+    with (tmp_path / "state/grouprl/code.sha256").open("a") as known:
+        known.write(f"{digest}  {(tmp_path / 'mine.py').resolve()}\n")
+    code = json.loads((tmp_path / "runs/run/code.json").read_text())
+    code["files"] = {str(tmp_path / "mine.py") if "mine" in path else path: one for path, one in code["files"].items()}
+    (tmp_path / "runs/run/code.json").write_text(json.dumps(code))
+    return tmp_path
 
 
-def test_values_of_ones_own_are_in_the_record(tiny: Path, tmp_path: Path, file: Path):
-    ended = train(tiny, tmp_path, "values", "--algorithm", f"{file}:values")
+def test_the_file_of_the_docs_computes_what_they_say(made: Path) -> None:
+    run = made / "runs/run"
+    for group in (0, 1):
+        rows = rollouts(run, f"SELECT reward, advantage FROM completions WHERE group_index = {group}")
+        middle = statistics.median(reward for reward, _ in rows)
+        assert [advantage for _, advantage in rows] == pytest.approx([r - middle for r, _ in rows], abs=1e-6)
+        assert any(advantage for _, advantage in rows)
+
+
+def test_the_record_names_the_file_its_bytes_and_the_options(made: Path) -> None:
+    algorithm = yaml.safe_load((made / "runs/run/config.yaml").read_text())["algorithm"]
+    assert algorithm["name"] == "mine.py:mine"
+    assert (algorithm["own_options"]["bound"], algorithm["own_options"]["baseline"]) == (0.2, "median")
+    files = json.loads((made / "runs/run/code.json").read_text())["files"]
+    assert files[str(made / "mine.py")] == sha256(FILE.encode()).hexdigest()
+    # A process that may not run the file reads the rest, and says that it is not all.
+    code = (
+        "import sys; from pathlib import Path; from grouprl.config.run import RunConfig, load_config; "
+        "print(dict(load_config(RunConfig, [Path(sys.argv[1])], []).algorithm.missing).keys())"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code, str(made / "runs/run/config.yaml")], text=True)
+    assert "advantage" in said
+    assert "objective" in said
+
+
+VERBS = {
+    "resume": ["train", "--resume", "runs/run", "steps=2"],
+    "resume by name": ["train", "--resume", "runs/run", "steps=2", "algorithm=mine.py:mine", "algorithm.bound=0.2"],
+    "eval": ["eval", "runs/run"],
+    "sample": ["sample", "runs/run"],
+    "replay": ["replay", "runs/run", "1"],
+    "replay under another option": ["replay", "runs/run", "1", "algorithm.bound=0.1"],
+    "replay of it": ["replay", "runs/run", "1", "algorithm=mine.py:mine"],
+    "train": ["train", "runs/run/config.yaml", "name=again"],
+    "plan": ["plan", "runs/run/config.yaml"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_reads_it_back_and_runs_the_file_only_as_it_was(
+    own: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = grouprl(*VERBS[verb])
     assert ended.code == 0, ended.text
-    assert load_config(RunConfig, [tmp_path / "runs/values/config.yaml"], []).algorithm.objective.clip_high == 0.35
-    ended = grouprl("train", "--resume", tmp_path / "runs/values", "steps=2")
-    assert ended.code == 0, ended.text
-    assert not list(tmp_path.rglob("__pycache__"))
+    if verb == "replay":
+        assert "Bit-identical" in ended.text
+    (own / "mine.py").write_text(f"open('ran', 'w')\n{FILE}")
+    ended = grouprl(*(word.replace("steps=2", "steps=3").replace("again", "once") for word in VERBS[verb]))
+    assert ended.code == 2, ended.text
+    assert "mine.py" in ended.text
+    assert "which you have not run here in this form" in ended.text or "as it was when" in ended.text
+    if "by name" not in verb:
+        assert not (own / "ran").exists()
 
 
-def test_a_class_of_ones_own_trains_and_is_not_resumed_without_it(tiny: Path, tmp_path: Path, file: Path):
-    assert train(tiny, tmp_path, "stock").code == 0
-    ended = train(tiny, tmp_path, "doubled", "--algorithm", f"{file}:doubled")
-    assert ended.code == 0, ended.text
-    losses = [metrics(tmp_path / "runs" / name)[0]["loss"] for name in ("stock", "doubled")]
-    assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
-    ended = grouprl("train", "--resume", tmp_path / "runs/doubled", "steps=2")
+@pytest.mark.parametrize("verb", ["resume", "eval", "sample", "replay", "train", "plan"])
+def test_a_run_that_was_received_runs_no_code(own: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own / "mine.py").write_text(f"open('ran', 'w')\n{FILE}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(own / "another"))
+    ended = grouprl(*VERBS[verb])
     assert ended.code == 2
-    assert "mine.py.Doubled" in ended.err
-    again = ["--resume", tmp_path / "runs/doubled", "steps=2", "--algorithm", f"{file}:doubled"]
-    assert grouprl("train", *again).code == 0
-    file.write_text(FILE.replace("2 * loss", "3 * loss"))
-    ended = grouprl("train", *again[:-3], "steps=3", *again[-2:])
-    assert ended.code == 2
-    assert "algorithm" in ended.err
+    assert f"names the code file {own / 'mine.py'}, which you have not run here" in ended.text
+    assert grouprl("report", "runs/run").code == 0
+    page = ask(lab(own / "runs"), "algorithms")
+    assert "mine.py:mine" not in [one["name"] for one in page["algorithms"]]
+    statistics_of_page = one_group(own / "runs/run", 1, 0)["statistics"]
+    assert statistics_of_page["advantages"] is None or statistics_of_page["agree"]
+    assert not (own / "ran").exists()
 
 
-def test_options_that_only_its_program_knows_are_recorded_and_bind_a_resume(tiny: Path, tmp_path: Path, file: Path):
-    run = tmp_path / "runs/scaled"
-    ended = train(tiny, tmp_path, "scaled", "--algorithm", f"{file}:scaled")
+def test_a_changed_file_that_is_trusted_continues(own: Path) -> None:
+    changed = FILE.replace("self.bound * torch.tanh", "0.0 * torch.tanh")
+    assert changed != FILE
+    (own / "mine.py").write_text(changed)
+    ended = grouprl("train", "--resume", "runs/run", "steps=2", "--trust-code", "mine.py")
     assert ended.code == 0, ended.text
-    read = load_config(RunConfig, [run / "config.yaml"], []).algorithm
-    assert re.fullmatch(r"mine\.py\.Scaled \w{16} scale='third' factor=3.0 names=\{\}", dict(read.missing)["advantage"])
-    rows = rollouts(run, "SELECT reward, advantage FROM completions WHERE group_index = 0")
-    mean = sum(reward for reward, _ in rows) / 4
-    assert [advantage for _, advantage in rows] == pytest.approx([(reward - mean) / 3 for reward, _ in rows], abs=1e-6)
-    assert any(advantage for _, advantage in rows)
-    for command in (["train", "--resume", run, "steps=2"], ["replay", run, "1"]):
-        ended = grouprl(*command)
-        assert ended.code == 2, ended.text
-        assert "expected the class mine.py.Scaled" in ended.text
-    assert grouprl("report", run).code == 0
-    again = ["train", "--resume", run, "--algorithm", f"{file}:scaled"]
-    assert grouprl(*again, "steps=2").code == 0
-    file.write_text(FILE.replace("Scaled())", "Scaled(factor=4.0))"))  # the same class
-    ended = grouprl(*again, "steps=3")
+    assert metrics(own / "runs/run")[1]["grad_norm"] == 0
+    ended = grouprl("train", "--resume", "runs/run", "steps=3", "algorithm.bound=0.5")
     assert ended.code == 2
-    assert "factor=3.0" in ended.text
-    assert "factor=4.0" in ended.text
+    assert "bound=0.2" in ended.text
+
+
+def test_the_page_computes_with_it_too(own: Path) -> None:
+    """The hand-worked group 0, 1, 1, 5: its median is 1."""
+    page = lab(own / "runs")
+    assert (
+        "r - median" in {one["name"]: one["formula"] for one in ask(page, "algorithms")["algorithms"]}["mine.py:mine"]
+    )
+    found = ask(page, "advantages?rewards=0,1,1,5&algorithms=mine.py:mine")["algorithms"]["mine.py:mine"]
+    assert (found["baselines"], found["advantages"]) == ([1.0] * 4, [-1.0, 0.0, 0.0, 4.0])
+    group = one_group(own / "runs/run", 1, 0)
+    assert group["algorithm"]["name"] == "mine.py:mine"
+    assert group["statistics"]["agree"] is True
+    walk = ask(page, "group?rewards=0,1,1,5&algorithm=mine.py:mine")
+    assert walk["stages"]["advantages"]["completions"] == [-1.0, 0.0, 0.0, 4.0]
+    assert ask(page, "group?run=run&step=1")["algorithm"]["name"] == "mine.py:mine"
+    assert Runs(own / "runs").overview(own / "runs/run")["algorithm"] == "mine.py:mine"
+
+
+def test_a_recipe_and_python_name_it_alike(tiny: Path, own: Path) -> None:
+    (own / "recipe.yaml").write_text("algorithm: {name: 'mine.py:mine', bound: 0.2}\n")
+    ended = grouprl("train", "recipe.yaml", *settings(tiny, own, "recipe"))
+    assert ended.code == 0, ended.text
+    losses = [metrics(own / "runs" / name)[0]["grad_norm"] for name in ("run", "recipe")]
+    assert losses[0] == losses[1]
+    config = small_config(own / "runs", "python", steps=1, algorithm={"name": "mine.py:mine", "bound": 0.2})
+    by_config = Trainer(str(tiny), ROWS, [LETTERS], config=config)
+    assert by_config.train().finished
+    assert by_config.train(resume=True).finished
+    assert load_config(RunConfig, [own / "runs/python/config.yaml"], []).algorithm.objective.bound == 0.2  # type: ignore[attr-defined]
+    by_name = Trainer(str(tiny), ROWS, [LETTERS], "mine.py:mine", small_config(own / "runs", "name", steps=1)).train()
+    assert by_name.summary["algorithm"] == "mine.py:mine"
+
+
+@pytest.mark.slow
+def test_it_is_compared_in_processes_of_their_own(tiny: Path, own: Path) -> None:
+    given = [one for one in settings(tiny, own, "") if not one.startswith(("name=", "runs_dir="))]
+    command = ["compare", *given, "--vary", "algorithm=grpo,mine.py:mine", "--seeds", "2", "--name", "c", "jobs=2"]
+    ended = grouprl(*command)
+    assert ended.code == 0, ended.text
+    assert (own / "runs/c/mine.py-mine-seed1/report.html").is_file()
+    assert grouprl(*command).code == 0
+    (own / "mine.py").write_text(FILE + "\n")
+    ended = grouprl(*command)
+    assert ended.code == 2
+    assert f"expected {own / 'mine.py'} as it was when" in ended.text
+
+
+@pytest.mark.slow
+def test_selftest_checks_it(tiny: Path, own: Path) -> None:
+    ended = grouprl("selftest", *settings(tiny, own, "s"), "algorithm=mine.py:mine")
+    assert ended.code == 0, ended.text
+
+
+# What is wrong in the file
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ("nothing.py:mine", "nothing.py: expected a Python file, found none"),
-        ("{file}:value", "did you mean 'values'?"),
+        ("mine.py:min", "did you mean 'mine'?"),
         ("GRPO", "did you mean 'grpo'?"),
+        ("broken.py:mine", "got ZeroDivisionError: division by zero: correct it broken.py:2 in <module>: 1 / 0"),
+        ("unread.py:mine", "got SyntaxError: invalid syntax: correct it unread.py:1: a b"),
     ],
 )
-def test_what_is_none_is_named(file: Path, given: str, words: str):
-    ended = grouprl("train", "--algorithm", given.format(file=file))
-    assert ended.code == 2
-    assert words in ended.err
+def test_what_is_none_is_named(own: Path, given: str, words: str) -> None:
+    (own / "broken.py").write_text("x = 1\n1 / 0\n")
+    (own / "unread.py").write_text("a b\n")
+    for command in (
+        ["train", "--algorithm", given],
+        ["train", f"algorithm={given}"],
+        ["selftest", f"algorithm={given}"],
+    ):
+        ended = grouprl(*command)
+        assert ended.code == 2
+        assert words in ended.text
+        assert "Traceback" not in ended.text
 
 
-def test_a_file_that_fails_is_one_sentence(tmp_path: Path):
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    ended = grouprl("train", "--algorithm", f"{tmp_path / 'broken.py'}:mine")
-    assert ended.code == 2
-    assert "expected a file that runs, got ZeroDivisionError" in ended.err
+STATISTICS, GAIN = "replace(stats, baseline_N=median_N, ", "return (1 + change_NT) * terms.advantages_NT"
+BEFORE = "    def gain(self"
+WRONG = [
+    (STATISTICS, "replace(stats, baseline_N=median_N[:3], ", r"baseline_N: expected a tensor \(\d+,\) .*got \(3,\)"),
+    (STATISTICS, "replace(stats, baseline_N=0.5, ", r"baseline_N: expected a tensor \(\d+,\) .*got float"),
+    (STATISTICS, "replace(stats, mean=median_N, ", r"keyword argument 'mean'.*mine.py:\d+ in statistics"),
+    (STATISTICS, "replace(stats, baseline_N=median_N / 0, ", r"advantages_NT: expected a tensor \(8, 8\) of finite"),
+    ("        return replace(stats", "        replace(stats", r"expected Statistics, got NoneType"),
+    ("stats = group", "raise KeyError('lost'); stats = group", r"KeyError: 'lost'.*mine.py:\d+ in statistics: raise K"),
+    (
+        GAIN,
+        "return terms.advantages_NT[:1]",
+        r"gain: expected a tensor \(\d, \d\) of finite .*got \(1, \d\) of float32",
+    ),
+    (GAIN, f"{GAIN} / 0", r"gain: expected .* of finite numbers, got .* NaN or infinite"),
+    (GAIN, "return None", r"gain: expected a tensor \(\d, \d\) of finite numbers, got NoneType"),
+    (GAIN, "return terms.advantages_NT", r"gain: expected a function of ratio_NT or logprobs_NT, got no gradient"),
+    (GAIN, "return terms.advantage_NT", r"AttributeError: .*mine.py:\d+ in gain: return terms.advantage_NT"),
+    (
+        BEFORE,
+        f"    def loss(self, *a):\n        return a[0].logprobs_NT.sum()\n\n{BEFORE}",
+        r"expected \(loss, stats\)",
+    ),
+    (
+        BEFORE,
+        f"    def weights(self, m, **a):\n        return m[:1]\n\n{BEFORE}",
+        r"weights: expected a tensor \(8, 8\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "pattern"), WRONG)
+def test_what_it_computes_wrong_is_a_sentence_with_its_lines(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, pattern: str
+) -> None:
+    assert FILE.count(old) == 1
+    (tmp_path / "mine.py").write_text(FILE.replace(old, new))
+    monkeypatch.chdir(tmp_path)
+    ended = grouprl("train", *settings(tiny, tmp_path, "run", evaluation={"problems": 0}), "algorithm=mine.py:mine")
+    assert ended.code == 2, ended.text
+    assert re.search(pattern, ended.text), ended.text
+    assert "Traceback" not in ended.text
+    assert len([line for line in ended.err.splitlines() if "mine.py:" in line]) <= 3
+
+
+def test_a_field_that_enters_no_advantage_cannot_be_replaced() -> None:
+    from dataclasses import replace
+
+    from grouprl.algorithms import group_statistics
+
+    stats = group_statistics(torch.tensor([0.0, 1.0, 5.0]), torch.zeros(3, dtype=torch.long))
+    assert (stats.mean.tolist(), stats.deviation[0].item()) == ([2.0] * 3, pytest.approx((14 / 3) ** 0.5))
+    for name in ("mean", "deviation"):
+        with pytest.raises((TypeError, UserError)):
+            replace(stats, **{name: torch.zeros(3)})
+
+
+def test_modules_beside_two_files_do_not_mix(tmp_path: Path) -> None:
+    from grouprl.config.own_algorithm import load_algorithm, loaded_algorithm
+
+    for folder, low in (("a", 0.1), ("b", 0.3)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "numbers_beside.py").write_text(f"low = {low}\n")
+        (tmp_path / folder / "mine.py").write_text(
+            "from grouprl import Algorithm\nfrom grouprl.algorithms.losses import Clip\n"
+            "from numbers_beside import low\nmine = Algorithm(objective=Clip(clip_low=low))\n"
+        )
+    names = [f"{tmp_path}/{folder}/mine.py:mine" for folder in ("a", "b", "a")]
+
+    def low_of(name: str) -> float:
+        load_algorithm(name)
+        return loaded_algorithm(name)[0].objective.clip_low  # type: ignore[union-attr, attr-defined, no-any-return]
+
+    assert [low_of(name) for name in names] == [0.1, 0.3, 0.1]
+    (tmp_path / "a/numbers_beside.py").write_text("low = 0.2\n")
+    assert low_of(names[0]) == 0.2
+    assert not list(tmp_path.rglob("__pycache__"))

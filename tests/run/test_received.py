@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from grouprl.config.code_files import read_code
 from grouprl.config.run import ScoringConfig
 from grouprl.lab.runs import NoSuchRun, Runs
 from grouprl.models.load import load_model, load_tokenizer
@@ -24,7 +25,6 @@ from grouprl.models.manifest import MANIFEST
 from grouprl.record.files import append_line, atomic_directory, atomic_write_text
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory, refuse_links
 from grouprl.record.read import read_json_lines, read_rollouts
-from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.tasks.files import read_rows
 from grouprl.types import UserError
@@ -327,7 +327,7 @@ MODELS = [
     ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "/dev/zero"}}, "expected weights in this"),
     ("model.safetensors.index.json", {"metadata": {}, "weight_map": {"a": "../x"}}, "expected weights in this folder"),
     ("config.json", {"text_config": {"vocab_size": 1 << 40}}, "vocab_size: expected at most"),
-    ("tokenizer.json", growing(30), "normalizer: expected steps"),
+    ("tokenizer.json", growing(30), "and post_processor: expected steps"),
     ("tokenizer.json", {"added_tokens": [{"id": 5}] * 100_001}, "at most 100000 added tokens"),
     ("tokenizer_config.json", {"added_tokens_decoder": dict.fromkeys(map(str, range(100_001)), 1)}, "added tokens"),
 ]

@@ -18,10 +18,13 @@ from transformers import AutoModelForCausalLM
 from forked import command, forked
 from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_run
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
+from grouprl.trainer.verdict import verdict
 from letter_rewards import InProcess
 from small_runs import (
     LETTERS,
@@ -188,6 +191,106 @@ def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp
     resumed = Trainer(tiny, judged, [LETTERS], config=config).train(resume=True)
     straight = Trainer(tiny, judged, [LETTERS], config=small_config(tmp_path, "straight")).train()
     assert_same_run(straight.directory, resumed.directory)
+
+
+def no_memory(record: Any) -> None:
+    if record.step == 2:
+        raise MemoryError("of step 2")
+
+
+def no_room(record: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("callback", "reason", "step"),
+    [
+        (no_memory, "MemoryError: of step 2", 2),
+        (no_room, "OSError: [Errno 28] No space left on device", 1),
+    ],
+    ids=["memory", "disk"],
+)
+def test_a_failed_run_says_why_until_it_is_resumed(
+    callback: Any, reason: str, step: int, straight: Path, tiny: Path, tmp_path: Path
+) -> None:
+    config = small_config(tmp_path)
+    with pytest.raises((MemoryError, OSError)):
+        Trainer(tiny, ROWS, [LETTERS], config=config, callback=callback).train()
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    line = callback.__code__.co_firstlineno + step
+    assert summary == {"state": "failed", "reason": reason, "step": step, "frame": f"{__file__}:{line}"}
+    assert verdict(read_run(run)) == f"Failed in step {step}: {reason} ({__file__}:{line})"
+    assert RunDirectory(run).status(summary, 6) == "failed"
+    finished = small_run(tiny, config, resume=True)
+    assert finished.summary["state"] == "finished"
+    assert_same_run(straight, finished.directory)
+
+
+def test_a_reward_that_always_raises_is_named_by_summary_and_page(tiny: Path, tmp_path: Path) -> None:
+    code = tmp_path / "fail.py"
+    code.write_text("def f(completions, **columns):\n    raise ValueError('no such table')\n")
+    data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
+    settings = small_settings(tmp_path, evaluation={"problems": 0})
+    settings += ["task.name=gsm8k", f"task.path={data}", "--reward", f"{code}:f"]
+    for _ in range(2):  # a run that recorded nothing is in nobody's way
+        assert grouprl("train", "--model", tiny, *settings).code == 2
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert (summary["state"], summary["step"], summary["frame"]) == ("failed", 1, "fail.py:2")
+        assert "f raised ValueError: no such table (fail.py:2) (8 times)" in summary["reason"]
+    assert "Failed in step 1: rewards: expected valid" in grouprl("report", tmp_path / "run").text
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "no such table (fail.py:2)" in page
+    assert '"status":"failed"' in page.replace(": ", ":")
+    code.write_text("def f(completions, **columns):\n    return [float(len(text)) for text in completions]\n")
+    resumed = grouprl("train", "--resume", f"runs_dir={tmp_path}", "--trust-code", code)
+    assert resumed.code == 0, resumed.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize(("call", "steps"), [(1, 0), (4, 2), (8, 6)], ids=["before", "in between", "after"])
+def test_a_stop_in_an_evaluation_loses_nothing(call: int, steps: int, tiny: Path, tmp_path: Path) -> None:
+    """Judged in this process, an evaluation calls once for its greedy and once for its sampled completions."""
+
+    def judged(press: Any, name: str, **more: Any) -> Any:
+        task = replace(task_from_list(ROWS), verifier="judging", own_rewards={"judging": InProcess(press)})
+        config = small_config(tmp_path, name, evaluation={"every": 2, "problems": 3, "samples": 2})
+        return Trainer(tiny, task, [LETTERS], config=config).train(**more)
+
+    stopped = judged(lambda calls: calls == call and signal.raise_signal(signal.SIGTERM), "run")
+    assert (stopped.finished, stopped.summary["state"]) == (False, "stopped")
+    resumed = judged(lambda _: None, "run", resume=True)
+    assert resumed.finished
+    assert_same_run(judged(lambda _: None, "straight").directory, resumed.directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("verb", ["train", "compare", "eval"])
+def test_a_signal_in_a_long_evaluation_ends_each_verb_soon(
+    verb: str, number: signal.Signals, tiny: Path, tmp_path: Path
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(300)])
+    settings = [f"task.path={data}", *small_settings(tmp_path, evaluation={"problems": 200, "samples": 256})]
+    settings = [*settings, "task.name=gsm8k", "rollout.max_tokens=100", "rollout.max_rows=64"]
+    words = {
+        "train": ("train", "--model", tiny, *settings),
+        "compare": ("compare", "demo", f"model={tiny}", *settings, "--vary", "algorithm=grpo,rloo", "--seeds", "1"),
+        "eval": ("eval", tiny, *settings),
+    }
+    with forked(command(*words[verb])) as child:
+        started = cpu_seconds(child.pid)
+        for _ in range(100):
+            if cpu_seconds(child.pid) > started + 3 or any(tmp_path.glob("*/*/console.txt")):
+                break
+            time.sleep(0.1)
+        time.sleep(8 * (verb == "compare"))
+        began = time.monotonic()
+        os.kill(child.pid, number)
+        code = child.wait(30)
+        assert code == (-number if (verb, number) == ("eval", signal.SIGTERM) else 130), child.err.read()
+        assert time.monotonic() - began < 10  # 5 s on an idle machine
+        assert "Traceback" not in child.err.read()
 
 
 def cpu_seconds(process: int) -> float:

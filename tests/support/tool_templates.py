@@ -31,6 +31,12 @@ class ToolStyle:
     rewrites: tuple[bool, bool] = (False, False)  # whether a message, a result, drops an earlier thought
     begins_thought: tuple[bool, bool] = (False, False)  # after a message, after a result
     arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)  # of the template
+    ends: tuple[str, ...] = ()  # tokens that end a turn, if not the first special one alone
+    takes_messages: bool = True  # whether a message may follow a turn without calls
+
+    def end_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The ids of `ends`."""
+        return [int(tokenizer.convert_tokens_to_ids(end)) for end in self.ends]
 
 
 _CHATML = ("<|im_end|>", "<|im_start|>")
@@ -42,6 +48,11 @@ _DEEPSEEK = ("<｜end▁of▁sentence｜>", "<s>")
 _PARTS = "calls▁begin calls▁end call▁begin call▁end sep outputs▁begin outputs▁end output▁begin output▁end"
 _MARKS = (*(f"<｜tool▁{part}｜>" for part in _PARTS.split(" ")), "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 _BOTH = (True, True)
+_GLM = ("<|user|>", "<|observation|>", "<|assistant|>", "<|system|>")
+_HARMONY = ("<|call|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+_GEMMA = ("<|tool_response>", "<s>", "<turn|>", "<|turn>", "<tool_response|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+_LFM = (*_CHATML, "<s>", "<|tool_call_start|>", "<|tool_call_end|>")
+_MUSE = ("<|eot|>", "<s>", "<|eom|>", "<|start|>", "<|message|>")
 STYLES = {
     "qwen2": ToolStyle("qwen2", _CHATML, _TAGS),
     "qwen3": ToolStyle("qwen3", _CHATML, _TAGS, rewrites=(True, False)),
@@ -51,6 +62,12 @@ STYLES = {
     "hermes": ToolStyle("hermes", (*_CHATML, "<s>")),
     "deepseek_r1": ToolStyle("deepseek", _DEEPSEEK, _MARKS, "DeepSeek", True, _BOTH, (True, False), {"r1": True}),
     "deepseek_v31": ToolStyle("deepseek", _DEEPSEEK, _MARKS, "DeepSeek", True, _BOTH, arguments={"r1": False}),
+    "xml": ToolStyle("xml", _CHATML, _TAGS, "Qwen XML", rewrites=(True, False), begins_thought=_BOTH),
+    "glm": ToolStyle("glm", _GLM, _TAGS, "GLM", ends=_GLM[:2]),
+    "harmony": ToolStyle("harmony", _HARMONY, (), "gpt-oss", many=False, ends=_HARMONY[:2], takes_messages=False),
+    "gemma": ToolStyle("gemma", _GEMMA, (), "Gemma", ends=(_GEMMA[0], _GEMMA[2])),
+    "lfm": ToolStyle("lfm", _LFM, (), "LFM"),
+    "muse": ToolStyle("muse", _MUSE, (), "Muse"),
     TOOLS: ToolStyle(TOOLS, _CHATML),
 }
 

@@ -77,7 +77,7 @@ def test_numbers_in_many_forms(text: str, value: Fraction) -> None:
     "text",
     [
         "", "seven", "7 apples", "5 or 6 or 7", "5 6", "1,00", "1,0000", "1/0", r"\frac{1}{0}", "1/2/3", "2**9",
-        "1e3", "0x7", "nan", "inf", "__import__('os')", "9" * 65, "٧", "1_000", "-", "7/", "$",
+        "1e3", "0x7", "nan", "inf", "__import__('os')", "9" * 65, "1_000", "-", "7/", "$",
     ],
 )  # fmt: skip
 def test_everything_else_is_no_number(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.tasks import load_task
 from grouprl.tasks.base import Split
-from grouprl.tasks.files import LONGEST_ROW, read_rows
+from grouprl.tasks.files import LONGEST_ROW, read_rows, read_splits, text_or_messages
 from grouprl.types import UserError
 
 ROWS = [{"prompt": f"{n}\u2028+ 1 = ?", "answer": str(n + 1)} for n in range(4)]  # no end of a line
@@ -167,3 +168,42 @@ def test_a_column_given_twice_is_refused_since_one_would_be_lost(tmp_path: Path,
 def test_spaces_around_the_names_of_a_csv_are_no_part_of_them(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt, answer \n1 + 1 = ?,2\n")
     assert read_rows(str(tmp_path / "a.csv"))[0][1] == {"prompt": "1 + 1 = ?", "answer": "2"}
+
+
+def test_tabs_and_compressed_files_hold_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}, or?", "answer": str(number)} for number in range(3)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    table = "prompt,answer\n" + "".join(f'"{row["prompt"]}",{row["answer"]}\n' for row in rows)
+    (tmp_path / "a.tsv").write_text(
+        table.replace('"', "").replace(", or", ";or").replace(",", "\t").replace(";or", ", or")
+    )
+    for name, text in (("a.jsonl.gz", lines), ("a.json.gz", json.dumps(rows)), ("a.CSV.gz", table)):
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+    for path in tmp_path.iterdir():
+        assert [row for _, row in read_rows(str(path))] == rows, path
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train-00000-of-00001.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert len((read_splits(str(tmp_path)) or {})["train"]) == 3
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"prompt": f"{number}?", "answer": number} for number in range(4)])
+    saved = datasets.DatasetDict({"train": rows, "dev": rows}) if several else rows
+    saved.save_to_disk(str(tmp_path / "saved"))
+    parts = read_splits(str(tmp_path / "saved")) or {}
+    assert list(parts) == (["train", "validation"] if several else ["train"])
+    assert [row for _, row in parts["train"]] == list(rows)
+
+
+def test_a_call_has_no_text_and_a_developer_speaks_as_the_system() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    asked = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": "f?"}]
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    row = ("here", {"prompt": [*asked, called, {"role": "tool", "content": "3"}]})
+    read = text_or_messages(row, "prompt")
+    assert read[0] == {"role": "system", "content": "Be short."}  # type: ignore[comparison-overlap]
+    assert read[2] == {**called, "content": ""}  # type: ignore[comparison-overlap]
+    with pytest.raises(UserError, match="expected text in column 'prompt'"):
+        text_or_messages(("here", {"prompt": [{"role": "assistant", "content": None}]}), "prompt")

@@ -107,7 +107,7 @@ def test_a_file_that_is_not_there_or_not_text_or_of_another_kind(tmp_path: Path)
     for name, message in (
         ("none.jsonl", "expected a data file at .*none.jsonl, found none"),
         ("latin.jsonl", "expected UTF-8 text in .*latin.jsonl"),
-        ("a.txt", r"expected a \.jsonl, \.json, \.csv, \.parquet file, got .*a\.txt"),
+        ("a.txt", r"expected a \.jsonl, \.parquet, \.json, \.csv, \.tsv file, got .*a\.txt"),
     ):
         with pytest.raises(UserError, match=message):
             Gsm8k(str(tmp_path / name)).problems("train")

@@ -89,7 +89,12 @@ def test_messages_pass_through_and_a_column_may_hold_the_solution(tmp_path: Path
         ("a.csv", "prompt,answer\n1,2,3\n", r"a\.csv:2: expected 2 values \(prompt, answer\), got 3: fix"),
         ("a.csv", 'prompt\n"1\n', r"a\.csv:[0-9]: expected CSV, got unexpected end of data"),
         ("a.csv", "prompt,answer\n", "expected at least one row"),
-        ("a.txt", "prompt", r"expected a \.jsonl, \.json, \.csv, \.parquet file, got .*a\.txt"),
+        ("a.tsv", "prompt\tanswer\n1\t2\n1, 2\n", r"a\.tsv:3: expected 2 values \(prompt, answer\), got 1: fix"),
+        ("a.jsonl.gz", "prompt", r"a\.jsonl\.gz: expected a complete gzip file"),
+        ("a.xlsx", "prompt", r"expected a .* file, got .*a\.xlsx: convert it \(a spreadsheet: save it as \.csv\)"),
+        ("a.csv", "prompt,answer\n1,2\n" + "3\n" * 12, r"a\.csv:3: .*(\n.*){8}\n.*a\.csv:12: .*\nand 2 more rows"),
+        ("a.jsonl", '{"prompt": 1}\n{"prompt": "1"}\n{"q": 1}', r"a\.jsonl:1: .* got 1: .*\n.*a\.jsonl:3: .* got q"),
+        ("a.txt", "prompt", r"expected a \.jsonl, \.parquet, \.json, \.csv, \.tsv file, got .*a\.txt"),
     ],
 )
 def test_bad_files_are_reported_with_their_line(tmp_path: Path, name: str, text: str, message: str) -> None:

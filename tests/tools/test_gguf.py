@@ -1,8 +1,10 @@
 """A GGUF file becomes a model, once: the same weights and tokens, and one sentence for every file that cannot."""
 
 import json
+import resource
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from grouprl import Trainer, UserError
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.supervised.scratch import new_tokenizer
-from grouprl.tools.gguf import import_gguf
+from grouprl.tools.gguf import _check, import_gguf
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, small_config
 from source_tree import ROOT
@@ -95,7 +97,57 @@ def test_a_damaged_file_is_one_sentence(llama, tmp_path: Path, damage: str):
         found = gguf.GGUFReader(file, "r+")
         found.tensors[0].field.parts[4][0] = 200
         found.data.flush()
-    refused(r"expected a whole GGUF file .*, got one that cannot be read", file)
+    said = {
+        "cut": rf"the file is cut: expected {len(whole)} bytes, got {len(whole) - 1000}",
+        "empty": "the file is cut",
+    }
+    said |= {"cut in the header": "the file is cut: expected [0-9]+ bytes or more, got 500", "another magic": "no GGUF"}
+    refused(r"expected a whole GGUF file .*, got one that cannot be read .*" + said.get(damage, "type 200"), file)
+
+
+def header_fields(content: gguf.GGUFReader) -> dict[str, tuple[int, int]]:
+    """Where each number of a header is, and its bytes: counts, lengths of names, texts and lists, values, shapes."""
+    places = {}
+    for name, field in [*content.fields.items(), *((one.name, one.field) for one in content.tensors)]:
+        for index, part in enumerate(field.parts):
+            if (
+                index < 12
+                and part.dtype.kind in "iuf"
+                and not (part.dtype.itemsize == 1 and part.size > 1)
+                and part.size
+            ):
+                start = part.__array_interface__["data"][0] - content.data.__array_interface__["data"][0]
+                places[f"{name} {index}"] = (start, part.dtype.itemsize)
+    return places
+
+
+@pytest.mark.slow
+def test_an_extreme_value_in_any_field_of_the_header_is_one_sentence(llama, tmp_path: Path):
+    """Or the file is read as it was: a value that nothing depends on. Within a second, and without memory."""
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    whole, places = file.read_bytes(), header_fields(gguf.GGUFReader(file))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grouprl.tools.gguf.save_model", lambda *_: None)
+        import_gguf(file, tmp_path / "warm")  # imports
+    assert len(places) > 100
+    refusals = 0
+    for place, (start, width) in places.items():
+        for value in (2**31 - 1, 2**64 - 1):
+            file.write_bytes(whole[:start] + (value % 256**width).to_bytes(width, "little") + whole[start + width :])
+            before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+            try:
+                _check(file)
+            except UserError as error:
+                refusals += "\n" not in str(error)
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            assert (time.process_time() - began < 1, used < 200 << 10) == (True, True), (place, value)
+    assert refusals > len(places)
+
+
+def test_more_weights_than_the_file_has_are_not_made(llama, tmp_path: Path, monkeypatch):
+    told = gguf.GGUFWriter.add_feed_forward_length
+    monkeypatch.setattr(gguf.GGUFWriter, "add_feed_forward_length", lambda writer, length: told(writer, 200_000))
+    refused(r"its settings need [0-9]+ weights, it has [0-9]+", write_gguf(tmp_path / "tiny.gguf", llama))
 
 
 def refused(message: str, file: Path) -> None:

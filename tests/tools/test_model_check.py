@@ -65,6 +65,34 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(copied: Path) -> None:
     assert not (copied / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({}, "none"),
+        ({"use_sliding_window": False, "sliding_window": 128}, "none"),
+        (
+            {"use_sliding_window": True, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"]},
+            "128 tokens",
+        ),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "sliding_attention"],
+            },
+            "8 tokens, shorter than a sequence",
+        ),
+        ({"attention_chunk_size": 128}, "none; the model ignores the 128 of its configuration"),
+    ],
+)
+def test_the_window_is_what_the_model_does(copied: Path, keys: dict[str, object], line: str) -> None:
+    config = copied / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | keys))
+    ended, lines = checked(copied, "rollout.max_tokens=16")
+    assert ended.code == 0, ended.text
+    assert lines["window"] == f"fine  {line}"
+
+
 def test_no_model(tmp_path: Path) -> None:
     ended, _ = checked(tmp_path / "nothing")
     assert ended.code == 2

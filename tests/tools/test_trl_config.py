@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from grouprl.algorithms.named.sapo import Sapo
 from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
-from grouprl.tools.imported.read import Foreign, read_foreign
+from grouprl.tools.imported.read import Foreign, read_foreign, read_words
 from grouprl.tools.imported.recipe import Line, import_foreign, write_recipe
 
 RUN = CliRunner()
@@ -241,3 +242,56 @@ def test_a_file_that_cannot_be_read_writes_nothing(tmp_path: Path, text: str):
     assert isinstance(result.exception, UserError)
     assert str(file) in str(result.exception)
     assert not target.exists()
+
+
+BATCH = "--per_device_train_batch_size 8 --num_generations 4"
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "values", "world"),
+    [
+        ("learning_rate=1e-6 num_generations=4", "trl", {"learning_rate": 1e-6, "num_generations": 4}, None),
+        ("--learning_rate 1e-6 --num-generations 4", "trl", {"learning_rate": 1e-6, "num_generations": 4}, None),
+        ("--learning_rate=1e-6 --bf16 --top_k -1", "trl", {"learning_rate": 1e-6, "bf16": True, "top_k": -1}, None),
+        ("--report_to wandb trackio beta=0.1", "trl", {"report_to": ["wandb", "trackio"], "beta": 0.1}, None),
+        ("grpo.yaml --beta 0.1 seed=3", "trl", {"learning_rate": 1e-5, "beta": 0.1, "seed": 3}, None),
+        ("accelerate launch --config_file zero3.yaml --num_processes 8 a/train.py --beta 0.1", "trl", {"beta": 0.1}, 8),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py --beta 0.1", "trl", {"beta": 0.1}, 2),
+        ("trl grpo --config grpo.yaml --num_processes 4", "trl", {"learning_rate": 1e-5}, 4),
+        ("python3 -m verl.trainer.main_ppo ++data.seed=1 trainer.logger=wandb", "verl", {"data.seed": 1}, None),
+        ("data.seed=1 data.shuffle=true ~data.shuffle", "verl", {"data.seed": 1}, None),
+    ],
+)
+def test_a_pasted_command_is_read(
+    words: str, library: str, values: dict[str, Any], world: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("grpo.yaml").write_text("learning_rate: 1e-5\n")
+    _, foreign = read_words(shlex.split(words))
+    expected = values | ({"trainer.logger": "wandb"} if "logger" in words else {})
+    assert (foreign.library, dict(foreign.values), foreign.world) == (library, expected, world)
+
+
+def test_flags_and_processes_of_a_launch_reach_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    command = f"accelerate launch --num_processes 3 train.py {BATCH}"
+    made = RUN.invoke(app, ["import-config", *command.split()])
+    assert made.exit_code == 0, made.exception
+    assert "a default of TRL 1.16" in made.output
+    config = load_config(RunConfig, [Path("trl.yaml")], [])
+    assert (config.rollout.group_size, config.rollout.problems_per_step) == (4, 6)  # 3 x 8 completions
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("chat.jsonl", "got a data file: train on it with grouprl train --task chat.jsonl"),
+        ("accelerate launch train.py", "expected a command with settings, got none"),
+        ("--learning_rate", "learning_rate: expected a number such as 1e-06, got True"),
+        ("beta=0.1 seed", "seed: expected KEY=VALUE with a key of trl"),
+        ("nothere.yaml beta=0.1", "nothere.yaml: expected a YAML or JSON file, got no such file"),
+    ],
+)
+def test_a_pasted_line_that_is_no_configuration(words: str, sentence: str):
+    refused = RUN.invoke(app, ["import-config", *words.split()])
+    assert sentence in str(refused.exception)

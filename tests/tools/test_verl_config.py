@@ -187,6 +187,25 @@ def test_a_value_that_the_file_does_not_say_stops_where_it_counts(tmp_path: Path
     assert found["actor_rollout_ref.rollout.name"].outcome.verdict == "not needed"
 
 
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [("$HOME/test.parquet", r"\$HOME"), ("${oc.env:DATA}/${X}.parquet", r"\$DATA and \$X"), ("${HOME}/a", r"\$HOME")],
+)
+def test_a_variable_of_the_shell_is_named(value: str, names: str):
+    words = rf"it needs the variable {names}, which is not read: pass data.val_files=VALUE"
+    with pytest.raises(UserError, match=words):
+        import_foreign(Foreign("verl", GRPO | {"data.val_files": value}))
+
+
+@pytest.mark.parametrize("key", ["attention_dropout", "embd_pdrop", "resid_pdrop"])
+def test_no_dropout_is_equal_and_any_other_is_refused(key: str):
+    key = f"actor_rollout_ref.model.override_config.{key}"
+    found = {one.key: one.outcome for one in import_foreign(Foreign("verl", GRPO | {key: 0.0})).lines}
+    assert found[key].verdict == "equal"
+    with pytest.raises(UserError, match="GroupRL has no dropout"):
+        import_foreign(Foreign("verl", GRPO | {key: 0.1}))
+
+
 def test_a_resolved_file_is_told_from_one_of_trl(tmp_path: Path):
     file = tmp_path / "resolved.yaml"
     file.write_text(

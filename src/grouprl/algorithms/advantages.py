@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms.option import Part, option
+from grouprl.types import UserError
 
 Baseline = Literal["mean", "leave_one_out", "batch_mean", "none"]
 Scale = Literal["group_std", "batch_std", "none"]
@@ -21,16 +22,34 @@ _ROUNDING = 2.0**-50  # four units in the last place of a float64
 
 @dataclass(frozen=True)
 class Statistics:
-    """[N] float64 tensors: advantage = (reward - baseline) / divisor for groups with signal, else 0."""
+    """[N] float64 tensors: advantage = (reward - baseline) / divisor for groups with signal, else 0.
+
+    `mean` and `deviation` describe the group. They enter no advantage, so that nobody can replace them.
+    """
 
     baseline_N: Tensor
     divisor_N: Tensor  # deviation + eps, or 1
-    mean: Tensor  # [N] mean of the valid rewards of the row's group
-    deviation: Tensor  # [N] standard deviation of the rewards of the row's group, or of the batch
     signal_N: Tensor  # bool: the reward is valid, and its group has two different rewards
+    moments_N: tuple[Tensor, Tensor]  # mean and deviation
+
+    @property
+    def mean(self) -> Tensor:
+        """[N] mean of the valid rewards of the row's group."""
+        return self.moments_N[0]
+
+    @property
+    def deviation(self) -> Tensor:
+        """[N] standard deviation of the rewards of the row's group, or of the batch."""
+        return self.moments_N[1]
 
     def normalized(self, rewards_N: Tensor) -> Tensor:
-        """Returns [N] float64 advantages, exactly 0 without signal."""
+        """Returns [N] float64 advantages, exactly 0 without signal.
+
+        Raises:
+            UserError: an own advantage gave another shape.
+        """
+        for name in ("baseline_N", "divisor_N", "signal_N"):
+            check_tensor(f"statistics: {name}", getattr(self, name), rewards_N.shape)
         rewards_N = torch.where(rewards_N.isnan(), 0.0, rewards_N).double()
         return torch.where(self.signal_N, (rewards_N - self.baseline_N) / self.divisor_N, 0.0)
 
@@ -105,7 +124,7 @@ def group_statistics(
         size_N = (batch_mean.expand_as(mean_N) if scale == "batch_std" else mean_N).abs()
         divisor_N = torch.where(deviation_N + eps <= size_N * _ROUNDING, size_N, deviation_N + eps)
     signal_N = valid_N & has_signal(rewards_N, group_ids_N)
-    return Statistics(baseline_N, divisor_N, mean_N, deviation_N, signal_N)
+    return Statistics(baseline_N, divisor_N, signal_N, (mean_N, deviation_N))
 
 
 def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
@@ -173,6 +192,23 @@ class Credit:
     counted_NT: Tensor | None = None  # bool, tokens whose returns the critic learns
 
 
+def check_tensor(name: str, value: object, shape: Sequence[int], *, finite: bool = False) -> Tensor:
+    """Returns a tensor that the code of a user gave.
+
+    Raises:
+        UserError: it is no tensor of real numbers of this shape; or, with `finite`, has NaN or infinity.
+    """
+    got: object = type(value).__name__
+    if isinstance(value, Tensor):
+        got = f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        wrong = int((~value.isfinite()).sum()) if finite else 0
+        if value.shape == tuple(shape) and not value.is_complex() and not wrong:
+            return value
+        got = f"{got}, {wrong} of its numbers NaN or infinite" if wrong else got
+    kind = "finite numbers" if finite else "numbers"
+    raise UserError(f"{name}: expected a tensor {tuple(shape)} of {kind}, got {got}: correct the algorithm")
+
+
 _BASELINES = {
     "mean": "mean(group)",
     "leave_one_out": "mean(others of the group)",
@@ -232,15 +268,23 @@ class CompletionAdvantage(Advantage):
         options: Any = {"baseline": self.baseline, "scale": self.scale}  # each kind narrows their types
         return group_statistics(rewards_N, groups_N, **options, std=self.std, eps=self.eps)
 
+    def compared(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
+        """`statistics`, which an own advantage may compute. Raises UserError for another value than `Statistics`."""
+        statistics: object = self.statistics(rewards_N, groups_N)
+        if not isinstance(statistics, Statistics):
+            kind = type(statistics).__name__
+            raise UserError(f"statistics: expected Statistics, got {kind}: return a changed group_statistics(...)")
+        return statistics
+
     def compare(
         self, rewards_N: Tensor, components: Mapping[str, Tensor], weights: Mapping[str, float], groups_N: Tensor
     ) -> Tensor:
         """[N] float32 advantages of the rewards' sum, or the weighted sum of each reward's own: see `BatchRewards`."""
         if self.reward_mix == "sum_then_normalise":
-            return self.statistics(rewards_N, groups_N).advantages(rewards_N)
+            return self.compared(rewards_N, groups_N).advantages(rewards_N)
         advantages_N = torch.zeros(len(groups_N))
         for name, weight in weights.items():
-            alone = self.statistics(components[name], groups_N).advantages(components[name])
+            alone = self.compared(components[name], groups_N).advantages(components[name])
             advantages_N = advantages_N + weight * alone
         return advantages_N
 
@@ -248,6 +292,7 @@ class CompletionAdvantage(Advantage):
         """Gives every token of a completion the completion's advantage."""
         rewards_N = batch.rewards_N - batch.kl_NT.sum(1)
         advantages_N = self.compare(rewards_N, batch.components, batch.weights, batch.groups_N)
+        advantages_N = check_tensor("compare: advantages_N", advantages_N, rewards_N.shape)
         return Credit(advantages_N[:, None] * batch.mask_NT)
 
 

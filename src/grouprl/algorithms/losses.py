@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grouprl.algorithms.advantages import check_tensor
 from grouprl.algorithms.kl import Kl, KlKind, kl_estimate
 from grouprl.algorithms.option import Part, option
 from grouprl.algorithms.surrogates import (
@@ -24,6 +25,7 @@ from grouprl.algorithms.surrogates import (
     policy_ratios,
     sapo_gain,
 )
+from grouprl.types import UserError
 
 Aggregate = Literal["sequence_mean", "token_mean", "constant"]
 Gain = Callable[[Terms], Tensor]
@@ -268,6 +270,13 @@ class Objective(Part):
         """[N, T] what each token adds to the objective."""
         raise NotImplementedError
 
+    def _checked_gain(self, terms: Terms) -> Tensor:
+        known = bool(terms.ratio_NT.isfinite().all())  # else the policy had diverged before
+        gain_NT = check_tensor("gain", self.gain(terms), terms.mask_NT.shape, finite=known)
+        if terms.ratio_NT.requires_grad and not gain_NT.requires_grad:
+            raise UserError("gain: expected a function of ratio_NT or logprobs_NT, got no gradient: use one")
+        return gain_NT
+
     def loss(self, tokens: TokenGrid, kl: Kl | None = None, kl_coef: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `policy_loss`, which gets the options of this objective and of the KL."""
         (low, high), kl = self.range, kl or Kl()
@@ -276,7 +285,7 @@ class Objective(Part):
             tokens.old_logprobs_NT,
             tokens.advantages_NT,
             tokens.weights_NT,
-            surrogate=self.gain,
+            surrogate=self._checked_gain if self.is_own else self.gain,
             ratio=self.ratio,
             clip_low=low,
             clip_high=high,

@@ -43,6 +43,11 @@ class Part:
         for name, fault in faults(type(self), vars(self)).items():
             raise UserError(f"algorithm.{name}: {complaint(fault, about(type(self), name))}")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether a user wrote its class."""
+        return type(self).__module__.partition(".")[0] != "grouprl"
+
     def refuse_idle(self, *names: str, beside: str) -> None:
         """Raises UserError for the first of these options that is set although `beside` makes it have no effect."""
         for one in fields(self):

@@ -20,7 +20,7 @@ from typing import Any
 
 from grouprl.rewards.rules import Ids, Texts, Values, completion_text, gold_text
 from grouprl.tasks.answers import equals_gold, final_text, gold_value, parse_value
-from grouprl.tasks.spelling import bare_text, unwrapped, without_units
+from grouprl.tasks.spelling import bare_text, other_unit, unwrapped, without_units
 from grouprl.types import UserError
 
 LONGEST_FORMULA = 300  # characters
@@ -112,6 +112,8 @@ def _means(answer: str | None, gold: str) -> bool:
         return _letters(answer) == kind
     if isinstance(kind, Fraction) and parse_value(answer) is not None:
         return False  # two numbers that differ
+    if other_unit(answer, gold):
+        return False
     written = without_units(answer)
     if _is_text(written):
         return False

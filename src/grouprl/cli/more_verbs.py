@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,14 +40,16 @@ _LONGEST = 60  # characters of a value in the table; the recipe has all of it
 _NEEDED = {"model": "--model PATH", "task": "--task FILE.jsonl", "reward": "--reward FILE.py:FUNCTION"}
 
 
-@app.command("import-config")
+@app.command("import-config", context_settings=ANY_OPTION)
 def import_config(
-    file: Annotated[str, typer.Argument(help="TRL's YAML or JSON, or verl's YAML; or verl's overrides, pasted here.")],
+    file: Annotated[str, typer.Argument(help="TRL's YAML or JSON, or verl's YAML; or their command, pasted.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(help="KEY=VALUE of that library, in place of the file's.")
+        list[str] | None, typer.Argument(help="KEY=VALUE, or --KEY VALUE, of that library, in place of the file's.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="The recipe; NAME.yaml, or NAME-grouprl.yaml beside it.")] = None,
-    world: Annotated[int, typer.Option(min=1, help="Processes that train, which a TRL file does not say.")] = 1,
+    world: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train, which a TRL file does not say; 1.")
+    ] = None,
     allow: Annotated[list[str] | None, typer.Option(help="An unsupported key to leave out. Repeatable.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
@@ -56,18 +57,19 @@ def import_config(
 
     Example: grouprl import-config grpo.yaml --world 4
 
+    Example: grouprl import-config --learning_rate 1e-6 --num_generations 4
+
     Example: grouprl import-config --output qwen.yaml algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8
     """
-    from grouprl.tools.imported.read import OVERRIDE, read_foreign
+    from grouprl.tools.imported.read import read_words
     from grouprl.tools.imported.recipe import import_foreign, write_recipe
 
-    place = None if OVERRIDE.fullmatch(file) and not os.path.exists(file) else Path(file)
-    foreign = read_foreign(place, [*([] if place else [file]), *(changes or ())])
-    imported = import_foreign(foreign, world=world, allow=allow or ())
-    target = output or Path(f"{place.stem if place else 'verl'}.yaml")
+    place, foreign = read_words([file, *(changes or ())])
+    imported = import_foreign(foreign, world=world or foreign.world or 1, allow=allow or ())
+    target = output or Path(f"{place.stem if place else foreign.library}.yaml")
     if output is None and place is not None and target.exists() and target.samefile(place):
         target = Path(f"{place.stem}-grouprl.yaml")
-    write_recipe(imported, place.name if place else "overrides of verl", target, force=force)
+    write_recipe(imported, place.name if place else f"settings of {foreign.library}", target, force=force)
     show_imported(imported)
     needed = "".join(f" {_NEEDED[one]}" for one in imported.missing)
     typer.echo(f"Wrote {target}. Run it: grouprl train {target}{needed}")
@@ -96,7 +98,8 @@ def show_imported(imported: ImportedRecipe, console: Console | None = None) -> N
                 words.append(f" ({line.outcome.words})", "dim")
             console.print(Padding(_there(line) + words, (0, 0, 0, 2), expand=False))
     if any(not line.is_named for line in imported.lines):
-        console.print(Text("(KEY): a default of that library (of TRL 1.16), which the file does not name", "dim"))
+        library = {"trl": "TRL 1.16", "verl": "verl 0.9.1"}[imported.library]
+        console.print(Text(f"(KEY): a default of {library}, which the file does not name", "dim"))
 
 
 def _there(line: Line) -> Text:
@@ -268,8 +271,10 @@ def replay(
     saved = str(RunDirectory(run).config)
     config = run_config([saved], trust=trust_code)
     from grouprl.cli.proofs import show_branches
+    from grouprl.received.trust import refuse_changed_algorithm
     from grouprl.tools.proof.branches import Selection
 
+    refuse_changed_algorithm(run, config.algorithm.name, trust_code or ())
     selection = Selection(problem, completion, tuple(position or ()), tokens, alternatives, least)
     if (settings or reward or as_json) if branch else selection != Selection():
         raise UserError(

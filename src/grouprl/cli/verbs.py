@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ from grouprl.cli.words import (
     app,
     check_models,
     configured,
+    is_settings_file,
     place_of_run,
     run_config,
     settings_of_run,
@@ -29,7 +31,7 @@ from grouprl.cli.words import (
     watched,
 )
 from grouprl.config.command_line import reward_settings
-from grouprl.record.layout import RunDirectory
+from grouprl.record.layout import RunDirectory, has_failed, run_at
 from grouprl.types import UserError
 
 
@@ -58,15 +60,17 @@ def train(
 
     Example: grouprl train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k rollout.max_tokens=512
 
-    Example: grouprl train demo --algorithm my_algorithms.py:mine
+    Example: grouprl train demo algorithm=my_algorithms.py:mine
 
     Example: grouprl train --resume runs/demo-1
 
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
     given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
-    own = algorithm is not None and ".py:" in algorithm
-    given |= {"algorithm.name": None if own else algorithm}
+    given |= {"algorithm.name": algorithm}
+    for text in settings or [] if resume else ():
+        if "=" not in text and not text.startswith("-") and not is_settings_file(text):
+            run_at(text)
     options = place_of_run(settings) if resume else {}
     options |= {key: value for key, value in given.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
@@ -79,10 +83,6 @@ def train(
     if resume:
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
-    if own:
-        from grouprl.cli.own_algorithm import algorithm_in_file
-
-        config = config.model_copy(update={"algorithm": algorithm_in_file(str(algorithm))})
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.train import train as run
     from grouprl.tasks import load_task
@@ -192,10 +192,16 @@ def evaluate(
     config = run_config([*of_run, *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_evaluation, show_pass_at
 
-    if beside is not None and (pass_at is None or beside == checkpoint):
-        raise UserError(f"--beside: expected another model than {checkpoint}, and --pass-at with it: add it")
     models = {checkpoint: config}
     if beside is not None:
+        if beside == checkpoint:
+            raise UserError(f"--beside: expected another model than {checkpoint}, got the same: name a second one")
+        try:
+            check_models(None, {"model.path": beside})
+        except UserError as error:
+            raise UserError(f"--beside: {error}") from None
+        if pass_at is None:
+            raise UserError(f"--beside {beside}: expected --pass-at with it, got none: add --pass-at 64")
         models[beside] = run_config([*of_run, *(settings or [])], {**options, "model.path": beside}, trust=trust_code)
     if pass_at is None:
         show_evaluation(config, as_json=as_json)
@@ -223,6 +229,9 @@ def sample(
     Example: grouprl sample abacus --problem 3 rollout.group_size=8
     """
     options = {"model.path": model, "task.name": task}
+    if len(words := [text for text in settings or [] if "=" not in text and not is_settings_file(text)]) > 1:
+        text = " ".join(words)
+        raise UserError(f"{text}: expected KEY=VALUE, got several words: quote a prompt, --prompt {shlex.quote(text)}")
     config = run_config([*settings_of_run(model), *(settings or [])], options, trust=trust_code)
     from grouprl.cli.inspection import show_group
 
@@ -316,7 +325,12 @@ def report(run: RunArgument) -> None:
     Example: grouprl report runs/demo
     """
     from grouprl.lab.report.write import write_report
+    from grouprl.record.read import read_run
+    from grouprl.trainer.terminal import visible
+    from grouprl.trainer.verdict import verdict
 
+    if has_failed((recorded := read_run(run)).summary):
+        typer.echo(visible(verdict(recorded)))
     typer.echo(f"Report: {write_report(run)}")
     suggest(f"grouprl lab {run}")
 
@@ -350,6 +364,7 @@ def plan(
     bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Memory on several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    trust_code: TrustOption = None,
 ) -> None:
     """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes.
 
@@ -362,14 +377,13 @@ def plan(
     Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
     from grouprl.config.checks import check_sections
-    from grouprl.config.run import RunConfig
     from grouprl.tools.planner.machine import Rates
     from grouprl.tools.planner.screen import parse_memory, plan_run, show_plan
     from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
     if (flops is None) != (bandwidth is None):
         raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
-    config = configured(RunConfig, settings, {"model.path": model})
+    config = run_config(settings, {"model.path": model}, trust=trust_code)
     check_sections(config)
     if gpus is not None:
         from grouprl.tools.planner.layouts import show_layouts

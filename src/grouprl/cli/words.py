@@ -17,6 +17,8 @@ from rich.console import Console
 
 from grouprl import __version__
 from grouprl.cli import completion
+from grouprl.config.code_files import errors_of_code
+from grouprl.config.command_line import is_change
 from grouprl.models.names import check_name, is_gguf
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
@@ -35,6 +37,7 @@ ANY_OPTION = {"ignore_unknown_options": True}
 app = typer.Typer(
     help="Critic-free reinforcement learning for language models.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -110,6 +113,7 @@ def run_config(
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
     check_models(settings, options)
+    from grouprl.config.own_algorithm import is_in_file, load_algorithm
     from grouprl.config.run import RunConfig, load_config
     from grouprl.received.trust import refuse_foreign_code
 
@@ -119,6 +123,9 @@ def run_config(
         refuse_links(file.parent)
     config = configured(RunConfig, settings, options)
     refuse_foreign_code(config, of_runs, trust or ())
+    if is_in_file(config.algorithm.name):
+        load_algorithm(config.algorithm.name)
+        config = configured(RunConfig, settings, options)
     if not of_runs or any(text.startswith("runs_dir=") for text in settings):
         return config
     run = of_runs[-1].parent
@@ -135,6 +142,7 @@ def configured(
     """Builds a configuration from command-line arguments; a run in the place of a model is its newest checkpoint."""
     from grouprl.config.command_line import config_of
 
+    check_words(kind, settings or [])
     config = config_of(kind, settings, options)
     path = model_at(config.model.path)
     if is_gguf(path):
@@ -144,6 +152,47 @@ def configured(
         path = str(import_gguf(Path(path)))
     model = config.model.model_copy(update={"path": path})
     return config.model_copy(update={"model": model})
+
+
+def check_words(kind: type[Config], settings: Sequence[str]) -> None:
+    """Refuses words among the settings that are no file, no recipe and no KEY=VALUE, and says what was meant.
+
+    Raises:
+        UserError: spaces around =, a missing =, a model or a task without its option, a run or a folder.
+    """
+    from grouprl.config.files import advice
+    from grouprl.models.names import BUNDLED
+    from grouprl.tasks.named import TASKS
+
+    for at, text in enumerate(settings):
+        after = settings[at + 1] if at + 1 < len(settings) else ""
+        spaced = text.endswith("=") and after and "=" not in after and not is_settings_file(after)
+        if text.startswith("=") or spaced:
+            key = settings[at - 1] if text.startswith("=") and at else ""
+            value = text.strip("=") if text.strip("=") and not spaced else after
+            raise UserError(f"{text}: expected KEY=VALUE without spaces: write {key or text[:-1]}={value or 'VALUE'}")
+        if "=" in text or after.startswith("=") or text.startswith("-") or is_settings_file(text):
+            continue
+        section = text.partition(".")[0] in kind.model_fields
+        if section and (not advice(kind, text) or "." in text):
+            raise UserError(f"{text}: expected KEY=VALUE, got no =: write {text}={after or 'VALUE'}")
+        for option, names in {"--model": BUNDLED, "--task": TASKS}.items():
+            if text in names:
+                raise UserError(f"{text}: expected a recipe, a file or KEY=VALUE, got a name: write {option} {text}")
+        if "/" in text or Path(text).is_dir():
+            raise UserError(
+                f"{text}: expected a recipe, a file or KEY=VALUE, found no such file: a run is resumed with --resume, "
+                "a model is given with --model, data with --task"
+            )
+
+
+def is_settings_file(text: str) -> bool:
+    """Whether a word names a file or a recipe."""
+    from grouprl.config.command_line import RECIPES
+
+    return Path(text).suffix in (".yaml", ".yml", ".json") or any(
+        place.is_file() for place in (Path(text).expanduser(), RECIPES / f"{text}.yaml")
+    )
 
 
 def check_models(settings: Sequence[str] | None, options: Mapping[str, object] | None = None) -> None:
@@ -170,12 +219,12 @@ def settings_of_run(checkpoint: str) -> list[str]:
 def _file_of_run(text: str) -> str:
     """The configuration of a run that is named by its folder; other settings as they are."""
     run = RunDirectory(text)
-    return str(run.config) if "=" not in text and run.exists else text
+    return str(run.config) if not is_change(text) and run.exists else text
 
 
 def place_of_run(settings: Sequence[str] | None) -> dict[str, object]:
     """Returns the name and the parent of the run directory among the settings, where `--resume` continues it."""
-    runs = [RunDirectory(text).path for text in settings or [] if "=" not in text and RunDirectory(text).exists]
+    runs = [RunDirectory(text).path for text in settings or [] if not is_change(text) and RunDirectory(text).exists]
     return {"name": runs[-1].resolve().name, "runs_dir": str(runs[-1].parent)} if runs else {}
 
 
@@ -206,8 +255,13 @@ def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
 def main() -> None:
     """The entry point: an error of the user or the machine is one message and code 2, a diverged run has code 1."""
     _open_standard_streams()
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
+    elif sys.argv[1:2] == ["version"]:
+        sys.argv[1:] = ["--version"]
     try:
-        app()
+        with errors_of_code():
+            app()
     except (
         *(UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError, ModuleNotFoundError),
     ) as error:

@@ -25,6 +25,7 @@ from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
 from grouprl.algorithms.tokens import CriticAdvantage, GroupTokenAdvantage, TokenAdvantage
 from grouprl.algorithms.values import CopiedCritic, SharedCritic
+from grouprl.config.own_algorithm import is_in_file, loaded_algorithm
 from grouprl.config.own_code import own_code
 from grouprl.leaves import find_leaf
 from grouprl.types import UserError, nearest_name
@@ -52,6 +53,8 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
 """The kinds of each part; a named algorithm may define one more kind."""
 
 OWN = "own"  # beside the parts: the classes of those that a program defined
+# Beside them, of an algorithm in a file: their plain options that no other class has, for who may run the file.
+OWN_OPTIONS = "own_options"
 
 # `algorithm.critic=copy` is short for `algorithm.critic.critic_kind=copy`.
 _SHORT = {"kl": "kl_estimator", "critic": "critic_kind", "correction": "correction_kind"}
@@ -103,7 +106,30 @@ def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
     own, parts = own_parts(algorithm), {name: getattr(algorithm, name) for name in KINDS}
     tree = {name: part and _recorded(name, part) for name, part in parts.items()}
-    return {"name": algorithm.name, **tree, **({OWN: own} if own else {})}
+    if not is_in_file(algorithm.name):
+        return {"name": algorithm.name, **tree, **({OWN: own} if own else {})}
+    options = {
+        key: value
+        for name, part in parts.items()
+        for key, value in (asdict(part).items() if part and own_code(part) else ())
+        if key not in tree[name] and isinstance(value, str | int | float | None)
+    }
+    return {"name": algorithm.name, **tree, OWN: own, OWN_OPTIONS: options}
+
+
+def from_file(name: str, given: Mapping[str, Any]) -> Algorithm:
+    """The algorithm `FILE.py:NAME` with the options that `given` changes or that `as_tree` recorded.
+
+    Before the file has run in this process: what is recorded, with `missing`.
+    """
+    if (loaded := loaded_algorithm(name)[0]) is not None:
+        return with_options(loaded, {**given.get(OWN_OPTIONS, {}), **given, "name": name})
+    own = given[OWN] if isinstance(given.get(OWN), Mapping) else {"algorithm": name}
+    try:
+        algorithm = with_options(NAMED["grpo"], {**given, "name": name})
+    except UserError:  # an option that only the file knows
+        algorithm, own = Algorithm(name), {"algorithm": name}
+    return replace(algorithm, missing=tuple((str(part), str(code)) for part, code in own.items()))
 
 
 def own_parts(algorithm: Algorithm) -> dict[str, str]:
@@ -134,8 +160,8 @@ def refuse_missing_parts(algorithm: Algorithm) -> None:
     for name, own in algorithm.missing:
         raise UserError(
             f"algorithm.{name}: expected the class {own.split()[0]} of the program that defined it, got only its name "
-            "from the record: continue with --algorithm FILE.py:NAME, or by Trainer(...).train(resume=True) in that "
-            "program, or choose a named algorithm for a new run"
+            "from the record: continue by Trainer(...).train(resume=True) in that program, or start a new run with "
+            "algorithm=FILE.py:NAME or a named algorithm"
         )
 
 
@@ -154,7 +180,9 @@ def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserError(f"algorithm.{name}: expected the options of a part that every algorithm has, got null")
             found |= KINDS[name][0].absent
         elif name in KINDS and name not in _SHORT:
-            raise UserError(f"algorithm.{name}: expected a section with keys of its own, got {value!r:.60}")
+            coef = next((key for kind in KINDS[name] for key in hints(kind) if key == f"{name}_coef"), "")
+            write = f": write algorithm.{coef}={value}" if coef else ""
+            raise UserError(f"algorithm.{name}: expected a section with keys of its own, got {value!r:.60}{write}")
         else:
             found[_SHORT.get(name, name)] = value
     return found
@@ -172,7 +200,7 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
         UserError: an unknown name, a value that is out of range or of another type, or an option that has no effect
             beside the others.
     """
-    wanted = {name: value for name, value in flat(changes).items() if name not in ("name", OWN)}
+    wanted = {name: value for name, value in flat(changes).items() if name not in ("name", OWN, OWN_OPTIONS)}
     known = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
     for name in wanted:
         if name not in known:

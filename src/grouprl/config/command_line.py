@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -35,11 +36,17 @@ def config_of(
 
     given = settings or []
     refuse_options(kind, given)
-    files = [settings_file(text, kind) for text in given if "=" not in text]
-    changes = [text for text in given if "=" in text]
+    files = [settings_file(text, kind) for text in given if not is_change(text)]
+    changes = [text for text in given if is_change(text)]
     # As JSON, so that --name 007 stays text and a path may contain any character.
     changes += [f"{key}={json.dumps(value)}" for key, value in (options or {}).items() if value is not None]
     return load_config(kind, files, changes)
+
+
+def is_change(text: str) -> bool:
+    """Whether a setting is a change such as steps=10; a file or a run in a folder such as lr=1e-5 is none."""
+    key, equals, _ = text.partition("=")
+    return bool(equals) and "/" not in key and not os.path.exists(text)
 
 
 def refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
@@ -92,12 +99,16 @@ def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | No
         return None
     rewards: list[dict[str, object]] = []
     for text in given:
-        what, equals, weight = text.partition("=")
-        path, _, name = what.rpartition(":")
+        path, colon, called = text.rpartition(":")
+        name, equals, weight = called.partition("=")  # before the colon a folder may be called lr=1e-5
         try:
             factor = float(weight) if equals else 1.0
         except ValueError:
+            if ".py" in weight and not colon:
+                raise UserError(f"--reward {text}: expected FILE.py:FUNCTION: add the name of the function") from None
             raise UserError(f"--reward {text}: expected a number after '=', such as 0.5, got {weight!r}") from None
+        if path.endswith(":"):
+            raise UserError(f"--reward {text}: expected one colon, got two: write {path.rstrip(':')}:{called}")
         if not name or name.endswith(".py"):
             raise UserError(f"--reward {text}: expected a name or FILE.py:FUNCTION: add the name of the function")
         # A folder, or OWNER/NAME on the hub, holds a reward model.

@@ -75,7 +75,7 @@ def load_config(
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer, above)]
-    config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context)
+    config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context or {})
     known = {key for _, (key, _) in misplaced}
     invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
     found = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]

@@ -9,22 +9,26 @@ A file names only the values that differ from the defaults. Unknown keys are err
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import OWN, as_tree, flat, own_parts, with_options
+from grouprl.config.algorithm import OWN, as_tree, flat, from_file, own_parts, with_options
 from grouprl.config.environment import EnvironmentConfig as EnvironmentConfig
 from grouprl.config.files import dump_config as dump_config
 from grouprl.config.files import load_config as load_config
 from grouprl.config.learner import LearnerConfig as LearnerConfig
+from grouprl.config.own_algorithm import is_in_file, load_algorithm
 from grouprl.config.section import Arguments, Examples, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
+from grouprl.files import DATA_KINDS, data_kind
 from grouprl.models.names import ALL_LINEAR, QUESTION
 from grouprl.types import Sampling, UserError, unknown_name
 
@@ -118,11 +122,13 @@ class TaskConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_of_a_file(cls, given: Any) -> Any:
-        """A data file in place of a name is one for the task `jsonl`, in place of the path that a recipe has."""
+        """A data file or folder in place of a name is for the task `jsonl`, in place of the path that a recipe has."""
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             return given
-        if given["name"].startswith("hub:") or given["name"].endswith((".jsonl", ".json", ".csv", ".parquet")):
-            return {**given, "name": "jsonl", "path": given["name"]}
+        name = given["name"]
+        is_folder = "/" in name and Path(name).expanduser().is_dir()
+        if name.startswith("hub:") or is_folder or data_kind(name) in DATA_KINDS:
+            return {**given, "name": "jsonl", "path": name}
         return given
 
 
@@ -274,14 +280,20 @@ def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
     """Builds an algorithm from its name and changed options; `context` may contain further names."""
     if isinstance(given, Algorithm):
         return given
+    given = {"name": given} if isinstance(given, str) else given
     if not isinstance(given, Mapping):
         raise UserError(f"algorithm: expected a name or a section with keys of its own, got {given!r:.60}")
     known = {**NAMED, **(info.context or {})}
     name = given.get("name", "grpo")
+    if is_in_file(name):
+        name = os.path.expanduser(name)
+        if info.context is None:  # a program names it, and no record
+            load_algorithm(name)
+        return from_file(name, given)
     # An algorithm that a program defined, read back from a run directory, where all options are written.
     whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
     if name not in known and not whole:
-        raise unknown_name("algorithm.name", str(name)[:60], known)
+        raise unknown_name("algorithm" if info.context is None else "algorithm.name", str(name)[:60], known)
     made = with_options(known.get(name, NAMED["grpo"]), given)
     own = given.get(OWN)
     if own is None or own == own_parts(made):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,49 +20,76 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def complaint(arguments: object, parameters: Schema) -> str:
-    """What is wrong with arguments, with what the tool expects; empty = nothing."""
+def is_schema(schema: object, deepest: int = 32) -> bool:
+    """Whether `fitted` and chat templates can read a JSON schema, which a stranger may have written."""
+    if not isinstance(schema, Mapping) or deepest < 0:
+        return False
+    properties, types = schema.get("properties", {}), schema.get("type", "")
+    names, choices = schema.get("required", []), schema.get("enum", [])
+    parts = [schema.get("anyOf", []), schema.get("prefixItems", [])]
+    if not isinstance(properties, Mapping) or not all(isinstance(one, list) for one in (names, choices, *parts)):
+        return False
+    words = [*names, *([types] if isinstance(types, str) else types if isinstance(types, list) else [None])]
+    inside = [*properties.values(), *parts[0], *parts[1], *([schema["items"]] if "items" in schema else [])]
+    return all(isinstance(one, str) for one in words) and all(is_schema(one, deepest - 1) for one in inside)
+
+
+def fitted(arguments: object, parameters: Schema) -> dict[str, Any]:
+    """The arguments as the tool gets them: a whole number such as 5.0 is an integer, as JSON Schema says.
+
+    Raises:
+        ValueError: they do not fit; the message says what the tool expects.
+    """
     if not isinstance(arguments, Mapping):
-        return f"expected an object of arguments, got {_shown(arguments)}"
-    known = parameters["properties"]
+        raise ValueError(f"expected an object of arguments, got {_shown(arguments)}")
+    known = parameters.get("properties", {})
     missing = [name for name in parameters.get("required", ()) if name not in arguments]
     unknown = [name for name in arguments if name not in known]
     if missing or unknown:
         got = ", ".join(map(str, arguments)) or "none"
-        return f"expected the arguments {', '.join(known) or 'none'}, got {got}"
-    wrong = (_mismatch(name, arguments[name], known[name]) for name in arguments)
-    return next(filter(None, wrong), "")
+        raise ValueError(f"expected the arguments {', '.join(known) or 'none'}, got {got}")
+    return {name: fitted_value(name, value, known[name]) for name, value in arguments.items()}
 
 
-def _mismatch(place: str, value: Any, schema: Schema) -> str:
+def fitted_value(place: str, value: Any, schema: Schema) -> Any:
+    """One value as its schema has it. Raises ValueError, which names the `place`, where it does not fit."""
     if value is None and schema.get("nullable"):
-        return ""
-    if "anyOf" in schema:
-        tried = [_mismatch(place, value, one) for one in schema["anyOf"]]
-        return tried[0] if all(tried) else ""
+        return None
+    if schema.get("anyOf"):
+        reasons = []
+        for one in schema["anyOf"]:
+            try:
+                return fitted_value(place, value, one)
+            except ValueError as error:
+                reasons.append(error)
+        raise reasons[0]
     types = schema.get("type", ())
     types = [types] if isinstance(types, str) else types
     if types and not any(_is(value, kind) for kind in types):
-        return f"expected {place} of type {' or '.join(types)}, got {_shown(value)}"
+        if "integer" not in types or not isinstance(value, float) or not value.is_integer():
+            raise ValueError(f"expected {place} of type {' or '.join(types)}, got {_shown(value)}")
+        value = int(value)
     if "enum" in schema and value not in schema["enum"]:
-        return f"expected {place} of {', '.join(map(repr, schema['enum']))}, got {_shown(value)}"
+        raise ValueError(f"expected {place} of {', '.join(map(repr, schema['enum']))}, got {_shown(value)}")
     if isinstance(value, list | tuple):
         parts = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
         if len(parts) != len(value):
-            return f"expected {place} of {len(parts)} items, got {len(value)}"
-        inside = [(f"{place}[{n}]", one, part) for n, (one, part) in enumerate(zip(value, parts, strict=True))]
-    elif isinstance(value, Mapping):
+            raise ValueError(f"expected {place} of {len(parts)} items, got {len(value)}")
+        return [fitted_value(f"{place}[{n}]", *pair) for n, pair in enumerate(zip(value, parts, strict=True))]
+    if isinstance(value, Mapping):
         others = schema.get("additionalProperties")
         known = {**dict.fromkeys(value, others if isinstance(others, Mapping) else {}), **schema.get("properties", {})}
-        inside = [(f"{place}.{key}", one, known[key]) for key, one in value.items()]
-    else:
-        return ""
-    return next(filter(None, (_mismatch(*one) for one in inside)), "")
+        return {key: fitted_value(f"{place}.{key}", one, known[key]) for key, one in value.items()}
+    return value
 
 
 def _is(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
+    if kind == "number" and isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
     return isinstance(value, _TYPES.get(kind, object))
 
 

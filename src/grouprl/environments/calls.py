@@ -1,7 +1,8 @@
 """Reads the tool calls in what the policy wrote, in the forms in which chat templates of model families write them.
 
-Sources: the templates of Qwen2.5, Qwen3 and Hermes 2 Pro; Llama 3.1 and 3.2; Mistral v3, Nemo and v11; DeepSeek V3, R1
-and V3.1. A call inside <think>...</think> is none.
+Sources: the templates of Qwen2.5, Qwen3 and Hermes 2 Pro; Qwen3.5, Qwen3.6 and Nemotron 3; GLM 4.x; Llama 3.1 and 3.2;
+Mistral v3, Nemo and v11; DeepSeek V3, R1 and V3.1; gpt-oss; Gemma 4; LFM2 and LFM2.5. A call inside
+<think>...</think> is none. Every reader takes time linear in the text, whatever the policy wrote.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.environments.base import Call, Fault
+from grouprl.environments.arguments import fitted_value
+from grouprl.environments.base import Call, Fault, Schema
 
 THINK, THOUGHT = "<think>", "</think>"
+_MOST_CALLS = 1_000  # of a turn
 
 
 @dataclass(frozen=True)
@@ -30,36 +33,69 @@ class WrongCall:
 Entry = Call | WrongCall
 
 
+class _BrokenCallError(ValueError):
+    """A call cannot be read; `place` is where reading stopped, if the text before it cannot begin another call."""
+
+    def __init__(self, reason: str, place: int = 0) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
+class Turn:
+    """The text of a turn, with the schemas of the tools' parameters by name.
+
+    A search that goes on behind an earlier one of its pattern reads no character twice.
+    """
+
+    def __init__(self, text: str, tools: Sequence[Schema]) -> None:
+        self.text = text
+        self.parameters: Mapping[str, Mapping[str, Schema]] = {
+            tool["function"]["name"]: tool["function"].get("parameters", {}).get("properties", {}) for tool in tools
+        }
+        self._next: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
+
+    def search(self, pattern: re.Pattern[str], place: int) -> re.Match[str] | None:
+        """The first match of a pattern from a place on."""
+        begin, match = self._next.get(pattern, (len(self.text) + 1, None))
+        if place < begin or (match is not None and match.start() < place):
+            match = pattern.search(self.text, place)
+            self._next[pattern] = place, match
+        return match
+
+
 @dataclass(frozen=True)
 class CallForm:
     """A form of calls. `read` gives the calls that a match of `opening` begins, and the place after them."""
 
     name: str
     opening: re.Pattern[str]
-    ends: Sequence[str]  # one of them ends what cannot be read
-    read: Callable[[str, re.Match[str]], tuple[list[Entry], int]]
+    ends: re.Pattern[str]  # ends what cannot be read
+    read: Callable[[Turn, re.Match[str]], tuple[list[Entry], int]]
 
 
-def read_calls(text: str, form: CallForm, *, in_thought: bool = False) -> list[Entry]:
+def read_calls(text: str, form: CallForm, tools: Sequence[Schema] = (), *, in_thought: bool = False) -> list[Entry]:
     """The calls of a turn in their order; [] = it makes none.
 
     Args:
         text: the turn, decoded with its special tokens.
         form: the form of calls.
+        tools: schemas, which some forms need to tell text from numbers.
         in_thought: whether the prompt ends with <think>, so that the turn begins inside a thought.
     """
-    entries: list[Entry] = []
+    turn, entries = Turn(text, tools), list[Entry]()
     place = _after_thought(text, 0) if in_thought else 0
     while match := form.opening.search(text, place):
         if match[0] == THINK:
             place = _after_thought(text, match.end())
             continue
+        if len(entries) == _MOST_CALLS:
+            return [*entries, WrongCall(text[match.start() :], f"a turn makes at most {_MOST_CALLS:,} calls")]
         try:
-            found, place = form.read(text, match)
-            entries += found
+            calls, place = form.read(turn, match)
+            entries += calls
         except ValueError as error:
-            ends = [end for mark in form.ends if (end := text.find(mark, match.end())) >= 0]
-            place = min(ends, default=len(text))
+            end = turn.search(form.ends, max(match.end(), getattr(error, "place", 0)))
+            place = end.start() if end else len(text)
             entries.append(WrongCall(text[match.start() : place].strip(), str(error)))
     return entries
 
@@ -85,25 +121,48 @@ def _finite(number: str) -> float:
 
 
 _JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+_SPACE = re.compile(r"\s*+")
+_WINDOW = 256  # characters, see `_decoded`
 
 
-def _json(text: str, place: int, closing: str | None = None) -> tuple[Any, int]:
+def _decoded(text: str, start: int, most: int = _WINDOW) -> tuple[Any, int]:
+    """A JSON value and the place after it. Raises ValueError for the policy.
+
+    The decoder gets no more than it reads, because its errors count the lines of all that it gets.
+    """
+    part = text[start : start + most]
+    is_cut = start + most < len(text)
+    try:
+        value, end = _JSON.raw_decode(part)
+        if is_cut and end == most:  # a number may go on
+            return _decoded(text, start, 2 * most)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits, too
+        broken_at = error.pos if is_cut and isinstance(error, json.JSONDecodeError) else 0
+        if broken_at > most - 16 or (broken_at and str(error).startswith("Unterminated")):
+            return _decoded(text, start, 2 * most)
+        raise ValueError(f"the call is no valid JSON: {error}") from None
+    return value, start + end
+
+
+def _json(text: str, place: int, closing: re.Pattern[str] | None = None) -> tuple[Any, int]:
     """A JSON value and the place after it, and after the pattern that closes it; the text's end closes it too.
 
     Raises:
         ValueError: it is broken; the message is for the policy.
     """
-    rest = text[place:].lstrip()
-    try:
-        value, end = _JSON.raw_decode(rest)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-        if closing is not None and rest[end:].strip():
-            if not (match := re.compile(rf"\s*{closing}").match(rest, end)):
-                raise ValueError("more text follows it")
-            end = match.end()
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits, too
-        raise ValueError(f"the call is no valid JSON: {error}") from None
-    return value, len(text) - len(rest) + end
+    value, stop = _decoded(text, _after_space(text, place))
+    end = _after_space(text, stop)
+    if closing is None or end == len(text):
+        return value, stop if closing is None else end
+    if not (match := closing.match(text, end)):
+        raise ValueError("the call is no valid JSON: more text follows it")
+    return value, match.end()
+
+
+def _after_space(text: str, place: int) -> int:
+    match = _SPACE.match(text, place)
+    return match.end() if match else place
 
 
 def _call(value: Any, *keys: str) -> Entry:
@@ -122,22 +181,24 @@ def _named(name: Any, arguments: Any, identity: Any = "") -> Entry:
     return Call(name, arguments, identity if isinstance(identity, str) else "")
 
 
-def _read_hermes(text: str, match: re.Match[str]) -> tuple[list[Entry], int]:
-    value, end = _json(text, match.end(), "</tool_call>")
+_TOOL_CALL_END = re.compile("</tool_call>")
+
+
+def _read_hermes(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    value, end = _json(turn.text, match.end(), _TOOL_CALL_END)
     return [_call(value, "arguments")], end
 
 
 _PYTHON_TAG = "<|python_tag|>"
+_NAME_KEY = re.compile('"name"')
 
 
-def _read_llama(text: str, match: re.Match[str]) -> tuple[list[Entry], int]:
+def _read_llama(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
     """Without the tag, a turn makes calls when it begins with JSON objects that have a name or parameters."""
     tagged = match[0] == _PYTHON_TAG
-    if not tagged:
-        before = text[: match.start()].rstrip(" \t\n;")
-        if (before and not before.endswith((THOUGHT, "}"))) or '"name"' not in text[match.start() :]:
-            return [], match.end()
-    value, end = _json(text, match.end() if tagged else match.start())
+    if not tagged and not turn.search(_NAME_KEY, match.start()):
+        return [], match.end()
+    value, end = _json(turn.text, match.end() if tagged else match.end() - 1)
     if not tagged and value.keys().isdisjoint(("name", "parameters")):
         return [], end
     return [_call(value, "parameters", "arguments")], end
@@ -146,35 +207,216 @@ def _read_llama(text: str, match: re.Match[str]) -> tuple[list[Entry], int]:
 _MISTRAL_NAME = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\]([^\[{]*))?(?:\[ARGS\])?")
 
 
-def _read_mistral(text: str, match: re.Match[str]) -> tuple[list[Entry], int]:
+def _read_mistral(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
     """A list of calls, or a name with its arguments (v11)."""
-    if named := _MISTRAL_NAME.match(text, match.end()):
-        value, end = _json(text, named.end())
+    if named := _MISTRAL_NAME.match(turn.text, match.end()):
+        value, end = _json(turn.text, named.end())
         return [_named(named[1], value, named[2])], end
-    value, end = _json(text, match.end())
+    value, end = _json(turn.text, match.end())
     return [_call(one, "arguments") for one in (value if value and isinstance(value, list) else [value])], end
 
 
 _BEGINS, _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-# function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>JSON (V3.1)
-_DEEPSEEK_NAME = re.compile(r"(?P<kind>[^\n]*?)<｜tool▁sep｜>(?:(?P<name>[^\n]*)\n```json\n)?")
+# function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>JSON (V3.1); a name has no mark in it
+_DEEPSEEK_NAME = re.compile(r"(?P<kind>[^\n<]*)<｜tool▁sep｜>(?:(?P<name>[^\n<]*)\n```json\n)?")
+_DEEPSEEK_END = re.compile(rf"(?:```\s*)?{_END}")
 
 
-def _read_deepseek(text: str, match: re.Match[str]) -> tuple[list[Entry], int]:
-    named = _DEEPSEEK_NAME.match(text, match.end()) if match[0].endswith(_BEGIN) else None
+def _read_deepseek(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    named = _DEEPSEEK_NAME.match(turn.text, match.end()) if match[0].endswith(_BEGIN) else None
     if named is None:
         raise ValueError("no call with a name follows the mark of a call")
-    value, end = _json(text, named.end(), rf"(?:```\s*)?{_END}")
+    value, end = _json(turn.text, named.end(), _DEEPSEEK_END)
     return [_named(named["kind"] if named["name"] is None else named["name"], value)], end
+
+
+_HARMONY_NAME = re.compile(r"\.([^\s<]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?(?:\w+\s*)?<\|message\|>")
+_HARMONY_END = re.compile(r"<\|call\|>")
+
+
+def _read_harmony(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    """The name stands before the channel, as the template writes it, or after it, as the model does."""
+    if not (named := _HARMONY_NAME.match(turn.text, match.end())):
+        raise ValueError("expected to=functions.NAME, then <|message|> and the arguments")
+    value, end = _json(turn.text, named.end(), _HARMONY_END)
+    return [_named(named[1], value)], end
+
+
+@dataclass(frozen=True)
+class _Tags:
+    """Marks of a form that writes each argument between tags. A key is the first group of `key`, where it has one."""
+
+    name: re.Pattern[str]
+    key: re.Pattern[str]
+    value_end: re.Pattern[str]  # as it ends a value: what follows belongs to the form, too
+    end: re.Pattern[str]
+    expected: str
+
+    def read(self, turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+        """Reads one call. A value is text where the tool's schema takes text, JSON otherwise."""
+        text, spans = turn.text, list[tuple[str, int, int]]()
+        if not (name := self.name.match(text, match.end())):
+            raise ValueError(f"expected {self.expected}")
+        place = name.end()
+        while key := self.key.match(text, place):
+            if not (closed := turn.search(self.value_end, key.end())):
+                raise _BrokenCallError(f"the value of {key[1].strip()} is not closed: expected {self.expected}", place)
+            spans.append((key[1].strip(), key.end(), closed.start()))
+            place = closed.end()
+        if not (end := self.end.match(text, place)):
+            raise _BrokenCallError(f"expected {self.expected}", place)
+        schemas, given = turn.parameters.get(name[1].strip(), {}), dict[str, Any]()
+        for argument, start, stop in spans:
+            given[argument] = _typed(text[start:stop], schemas.get(argument, {}))
+        return [_named(name[1].strip(), given)], end.end()
+
+
+_WORDS = {"True": True, "False": False, "None": None}  # as some templates write them
+
+
+def _typed(text: str, schema: Schema) -> Any:
+    """The value that a text stands for: the text itself where the schema takes no other value that it may be."""
+    if schema.get("type") == "string" and not schema.get("nullable"):
+        return text
+    value: Any = text
+    try:
+        decoded, end = _decoded(text.strip(), 0)
+        value = decoded if end == len(text.strip()) else text
+    except ValueError:
+        value = _WORDS.get(text.strip(), text)
+    for one in (value, text):
+        try:
+            return fitted_value("", one, schema)
+        except ValueError:
+            pass
+    return value
+
+
+_XML = _Tags(
+    re.compile(r"\s*<function=([^<>]+)>\s*+"),
+    re.compile(r"<parameter=([^<>]+)>\n?"),
+    re.compile(r"\n?</parameter>\s*+(?=<parameter=|</function>)"),
+    re.compile(r"</function>\s*+(?:</tool_call>|\Z)"),
+    "<function=NAME>, <parameter=NAME> VALUE </parameter> for each argument, and </function>",
+)
+_GLM = _Tags(
+    re.compile(r"\s*([^\s<>{]+)\s*+"),
+    re.compile(r"<arg_key>([^<]*)</arg_key>\s*+<arg_value>"),
+    re.compile(r"</arg_value>\s*+(?=<arg_key>|</tool_call>|\Z)"),
+    re.compile(r"</tool_call>|\Z"),
+    "NAME, <arg_key>NAME</arg_key> and <arg_value>VALUE</arg_value> for each argument, and </tool_call>",
+)
+_MUSE = _Tags(
+    re.compile(r"\s*<atem:invoke name=\"([^\"<>]+)\">\s*+"),
+    re.compile(r"<atem:parameter name=\"([^\"<>]+)\">"),
+    re.compile(r"</atem:parameter>\s*+(?=<atem:parameter |</atem:invoke>)"),
+    re.compile(r"</atem:invoke>\s*+(?:</atem:function_calls>|\Z)"),
+    '<atem:invoke name="NAME">, <atem:parameter name="NAME">VALUE</atem:parameter> for each argument, </atem:invoke>',
+)
+
+# The others are JSON in other letters: each token is written as that of JSON, and the result is decoded.
+_GEMMA_TOKEN = re.compile(
+    r"\s*+(?:<\|\"\|>((?:[^<]++|<(?!\|\"\|>))*+)<\|\"\|>|([^\s:,{}\[\]<]++)(\s*+:)?|[:,{}\[\]])\s*+"
+)
+_GEMMA_NAME = re.compile(r"\s*call:([^\s{<]+)")
+_GEMMA_END = re.compile(r"<tool_call\|>|\Z")
+_LFM_TOKEN = re.compile(
+    r"\s*+(?:'((?:[^'\\<]++|\\.|<(?!\|tool_call_)|'(?!\s*+[,:)\]}]))*+)'"
+    r"|\"((?:[^\"\\<]++|\\.|<(?!\|tool_call_))*+)\""
+    r"|([^\s,:()\[\]{}='\"<]++)\s*+([(=])?|[,:()\[\]{}])\s*+",
+    re.DOTALL,
+)
+_LFM_END = re.compile(r"<\|tool_call_end\|>|\Z")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"} | {one: one for one in "\\'\"/"}
+
+
+def _tokens(token: re.Pattern[str], text: str, place: int) -> tuple[list[re.Match[str]], int]:
+    found = []
+    while match := token.match(text, place):
+        found.append(match)
+        place = match.end()
+    return found, place
+
+
+def _read_gemma(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    """Strings stand between <|"|>, and keys are bare."""
+    if not (name := _GEMMA_NAME.match(turn.text, match.end())):
+        raise ValueError('expected call:NAME{KEY:VALUE, ...} with texts between <|"|>')
+    tokens, place = _tokens(_GEMMA_TOKEN, turn.text, name.end())
+    written = [
+        json.dumps(one[1]) if one[1] is not None else _word(one[2], is_key=one[3] is not None) + ":" * bool(one[3])
+        if one[2] else one[0]
+        for one in tokens
+    ]  # fmt: skip
+    return [_named(name[1], _whole("".join(written)))], _ended(_GEMMA_END, turn.text, place)
+
+
+def _word(word: str, *, is_key: bool) -> str:
+    return json.dumps(word) if is_key else json.dumps(_WORDS[word]) if word in _WORDS else word
+
+
+def _read_lfm(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    """A list of calls as in Python, [f(a=1, b='x'), g()]: it becomes [["f", {"a": 1, "b": "x"}], ["g", {}]]."""
+    tokens, place = _tokens(_LFM_TOKEN, turn.text, match.end())
+    written = []
+    for one in tokens:
+        if (string := one[1] if one[1] is not None else one[2]) is not None:
+            written.append(json.dumps(_ESCAPE.sub(_unescaped, string)))
+        elif one[3]:
+            word = _word(one[3], is_key=one[4] is not None)
+            written.append(f"[{word},{{" if one[4] == "(" else f"{word}:" if one[4] else word)
+        else:
+            written.append("}]" if one[0].strip() == ")" else one[0])
+    calls = _whole("".join(written))
+    if not isinstance(calls, list) or not all(isinstance(one, list) and len(one) == 2 for one in calls) or not calls:
+        raise ValueError("expected a list of calls, [NAME(KEY=VALUE, ...)]")
+    return [_named(*one) for one in calls], _ended(_LFM_END, turn.text, place)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return chr(int(match[1][1:], 16)) if len(match[1]) > 1 else _ESCAPES.get(match[1], match[0])
+
+
+def _whole(text: str) -> Any:
+    value, end = _decoded(text.strip(), 0)
+    if end < len(text.strip()):
+        raise ValueError("the call cannot be read: more text follows its arguments")
+    return value
+
+
+def _ended(end: re.Pattern[str], text: str, place: int) -> int:
+    if not (match := end.match(text, place)):
+        raise ValueError(f"the call cannot be read at {text[place : place + 20]!r}")
+    return match.end()
 
 
 def _opening(*marks: str) -> re.Pattern[str]:
     return re.compile("|".join([THINK, *marks]))
 
 
+_TAG_ENDS = re.compile("</?tool_call>")
 FORMS: Sequence[CallForm] = (
-    CallForm("Hermes", _opening("<tool_call>"), ("</tool_call>", "<tool_call>"), _read_hermes),
-    CallForm("Mistral", _opening(r"\[TOOL_CALLS\]"), ("[TOOL_CALLS]",), _read_mistral),
-    CallForm("DeepSeek", _opening(rf"{_BEGINS}\s*(?:{_BEGIN})?", _BEGIN), (_END, _BEGIN), _read_deepseek),
-    CallForm("Llama", _opening(re.escape(_PYTHON_TAG), r"\{"), (_PYTHON_TAG,), _read_llama),
+    CallForm("Hermes", _opening("<tool_call>"), _TAG_ENDS, _read_hermes),
+    CallForm("Qwen XML", _opening("<tool_call>"), _TAG_ENDS, _XML.read),
+    CallForm("GLM", _opening("<tool_call>"), _TAG_ENDS, _GLM.read),
+    CallForm("Mistral", _opening(r"\[TOOL_CALLS\]"), re.compile(r"\[TOOL_CALLS\]"), _read_mistral),
+    CallForm(
+        "DeepSeek", _opening(rf"{_BEGINS}\s*+(?:{_BEGIN})?", _BEGIN), re.compile(f"{_END}|{_BEGIN}"), _read_deepseek
+    ),
+    CallForm(
+        "gpt-oss",
+        _opening(r"(?:\A|<\|start\|>assistant|<\|channel\|>\w+)\s*to=functions\b"),
+        re.compile(r"<\|(?:call|start)\|>"),
+        _read_harmony,
+    ),
+    CallForm("Gemma", _opening(r"<\|tool_call>"), re.compile(r"<\|?tool_call\|?>"), _read_gemma),
+    CallForm("LFM", _opening(r"<\|tool_call_start\|>"), re.compile(r"<\|tool_call_(?:start|end)\|>"), _read_lfm),
+    CallForm("Muse", _opening("<atem:function_calls>"), re.compile("</?atem:function_calls>"), _MUSE.read),
+    CallForm(
+        "Llama",
+        _opening(re.escape(_PYTHON_TAG), r"(?:\A|(?<=</think>)|(?<=\}))[ \t\n;]*+\{"),
+        re.compile(re.escape(_PYTHON_TAG)),
+        _read_llama,
+    ),
 )

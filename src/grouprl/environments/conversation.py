@@ -25,7 +25,7 @@ from grouprl.forward.prefix import same_tokens
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Answer, read_tokens
 from grouprl.tasks import Task
-from grouprl.types import Completion, Episode, ObservedTokens, Problem, StopReason, ToolCall, UserError
+from grouprl.types import Completion, Episode, Message, ObservedTokens, Problem, StopReason, ToolCall, UserError
 
 _THREADS = 512  # answers that wait at once; a thread starts when it is needed
 _FAILURES = frozenset({Fault.TIMEOUT, Fault.CRASH})  # of the tool; the others are mistakes of the policy or of the tool
@@ -80,7 +80,8 @@ class ToolConversations:
                 tools = tuple(environment.tools)
             finally:
                 environment.close()
-            found = replace(problem, prompt=_with_opening(problem, opening), tools=tools)
+            prompt = _with_opening(problem, opening)
+            found = replace(problem, prompt=prompt, tools=tools, plain_from=_plain_from(problem, opening, prompt))
             for conversation in self._bound[-1:]:
                 conversation.format_of(found)  # a template that cannot write tools is refused before a turn is sampled
             begins = self._begins[problem.id] = _Beginning(problem, opening, found)
@@ -99,6 +100,15 @@ def _with_opening(problem: Problem, opening: Opening) -> Any:
     if opening.text:
         messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{opening.text}".strip()}
     return (*messages, *opening.messages)
+
+
+def _plain_from(problem: Problem, opening: Opening, prompt: Sequence[Message]) -> Mapping[int, int]:
+    """Where in a prompt an environment's text stands, see `Problem`."""
+    if opening.prompt is not None:
+        return dict.fromkeys(range(len(prompt)), 0)
+    last, added = len(problem.prompt) - 1, dict.fromkeys(range(len(problem.prompt), len(prompt)), 0)
+    text = opening.text.strip()
+    return ({last: len(prompt[last]["content"]) - len(text)} if text else {}) | added
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,26 @@ import hmac
 import inspect
 import json
 import os
+import re
 import secrets
+import socket
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
+from grouprl.environments.arguments import is_schema
 from grouprl.environments.guest import accepted
 from grouprl.types import UserError
 
 _LONGEST_REQUEST = 16 << 20  # bytes
+_REQUEST_SECONDS, _MOST_CONNECTIONS = 10.0, 64
 _MODEL = "policy"
 
 
@@ -100,13 +106,39 @@ async def _awaited(value: Any) -> Any:
 
 
 class _Endpoint(ThreadingHTTPServer):
-    """One address for one episode."""
+    """One address for one episode, of at most 64 connections; a request that is not whole after 10 s is dropped."""
 
     daemon_threads = True
 
     def __init__(self, token: str, asked: SimpleQueue[_Asked | _End]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.token, self.asked = token, asked
+        self.reading: dict[socket.socket, float] = {}  # since when a request is read
+        self._free = Semaphore(_MOST_CONNECTIONS)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for a connection."""
+        return self._free.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a connection until it is closed."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.reading.pop(request, None)
+            self._free.release()
+
+    def service_actions(self) -> None:
+        """Drops what takes too long; it is called twice a second."""
+        for connection, since in list(self.reading.items()):
+            if time.monotonic() - since > _REQUEST_SECONDS:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # whoever reads it gets the end
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of an agent that goes away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -116,40 +148,65 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Nothing: the episode is recorded."""
 
+    def setup(self) -> None:
+        """Begins to read: the first request has to come at once."""
+        super().setup()
+        self.server.reading[self.connection] = time.monotonic()
+
+    def handle_one_request(self) -> None:
+        """Reads and answers a request; a connection that had one may wait for its next."""
+        if self.rfile.peek(1):  # type: ignore[attr-defined]
+            self.server.reading[self.connection] = time.monotonic()
+        super().handle_one_request()
+
     def do_GET(self) -> None:
         """Lists the one model."""
-        if self._refused("/models"):
-            return
-        self._send(200, {"object": "list", "data": [{"id": _MODEL, "object": "model"}]})
+        if self._admitted("/models") is not None:
+            self._send(200, {"object": "list", "data": [{"id": _MODEL, "object": "model"}]})
 
     def do_POST(self) -> None:
         """Asks the policy for a completion."""
-        length = int(self.headers.get("Content-Length") or 0)
-        content = self.rfile.read(length) if length <= _LONGEST_REQUEST else b""
-        if self._refused("/chat/completions"):
+        if (length := self._admitted("/chat/completions")) is None:
+            return
+        content = self.rfile.read(length)
+        self.server.reading.pop(self.connection, None)
+        if len(content) < length:  # it was dropped
+            self.close_connection = True
             return
         try:
             body = json.loads(content)
             if body.get("n", 1) != 1:
                 raise ValueError("ask once for each completion")
-            messages = [plain_message(one) for one in body["messages"]]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            asked = _Asked([plain_message(one) for one in body["messages"]], _tools(body), SimpleQueue())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             said = f"expected `messages` with role and text, and n = 1, got {type(error).__name__}: {error}"
             self._send(400, {"error": {"message": said, "type": "invalid_request_error"}})
             return
-        asked = _Asked(messages, body.get("tools") or [], SimpleQueue())
         self.server.asked.put(asked)
         with suppress(ConnectionError):  # an agent that no longer waits for it
             self._complete(body, asked.answers.get())
 
-    def _refused(self, path: str) -> bool:
-        if not hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {self.server.token}"):
-            self._send(401, {"error": {"message": "expected the token of OPENAI_API_KEY"}})
-            return True
-        if not self.path.partition("?")[0].endswith(path):
-            self._send(404, {"error": {"message": f"expected /chat/completions or /models, got {self.path}"}})
-            return True
-        return False
+    def handle_expect_100(self) -> bool:
+        """Asks for the body only where it will be read."""
+        return self._admitted(self.path) is not None and super().handle_expect_100()
+
+    def _admitted(self, path: str) -> int | None:
+        """The length of the body, of which nothing is read before; None = the request is refused, and answered."""
+        token, lengths = self.headers.get("Authorization", ""), self.headers.get_all("Content-Length", ["0"])
+        length = int(lengths[0]) if len(lengths) == 1 and re.fullmatch("[0-9]{1,9}", lengths[0], re.ASCII) else -1
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), f"Bearer {self.server.token}".encode()):
+            status, said = 401, "expected the token of OPENAI_API_KEY"
+        elif not self.path.partition("?")[0].endswith(path):
+            status, said = 404, f"expected /chat/completions or /models, got {self.path}"
+        elif "Transfer-Encoding" in self.headers or not 0 <= length <= _LONGEST_REQUEST:
+            status, said = 413, f"expected a Content-Length of 0 to {_LONGEST_REQUEST}, got {', '.join(lengths)}"
+        else:
+            if not length:
+                self.server.reading.pop(self.connection, None)
+            return length
+        self.close_connection = True  # what follows is a body that nobody reads
+        self._send(status, {"error": {"message": said}})
+        return None
 
     def _complete(self, body: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": 0, "model": body.get("model", _MODEL)}
@@ -184,6 +241,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content)
 
@@ -197,6 +256,15 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
         for one in message.get("tool_calls") or ()
     ]
     return {"role": str(message.get("role")), "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tools of a request; raises ValueError or the like for what chat templates do not take."""
+    tools = list(body.get("tools") or ())
+    for tool in tools:
+        if not isinstance(tool["function"]["name"], str) or not is_schema(tool["function"].get("parameters", {})):
+            raise ValueError(f"expected tools with a name and a JSON schema, got {tool!r:.80}")
+    return tools
 
 
 def _arguments(call: Mapping[str, Any]) -> Any:

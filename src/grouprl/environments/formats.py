@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.environments.base import Call, Schema
 from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
 from grouprl.forward.prefix import same_tokens
+from grouprl.models.plain_text import encoded_pieces, probes_of, text_pieces
 from grouprl.models.templates import try_template
 from grouprl.types import Message, Problem, UserError
 
@@ -39,8 +40,10 @@ class ToolFormat:
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     end_ids: tuple[int, ...]  # tokens that end a turn
     form: CallForm | None = None  # None = the conversation has no tools
+    tools: tuple[Schema, ...] = field(default=(), repr=False)  # of the conversation, whose types some forms need
     offers_always: bool = False  # whether the template fails without tools
     makes_many_calls: bool = True  # whether the template writes several calls in one turn
+    takes_messages: bool = True  # whether a message may follow a turn without calls
     arguments_are_text: bool = False  # whether the template takes a call's arguments as a JSON text
     begins_thought: tuple[bool, bool] = (False, False)  # whether <think> ends what follows a message, a result
     rewrites: tuple[bool, bool] = (False, False)  # whether a message, a result, drops an earlier turn's thought
@@ -62,13 +65,14 @@ class ToolFormat:
             got = "no template" if tokenizer.is_fast else "a tokenizer without offsets"
             raise _refusal(tokenizer, "renders a conversation", got)
         ends = tuple(end_ids) or (tokenizer.eos_token_id,)
-        return _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
+        found = _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
+        return _with_tools(found, json.dumps(list(map(dict, tools))))
 
     def calls(self, text: str, *, after_results: bool = False) -> list[Entry]:
         """Reads the text of a turn, of `turn_text`, which follows results of tools or a message; [] = no call."""
         if self.form is None:
             return []
-        return read_calls(text, self.form, in_thought=self.begins_thought[after_results])
+        return read_calls(text, self.form, self.tools, in_thought=self.begins_thought[after_results])
 
     def said(self, text: str, *, after_results: bool = False) -> str:
         """What a turn says before its first call; see `calls`."""
@@ -96,7 +100,13 @@ class ToolFormat:
         return self._ids(turn, answers, [text for _, text in results])[ended:]
 
     def message_ids(self, role: str, text: str, *, ended: bool) -> tuple[int, ...]:
-        """Token ids that follow a turn without calls: a message, and the beginning of the next turn."""
+        """Token ids that follow a turn without calls: a message, and the beginning of the next turn.
+
+        Raises:
+            UserError: the template writes an earlier turn in another way than the policy, as gpt-oss's does.
+        """
+        if not self.takes_messages:
+            self.check(_TURN, [{"role": role}], "a message after a turn of the assistant")
         return self._ids(_TURN, [{"role": role}], [text])[ended:]
 
     def rewritten(
@@ -123,7 +133,7 @@ class ToolFormat:
             answers = iter(_filled(shown, contents))
             return [*prompt, *(dict(one) if one["role"] == "assistant" else next(answers) for one in said)]
 
-        return self._encoded(self._pieces(filled, [one["content"] for one in shown], tools))
+        return encoded_pieces(self.tokenizer, self._pieces(filled, [one["content"] for one in shown], tools))
 
     def written(self, content: str, calls: Sequence[Call]) -> str:
         """The text of an authored turn, as the template writes it without its end token.
@@ -141,10 +151,14 @@ class ToolFormat:
             arguments = dict(call.arguments)
             made["function"]["arguments"] = json.dumps(arguments) if self.arguments_are_text else arguments
         text = self.rendered(turn, begin=False)
-        prompts = [self.rendered([_USER], begin=begin, tools=True) for begin in (True, False)]
-        text = text[len(next((one for one in prompts if text.startswith(one)), "")) :]
+        prompt = self.rendered([_USER], begin=True, tools=True)
+        if not text.startswith(prompt):  # it may end in <think>, and the turn begin with <think></think>
+            same = next((place for place, pair in enumerate(zip(text, prompt, strict=False)) if len({*pair}) > 1), 0)
+            prompt = prompt[: max(prompt.rfind(mark, 0, same) for mark in ("\n", ">", "]", "｜")) + 1]
+        text = text[len(prompt) :]
         ends = [str(self.tokenizer.decode([token])) for token in self.end_ids]
-        text = text[: max(text.rfind(end) for end in ends)]
+        if (stop := max(text.rfind(end) for end in ends)) >= 0:  # else the end token is the next message's beginning
+            text = text[:stop]
         if [one for one in self.calls(text) if isinstance(one, Call)] != [replace(one, id="") for one in calls]:
             raise _refusal(self.tokenizer, "writes calls as they are read", repr(text))
         return text
@@ -181,64 +195,29 @@ class ToolFormat:
 
     def _ids(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> tuple[int, ...]:
         """Token ids from the turn's end token on."""
-        return self._encoded(self._pieces(lambda contents: turn + _filled(answers, contents), texts))
-
-    def _encoded(self, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Token ids of `_pieces`. Only marks in the template's own text become their tokens."""
-        whole, own = "".join(pieces), [place % 2 == 0 for place, piece in enumerate(pieces) for _ in piece]
-        batch = self.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
-        ids: list[int] = []
-        for token, (start, stop) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
-            mark = self._marks.get(token, "")
-            if mark and (place := whole.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
-                start, stop = place, place + len(mark)
-            elif token == self.tokenizer.unk_token_id:
-                mark = ""  # of a letter that the tokenizer does not know
-            ids += self._plain_ids(whole[start:stop]) if mark and not all(own[start:stop]) else [token]
-        return tuple(ids)
+        return encoded_pieces(self.tokenizer, self._pieces(lambda contents: turn + _filled(answers, contents), texts))
 
     def _pieces(
         self, filled: Callable[[Sequence[str]], Messages], texts: Sequence[str], tools: Sequence[Schema] | None = None
     ) -> list[str]:
-        """By turns the template's own text and one of the texts, of messages that are `filled` with these.
-
-        With `tools` all that is rendered; without, from the end token of the turn with the probe on.
-        """
-        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # half of a surrogate pair is no text
-        probes, render = _probes(len(texts)), partial(self.rendered, tools=False if tools is None else tools)
-        skeleton = render(filled(probes))
-        rest, pieces = skeleton[self.end_of_turn(skeleton)[0] if tools is None else 0 :], []
-        for place, (probe, text) in enumerate(zip(probes, texts, strict=True)):
-            own, _, rest = rest.partition(probe)
-            # The template may trim a text, or write it as JSON: what it writes stands in the place of the probe.
-            before, written = skeleton[: len(skeleton) - len(rest) - len(probe)], ""
-            with suppress(UserError):  # a template can fail with a text, such as an empty one
-                written = render(filled([*probes[:place], text, *probes[place + 1 :]]))
-            inside = written.startswith(before) and written[len(before) :].endswith(rest)
-            pieces += [own, written[len(before) : len(written) - len(rest)] if inside else text]
-        return [*pieces, rest]
-
-    @cached_property
-    def _marks(self) -> Mapping[int, str]:
-        """Tokens that have a meaning for the template: special ones, and added ones in brackets, such as <think>."""
-        added = self.tokenizer.added_tokens_decoder.items()
-        return {token: one.content for token, one in added if one.special or re.fullmatch(r"[<\[].+[>\]]", one.content)}
-
-    def _plain_ids(self, text: str) -> list[int]:
-        """Token ids of a text as plain text: it is cut where the tokenizer finds a mark."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(text) < 2 or self._marks.keys().isdisjoint(ids):
-            return ids
-        return self._plain_ids(text[:1]) + self._plain_ids(text[1:])
+        """See `text_pieces`. With `tools` of all that is rendered, else from the probe's end token on."""
+        render = partial(self.rendered, tools=False if tools is None else tools)
+        return text_pieces(
+            lambda contents: render(filled(contents)),
+            texts,
+            lambda skeleton: self.end_of_turn(skeleton)[0] if tools is None else 0,
+        )
 
     def check(self, turn: Messages, answers: Messages, what: str) -> bool:
         """Whether <think> ends answers to a turn; raises a UserError if the template does not write them apart."""
-        probes = _probes(len(answers))
+        probes = probes_of(len(answers))
         alone = self.rendered(turn, what, begin=False)
         whole = self.rendered(turn + _filled(answers, probes), what)
-        (_, end), (_, start) = self.end_of_turn(alone), self.end_of_turn(whole)
-        said, kept = (text[text.find(_SAID) : stop] for text, stop in ((alone, end), (whole, start)))
-        if end < 0 or said != kept or alone[end:].strip():
+        (_, end), (begin, start) = self.end_of_turn(alone), self.end_of_turn(whole)
+        # GLM's turns end with the token that the next message begins with: alone there is none.
+        said = alone[alone.find(_SAID) : len(alone) if end < 0 else end]
+        kept = whole[whole.find(_SAID) : begin if end < 0 else start]
+        if start < 0 or said != kept or (end >= 0 and alone[end:].strip()):
             ends = " or ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.end_ids))))
             raise _refusal(self.tokenizer, f"ends each turn of the assistant with {ends}", repr(alone[-40:]))
         if any(whole.count(probe) != 1 or whole.find(probe) < start for probe in probes):
@@ -247,10 +226,6 @@ class ToolFormat:
         if [*apart[0], *self._ids(turn, answers, probes)[1:]] != apart[1]:
             raise _refusal(self.tokenizer, f"renders {what} apart from the turn before", "other token ids together")
         return whole.rstrip().endswith(THINK)
-
-
-def _probes(count: int) -> list[str]:
-    return [f"zqShown{place}qz" for place in range(count)]
 
 
 def _filled(answers: Messages, contents: Sequence[str]) -> Messages:
@@ -278,12 +253,24 @@ def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, e
     if has_tools:
         found = _with_form(found)
         after_results = [found.check(*found.exchange([_CALL] * count), f"{count} results of tools") for count in (1, 2)]
-    after_message = found.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
+    after_message = False
+    try:
+        after_message = found.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
+    except UserError:
+        if not has_tools:  # which end an episode with their last turn
+            raise
+        found = replace(found, takes_messages=False)
     return replace(
         found,
         begins_thought=(after_message, after_results[0] if has_tools else after_message),
         rewrites=(_rewrites(found, "user"), has_tools and _rewrites(found, "tool")),
     )
+
+
+@lru_cache(maxsize=64)
+def _with_tools(found: ToolFormat, tools: str) -> ToolFormat:
+    """The format with the tools of a conversation, from their JSON: it is looked up in every turn."""
+    return replace(found, tools=tuple(json.loads(tools)))
 
 
 def _with_form(bare: ToolFormat) -> ToolFormat:
@@ -302,7 +289,7 @@ def _with_form(bare: ToolFormat) -> ToolFormat:
             prompt = next((one for one in prompts if text.startswith(one)), "")
             got = text[len(prompt) :]
             written = [Call(_NAME, {_PARAMETER: word}) for word in ((_OTHER, _SAID) if many else (_SAID,))]
-            if form := next((form for form in FORMS if read_calls(got, form) == written), None):
+            if form := next((form for form in FORMS if read_calls(got, form, [_TOOL]) == written), None):
                 return replace(tried, form=form)
     forms = ", ".join(form.name for form in FORMS)
     raise _refusal(bare.tokenizer, f"writes calls of tools in a known form ({forms})", repr(got))

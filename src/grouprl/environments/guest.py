@@ -253,7 +253,7 @@ class _Guest:
         given = self._finished(self._object.reset(**accepted(self._object.reset, row, seed)))
         if self._work.is_game and isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping | None):
             given = given[0]  # the other is gymnasium's info
-        return {"text": _content(given)}
+        return self._written(given)
 
     def _step(self, message: str) -> Reply:
         given = self._finished(self._object.step(message))
@@ -339,11 +339,22 @@ def accepted(function: Callable[..., Any], row: Mapping[str, Any], seed: int) ->
     return {"seed": seed} | given if "seed" in parameters else given
 
 
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # a number of too many digits
+        return type(value).__name__
+
+
 def _number(method: str, value: Any) -> float:
     plain = value.item() if hasattr(value, "item") else value
-    if not isinstance(plain, Real) or not math.isfinite(plain):
-        raise TypeError(f"expected a finite number as the reward of {method}, got {value!r:.80}")
-    return float(plain)
+    try:
+        number = float(plain) if isinstance(plain, Real) else math.nan
+    except OverflowError:  # such as 10^400
+        number = math.nan
+    if not math.isfinite(number):
+        raise TypeError(f"expected a finite number as the reward of {method}, got {_shown(value)}")
+    return number
 
 
 def _attributes(held: object) -> Reply:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from http.client import HTTPException
+from socket import SHUT_RDWR
+from threading import Timer
 from typing import Any, Self
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from grouprl.config.environment import EnvironmentConfig
-from grouprl.environments.arguments import complaint
+from grouprl.environments.arguments import fitted, is_schema
 from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import as_text, cut
+from grouprl.rewards.http import fetch
 from grouprl.types import Problem, UserError, import_extra
 
 _VERSION = "0.10"
@@ -42,12 +45,22 @@ class _Session:
 
     def asked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a message; ValueError for what is no JSON."""
+        started = time.monotonic()
+        ending = Timer(self._seconds, self._end)  # also of a message that the server does not read
+        ending.start()
         try:
             self._socket.send(json.dumps(message))
             reply: Mapping[str, Any] = json.loads(self._socket.recv(self._seconds))
         except self._lost as error:
-            raise ConnectionError(str(error)) from error
+            late = time.monotonic() - started >= self._seconds
+            raise (TimeoutError if late else ConnectionError)(str(error)) from error
+        finally:
+            ending.cancel()
         return reply
+
+    def _end(self) -> None:
+        with suppress(OSError):  # closed meanwhile
+            self._socket.socket.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
         """Drops the connection."""
@@ -63,7 +76,11 @@ class OpenEnvSource:
     """
 
     def __init__(self, url: str, limits: EnvironmentConfig | None = None) -> None:
-        self.url, self.limits = url.rstrip("/"), limits or EnvironmentConfig()
+        if not re.match("(http|ws)s?://.", url):
+            raise UserError(
+                f"environment.url: expected an address with http:// or ws://, got {url!r:.80}: write http://"
+            )
+        self.url, self.limits = re.sub("^ws", "http", url.rstrip("/")), limits or EnvironmentConfig()
         self._tools: tuple[Schema, ...] | None = None
         self.calls_tools = False  # by name; else the one tool is a step
 
@@ -75,13 +92,12 @@ class OpenEnvSource:
         """
         if self._tools is None:
             try:
-                with urlopen(f"{self.url}/schema", timeout=self.limits.tool_seconds) as reply:
-                    action = json.loads(reply.read(_LONGEST))["action"]
+                action = json.loads(fetch(f"{self.url}/schema", self.limits.tool_seconds, _LONGEST))["action"]
                 self.calls_tools = "tool_name" in action["properties"]
                 self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
-            except (URLError, OSError) as error:
+            except OSError as error:
                 raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError, HTTPException) as error:
                 raise UserError(
                     f"{self.url}: expected an OpenEnv {_VERSION} server, got another answer ({error!r:.80}): install "
                     f"openenv {_VERSION} there"
@@ -136,12 +152,14 @@ class OpenEnvEnvironment:
         schemas = {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.tools}
         if call.tool not in schemas:
             return _failed(Fault.UNKNOWN_TOOL, f"expected one of the tools {', '.join(schemas)}, got {call.tool!r:.80}")
-        if said := complaint(call.arguments, schemas[call.tool]):
-            return _failed(Fault.ARGUMENTS, f"{call.tool}: {said}")
+        try:
+            arguments = fitted(call.arguments, schemas[call.tool])
+        except ValueError as error:
+            return _failed(Fault.ARGUMENTS, f"{call.tool}: {error}")
         if self._gone:
             return _failed(Fault.CRASH, f"{call.tool} cannot be called: {self._gone}")
-        named = {"type": "call_tool", "tool_name": call.tool, "arguments": dict(call.arguments)}
-        return self._asked({"type": "step", "data": named if self._source.calls_tools else dict(call.arguments)})
+        named = {"type": "call_tool", "tool_name": call.tool, "arguments": arguments}
+        return self._asked({"type": "step", "data": named if self._source.calls_tools else arguments})
 
     def _asked(self, message: Mapping[str, Any]) -> Observation:
         assert self._connection is not None
@@ -154,7 +172,7 @@ class OpenEnvEnvironment:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
         except OSError:
             why = "closed the connection"
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError):
             why = f"gave no answer of OpenEnv {_VERSION}"
         self._connection.close()
         self._gone = f"the environment is gone, because the server {why}"
@@ -195,6 +213,8 @@ class OpenEnvEnvironment:
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
     given = _ordered({"type": "object", "properties": {}, **parameters})
+    if not is_schema(given) or not isinstance(name, str) or not isinstance(description, str | None):
+        raise ValueError(f"a tool without a name, a description and a JSON schema: {name!r:.80}")
     return {"type": "function", "function": {"name": name, "description": description, "parameters": given}}
 
 

@@ -1,4 +1,7 @@
-"""Environments that run a user's code, each in processes of its own: what a tool does reaches no other episode."""
+"""Environments that run a user's code, each in processes of its own: no object, limit or crash reaches another episode.
+
+A tool runs as the user of the run: a signal that it sends to another process, such as the parent of all, arrives.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from grouprl.config.environment import EnvironmentConfig
-from grouprl.environments.arguments import complaint
+from grouprl.environments.arguments import fitted
 from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import EnvironmentWork, cut
 from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
@@ -46,7 +49,7 @@ class _Reply:
     def read(cls, reply: Mapping[str, Any]) -> Self:
         """Reads JSON that a user's code may have written. Raises ValueError or the like for what no worker sends."""
         fault, reward = reply.get("fault"), reply.get("reward")
-        if reward is not None and not math.isfinite(reward):
+        if reward is not None and not math.isfinite(reward):  # OverflowError beyond what a float holds
             raise ValueError
         text = cut(reply["text"], _LONGEST_REPLY)  # for its halves of characters
         return cls(text, fault and Fault(fault), reward, bool(reply.get("done")), dict(reply.get("attributes", {})))
@@ -165,17 +168,22 @@ class ProcessEnvironment:
         coroutine functions side by side, as in TRL.
         """
         found: dict[int, Observation] = {}
+        arguments: dict[int, Mapping[str, Any]] = {}  # by the place of the call
         apart: list[list[int]] = []  # places of calls of functions, each with a process
         shared: list[int] = []  # places of calls of the object's methods
         for place, call in enumerate(calls):
             if call.tool not in self._schemas:
                 said = f"expected one of the tools {', '.join(self._schemas) or '(none)'}, got {call.tool!r:.80}"
                 found[place] = _Reply(said, Fault.UNKNOWN_TOOL).shown("")
-            elif said := complaint(call.arguments, self._schemas[call.tool]["function"]["parameters"]):
-                found[place] = _Reply(f"{call.tool}: {said}", Fault.ARGUMENTS).shown("")
+                continue
+            try:
+                arguments[place] = fitted(call.arguments, self._schemas[call.tool]["function"]["parameters"])
+            except ValueError as error:
+                found[place] = _Reply(f"{call.tool}: {error}", Fault.ARGUMENTS).shown("")
             else:
                 shared += [place] * (call.tool in self._methods)
                 apart += [[place]] * (call.tool not in self._methods)
+        calls = [replace(call, arguments=arguments.get(place, {})) for place, call in enumerate(calls)]
         together = [place for place in shared if calls[place].tool in self._coroutines]
         groups = [[place] for place in shared if place not in together] + [together] * bool(together)
         jobs = [partial(self._make, calls, [places], found) for places in apart]
@@ -304,7 +312,14 @@ class ProcessEnvironment:
         except (EOFError, OSError):
             why = cause_of_death(self._end(worker)).replace("crashed its process (SIGKILL)", _KILLED)
             why = "was stopped: the episode is closed" if self._closed else why
-        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):  # not a worker's JSON
+        except (
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+            ArithmeticError,
+        ):  # no worker's JSON
             why = "wrote into the connection of its process"
         self._end(worker)
         return [replies.get(place, _Reply(why, fault, lost=True)) for place in range(count)]

@@ -13,6 +13,8 @@ from grouprl.problems.word_problems import operations
 from grouprl.tasks.answers import boxed, gold_answer
 from grouprl.types import Problem
 
+_SEED = '__import__("random").seed(0)'  # else a variable would change when the code that draws it runs again
+
 
 class PythonSession:
     """An interpreter that keeps its variables: each call runs the earlier code again in a fresh sandbox."""
@@ -23,12 +25,14 @@ class PythonSession:
         self._printed = 0
 
     def python(self, code: str) -> str:
-        """Runs Python code; gives what it prints.
+        """Runs Python code after the code of the earlier calls; gives what it prints.
+
+        The earlier code runs again in each call, so the clock and the system's random numbers differ each time.
 
         Args:
             code: The code; use print to see a value.
         """
-        result = leaf("sandbox").run_in_sandbox("\n".join([*self._code, code]))
+        result = leaf("sandbox").run_in_sandbox("\n".join([*self._code, code]), setup=_SEED)
         if result.error:
             return str(result.error)
         shown, self._printed = result.output[self._printed :], len(result.output)

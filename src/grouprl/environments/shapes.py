@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from grouprl.config.code_files import read_code
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.agents import AgentSource
 from grouprl.environments.base import Schema
@@ -14,7 +15,6 @@ from grouprl.environments.endpoint import agent_maker
 from grouprl.environments.guest import EnvironmentWork
 from grouprl.environments.openenv import OpenEnvSource
 from grouprl.environments.processes import ProcessSource
-from grouprl.rewards.functions import read_code
 from grouprl.rewards.workers.frames import ParcelError, pack
 from grouprl.rewards.workers.zygote import Source
 from grouprl.tasks import Task

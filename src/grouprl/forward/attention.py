@@ -7,18 +7,23 @@ each attention module as a keyword argument of the model's forward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from grouprl.forward.compiled import kernels
+from grouprl.forward.experts import reorder_noted
+from grouprl.forward.products import equal_rows, padded_rows, product_sizes
 from grouprl.forward.unpacked import unpacked_hidden_states
 from grouprl.types import UserError
 
-NAME = "grouprl"
+NAME, _NOTES = "grouprl", "grouprl_notes"
+_BLOCK = 64  # keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +47,11 @@ class Layout(Protocol):
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """S; packed tokens after these are padding, which is not attended to and gets zeros."""
         ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
@@ -82,15 +92,15 @@ def _grouprl_attention(
         raise UserError("expected a token layout for this forward pass, got none: call grouprl.models.hidden_states")
     if dropout:
         raise UserError(f"expected attention without dropout, got dropout={dropout}: put the model into eval mode")
+    size = layout.size
     window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
+    parts = query[0].transpose(0, 1)[:size], key[0].transpose(0, 1)[:size], value[0].transpose(0, 1)[:size]
     attended = layout.attend(
         module.layer_idx,  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        *parts,
         Rule(scaling, window, softcap, s_aux),
     )
-    return attended.unsqueeze(0), None
+    return F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - len(attended))).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _grouprl_attention)
@@ -109,12 +119,29 @@ def hidden_states(model: PreTrainedModel, input_ids_S: Tensor, position_ids_S: T
     compiled = kernels()
     if compiled is not None and compiled.reads(decoder):
         return compiled.hidden_states(decoder, input_ids_S, position_ids_S, layout)
-    hidden: Tensor = decoder(
-        input_ids=input_ids_S[None],
-        position_ids=position_ids_S[None],
+    return packed_states(decoder, decoder, input_ids_S, position_ids_S, layout)
+
+
+def packed_states(
+    decoder: Any, read: Callable[..., Any], input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout
+) -> Tensor:
+    """Last hidden states [S, H] of a decoder that attends by layouts; on a CPU its products have enough rows.
+
+    `read`: the decoder, or with copies of its weights.
+    """
+    count, padding = len(input_ids_S), 0
+    if input_ids_S.device.type == "cpu":
+        plain = decoder.get_input_embeddings().weight.dtype
+        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else plain
+        padding = padded_rows(count, dtype, product_sizes(decoder), decoding=count < 64) - count
+    hidden: Tensor = read(
+        input_ids=F.pad(input_ids_S, (0, padding))[None],
+        position_ids=F.pad(position_ids_S, (0, padding))[None],
         use_cache=False,  # with a cache transformers misreads restarting positions (logit error 1.19)
         layout=layout,
-    ).last_hidden_state[0]
+    ).last_hidden_state[0, :count]
+    if padding:
+        reorder_noted(torch.arange(count))
     return hidden
 
 
@@ -124,21 +151,42 @@ class AttentionLayer(NamedTuple):
     kv_heads: int
     key_size: int
     value_size: int
-    window: int | None
+    window: int | None  # what the layer asks of its attention function
+    masked: float | None  # window of the mask in the model's own forward pass; inf = none, None = not known
 
 
-class _LayoutProbe:
-    """Notes what layers pass instead of attending."""
+def _note_layer(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    notes: dict[int, AttentionLayer],
+    sliding_window: int | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Notes what a layer passes instead of attending."""
+    masked = (0.0 if attention_mask is None else float(attention_mask.flatten()[0])) or None
+    layer = AttentionLayer(key.shape[1], key.shape[3], value.shape[3], sliding_window, masked)
+    notes[module.layer_idx] = layer  # type: ignore[index]
+    return query.new_zeros(1, 1, query.shape[1], value.shape[3]), None
 
-    longest = 1 << 62  # longer than any window
 
-    def __init__(self) -> None:
-        self.found: dict[int, AttentionLayer] = {}
+def _note_mask(
+    q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **unused: Any
+) -> Tensor:
+    """In place of a mask the tokens that its last row sees: the window; inf = all, 0 = another rule than a window."""
+    seen = float("inf")
+    if local_size is not None:
+        newest, oldest = torch.tensor(local_size), torch.tensor(1)
+        is_window = mask_function(0, 0, newest, oldest) and not mask_function(0, 0, newest, oldest - 1)
+        seen = float(local_size) if is_window else 0.0
+    return torch.full((1, 1, q_length, kv_length), seen)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """See `Layout.attend`."""
-        self.found[layer] = AttentionLayer(key.shape[1], key.shape[2], value.shape[2], rule.window)
-        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+AttentionInterface.register(_NOTES, _note_layer)
+AttentionMaskInterface.register(_NOTES, _note_mask)
 
 
 @torch.no_grad()
@@ -146,10 +194,14 @@ def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     """The attention layers of a packed model, by one forward pass of one token."""
     decoder: Any = model.get_decoder()
     if not hasattr(decoder, "_grouprl_layers"):  # asked first when the model is loaded
-        layout, device = _LayoutProbe(), model.get_input_embeddings().weight.device
-        token = torch.zeros(1, 1, dtype=torch.long, device=device)
-        decoder(input_ids=token, position_ids=token, use_cache=False, layout=layout)
-        decoder._grouprl_layers = [layout.found[layer] for layer in sorted(layout.found)]
+        notes: dict[int, AttentionLayer] = {}
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+        model.set_attn_implementation(_NOTES)
+        try:
+            decoder(input_ids=token, position_ids=token, use_cache=False, notes=notes)
+        finally:
+            model.set_attn_implementation(NAME)
+        decoder._grouprl_layers = [notes[layer] for layer in sorted(notes)]
     return decoder._grouprl_layers  # type: ignore[no-any-return]
 
 
@@ -185,6 +237,48 @@ def merged_attention(
     from_prompt = weights[..., :L].reshape(P, heads, G * T * r, L) @ prompt_value
     from_own = weights[..., L:].transpose(1, 2).reshape(P, G, heads, T * r, K) @ own_value
     return from_prompt.view(P, heads, G, T, r, d).transpose(1, 2) + from_own.view(query.shape)
+
+
+def exact_attention(query: Tensor, key: Tensor, value: Tensor, last_nT: Tensor, rule: Rule) -> Tensor:
+    """Attention of sequences, whose bits depend on nothing but the tokens that each query sees: for CPUs.
+
+    Products have one size, that of a block of keys, and enough rows; sums go from block to block.
+
+    Args:
+        query: [n, T, heads, d] float32, not scaled.
+        key, value: [n, K, kv_heads, d] float32.
+        last_nT: the key that is each query's own token, the last one that it sees.
+        rule: of the layer; a window is shorter than the sequence.
+
+    Returns:
+        [n, T, heads, d].
+    """
+    (n, T, heads, d), kv = query.shape, key.shape[2]
+    blocks = -(-key.shape[1] // _BLOCK)
+    key, value = (F.pad(one, (0, 0, 0, 0, 0, blocks * _BLOCK - one.shape[1])) for one in (key, value))
+    key, value = (one.view(n, blocks, _BLOCK, kv, -1).permute(0, 3, 1, 2, 4) for one in (key, value))
+    r = heads // kv
+    enough = equal_rows(frozenset({(d, _BLOCK, 2), (_BLOCK, value.shape[-1], 2)}), query.dtype)
+    rows = -(-max(T * r, enough.fewest) // enough.multiple) * enough.multiple
+    query = (query * rule.scaling).view(n, T, kv, r, d).transpose(1, 2).reshape(n, kv, 1, T * r, d)
+    query = F.pad(query, (0, 0, 0, rows - T * r))
+    scores = (query @ key.contiguous().mT).transpose(2, 3).reshape(n, kv, rows, -1)[:, :, : T * r]
+    place_K = torch.arange(scores.shape[-1])
+    seen = place_K <= last_nT[..., None]
+    if rule.window is not None:
+        seen = seen & (place_K > last_nT[..., None] - rule.window)
+    bias = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)[:, None, :, None]
+    scores = (capped(scores, rule.softcap).view(n, kv, T, r, -1) + bias).view(n, kv, T * r, -1)
+    if rule.sinks is not None:  # first, where they meet the same keys whatever the padding is
+        sinks = rule.sinks.to(scores.dtype).view(kv, 1, r).expand(n, kv, T, r).reshape(n, kv, -1, 1)
+        scores = torch.cat([sinks, scores], -1)
+    weights = torch.softmax(scores, -1)[..., -place_K.numel() :]
+    weights = F.pad(weights, (0, 0, 0, rows - T * r)).view(n, kv, rows, blocks, _BLOCK).transpose(2, 3)
+    parts = (weights.contiguous() @ value.mT.contiguous().mT)[..., : T * r, :].unbind(2)
+    attended = parts[0]
+    for part in parts[1:]:
+        attended = attended + part
+    return attended.view(n, kv, T, r, -1).transpose(1, 2).reshape(n, T, heads, -1)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grouprl.forward.attention import Rule, merged_attention
+from grouprl.forward.attention import Rule, exact_attention, merged_attention
 
 _Block = tuple[Tensor, Tensor] | None
 """Keys and values of the prefix in one layer, [F, kv_heads, d]; None = there is no prefix."""
@@ -124,6 +124,15 @@ class TreeLayout:
             completions = self._attend_completions(query, key, value, rule, before)
             attended = torch.cat([attended, completions.flatten(0, 2)])
         return _take(attended, self._slot_S)
+
+    def attend_exactly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """The same for a single prompt, by `exact_attention`; keys and values are rounded as a cache keeps them."""
+        kept = torch.bfloat16 if torch.is_autocast_enabled("cpu") else key.dtype
+        key, value = (one.to(kept).to(torch.promote_types(one.dtype, torch.float32)) for one in (key, value))
+        if self.prefix is not None:
+            key, value = torch.cat([self.prefix.keys[layer], key]), torch.cat([self.prefix.values[layer], value])
+        last_1T = torch.arange(self.before, self.before + self.size)[None]
+        return exact_attention(query.float()[None], key[None], value[None], last_1T, rule)[0].to(query.dtype)
 
     def _prefix_of(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.prefix is None:

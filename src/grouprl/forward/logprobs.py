@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grouprl.forward.compiled import kernels
+from grouprl.forward.products import padded_call
 from grouprl.types import Sampling
 
 # 128 MiB of float32, or 220 rows of a vocabulary of 152,000. Each chunk reads the whole head, so small chunks are slow.
@@ -105,7 +106,7 @@ def chunk_logprobs(
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See `token_logprobs`; all logits are in memory at once. The first row is row `first` of the context."""
-    logits_SV = head(hidden_SH).float()
+    logits_SV = padded_call(head, hidden_SH).float()
     part = slice(first, first + len(logits_SV))
     if sampling.penalizes:
         assert context is not None

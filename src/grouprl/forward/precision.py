@@ -128,17 +128,3 @@ def shortest_times(forms: tuple[Form, Form], end: float) -> tuple[float, float]:
         if now > end and number >= 2:  # the first round also pays for memory and for what torch loads
             break
     return first, second
-
-
-# oneDNN compiles a bfloat16 product for each new number of rows and caches 1,024 of them: 0.3 ms and 0.7 MiB each on a
-# Zen 5 core (torch 2.13). Padding keeps the numbers of rows few. MKL's float32 products compile nothing, but they round
-# a row in another way when there are 1 to 3 rows, and a completion must not depend on the rows beside it.
-_PACK_ROWS, _DECODE_ROWS, _FEWEST = 64, 8, 4
-
-
-def padded_rows(rows: int, dtype: torch.dtype, *, decoding: bool = False) -> int:
-    """The number of rows, padding included, of a product on the CPU."""
-    if dtype != torch.bfloat16:
-        return max(rows, _FEWEST)
-    step = _DECODE_ROWS if decoding else _PACK_ROWS
-    return -(-rows // step) * step

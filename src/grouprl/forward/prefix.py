@@ -71,7 +71,9 @@ class LearnedPrefix:
 class KeepingLayout:
     """The layout of prompts, each in a tree of its own, which keeps the keys and values of each layer."""
 
-    def __init__(self, trees: Sequence[TreeLayout]) -> None:
+    def __init__(self, trees: Sequence[TreeLayout], *, exact: bool = False) -> None:
+        """`exact`: on a CPU, tokens have the same bits however their sequence is divided into what is read at once."""
+        self.exact = exact
         self._trees, self._sizes = trees, [tree.size for tree in trees]
         self.size, self.longest = sum(self._sizes), max(tree.longest for tree in trees)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
@@ -92,6 +94,8 @@ class KeepingLayout:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         self.keep(layer, key, value)
+        if self.exact and query.device.type == "cpu":
+            return self.by_tree(lambda tree, *part: tree.attend_exactly(layer, *part, rule), query, key, value)
         return self.by_tree(lambda tree, *part: tree.attend(layer, *part, rule), query, key, value)
 
     def by_tree(self, attend: Callable[..., Tensor], *packed: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from grouprl.forward.experts import reorder_noted
 
@@ -51,13 +52,25 @@ def _first_places(index: Tensor, size: int) -> Tensor:
     return places.scatter_reduce(0, index[real], torch.arange(len(index))[real], "amin")
 
 
+class _AllTokens(DynamicLayer):  # type: ignore[misc]
+    is_sliding = True  # by which masks find the layer
+
+
 def read_on(decoder: Any, ids_NT: Tensor, state: Any = None) -> tuple[Tensor, Any]:
     """Last hidden states [N, H] after more tokens of each row, and the state after them; None = nothing was read yet.
 
-    A state may change in place.
+    A state may change in place. It keeps all tokens, and the model's masks choose among them: transformers would drop
+    those outside of `sliding_window`, which many architectures ignore in a full forward pass.
     """
     known = inspect.signature(decoder.forward).parameters
     name = next(name for name in _STATES if name in known)
+    if (
+        state is None
+        and {"sliding_window", "attention_chunk_size"} & vars(decoder.config).keys()
+        and name == _STATES[0]
+    ):
+        state = DynamicCache(config=decoder.config)
+        state.layers = [_AllTokens() if type(one) is DynamicSlidingWindowLayer else one for one in state.layers]
     made = decoder(input_ids=ids_NT, use_cache=True, **{name: state})
     return made.last_hidden_state[:, -1], getattr(made, name)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from grouprl.forward.products import cache_folder, processor
 from grouprl.types import UserError
 
 _HERE = Path(__file__).parent
@@ -96,7 +97,7 @@ def library_file() -> Path | None:
     if compiler is None or platform.system() == "Windows":
         return None
     try:
-        made = _folder() / f"kernels-{_key(compiler)}.so"
+        made = cache_folder() / f"kernels-{_key(compiler)}.so"
         return made if is_intact(made) or _compile(compiler, made) else None
     except subprocess.TimeoutExpired:
         return None
@@ -113,14 +114,6 @@ def _digest_file(made: Path) -> Path:
     return made.with_suffix(".sha256")
 
 
-def _folder() -> Path:
-    """The folder that caches the compiled library; a temporary one where the cache cannot be written."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grouprl"
-    with suppress(OSError):
-        kept.mkdir(parents=True, exist_ok=True)
-    return kept if os.access(kept, os.W_OK) else Path(tempfile.mkdtemp(prefix="grouprl-"))
-
-
 def _key(compiler: str) -> str:
     """A hash of the sources, the compiler and the processor that "native" means."""
     digest = hashlib.blake2b(digest_size=12)
@@ -129,10 +122,7 @@ def _key(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=False, timeout=_COMPILER_SECONDS
     ).stdout
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, platform.machine(), processor)).encode())
+    digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, processor())).encode())
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from grouprl.forward.attention import NAME, is_packed
 from grouprl.forward.layouts import Prefix, TreeLayout
-from grouprl.forward.precision import padded_rows
+from grouprl.forward.products import padded_rows, product_sizes
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
 from grouprl.kernels.functions import kernels, pointers
@@ -176,6 +176,7 @@ class CompiledForward:
         dtype = weights.dtype
         self.prefix, self._kept_prefix = prefix, None if prefix is None else _kept(prefix, shape, dtype)
         self.shape, self._weights, self._dtype = shape, weights, dtype
+        self._sizes = product_sizes(weights.decoder, weights.output)
         self.cache = CompiledCache(shape, dtype)
         attention = weights.decoder.layers[0].self_attn
         positions = torch.arange(shape.before + shape.prompt_tokens + shape.own_tokens)
@@ -203,7 +204,7 @@ class CompiledForward:
     def _new_step(self) -> tuple[_Step, dict[str, Tensor]]:
         """The arguments of a decode step that stay the same, and the memory for its activations."""
         weights, shape, (_, hidden) = self._weights, self.shape, self._weights.embeddings.shape
-        rows = padded_rows(shape.rows, self._dtype, decoding=True)
+        rows = self._padded(shape.rows)
         own, shared = weights.heads * shape.head_size, shape.kv_heads * shape.head_size
         widths = (hidden, own, shared, shared, own, hidden, weights.intermediate, weights.intermediate)
         # Zeros, because rows of padding are multiplied before anything is written to them.
@@ -234,6 +235,9 @@ class CompiledForward:
         )
         return step, room
 
+    def _padded(self, rows: int) -> int:
+        return padded_rows(rows, self._dtype, self._sizes, decoding=True)
+
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """See `Forward.prefill`."""
         ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self.prefix)
@@ -247,8 +251,7 @@ class CompiledForward:
     def output(self, hidden_PH: Tensor) -> Tensor:
         """See `grouprl.rollout.forward.ModuleForward`."""
         count = len(hidden_PH)
-        padding = padded_rows(count, self._dtype, decoding=True) - count
-        logits_PV: Tensor = self._weights.output(F.pad(hidden_PH, (0, 0, 0, padding)))
+        logits_PV: Tensor = self._weights.output(F.pad(hidden_PH, (0, 0, 0, self._padded(count) - count)))
         return logits_PV[:count].to(self._dtype)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
@@ -261,7 +264,7 @@ class CompiledForward:
             self._step.own, self._attention.own_tiles = ctypes.addressof(self._own), self.cache.own_tiles
         self._longest += 1
         torch.add(rows.history[: rows.count], rows.length[: rows.count], out=self._length[: rows.count])
-        step, padded = self._step, padded_rows(rows.count, self._dtype, decoding=True)
+        step, padded = self._step, self._padded(rows.count)
         logits_nV = torch.empty(padded, self._weights.head.outer, dtype=self._dtype)
         step.rows, step.padded, step.newest, step.logits = rows.count, padded, *pointers(rows.newest, logits_nV)
         if failed := kernels().decode_step(ctypes.addressof(step), len(self._parts[0]) - 1):

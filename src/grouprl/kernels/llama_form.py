@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from grouprl.forward.attention import Rule
 from grouprl.forward.layouts import TreeLayout
-from grouprl.forward.precision import as_float32, padded_rows
+from grouprl.forward.precision import as_float32
 from grouprl.forward.prefix import KeepingLayout
+from grouprl.forward.products import padded_rows, product_sizes
 from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.kernels.functions import add_norm, fits, swiglu, tree_attention
 
@@ -70,7 +71,7 @@ def _is_untouched(module: nn.Module) -> bool:
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
     """Last hidden states [S, H] of packed tokens under a layout."""
     size = len(input_ids_S)
-    if padding := padded_rows(size, _dtype()) - size:
+    if padding := padded_rows(size, _dtype(), product_sizes(decoder)) - size:
         # No token attends to the padding beyond the layout, and the padding attends to none.
         input_ids_S, position_ids_S = F.pad(input_ids_S, (0, padding)), F.pad(position_ids_S, (0, padding))
     x = decoder.embed_tokens(input_ids_S)
@@ -133,17 +134,18 @@ def attend_rotated(layout: Any, layer: int, given: AttentionInput) -> Tensor:
         size, rule = layout.size, given[5:]
         layout.keep(layer, key[:size].float(), given.value[:size])  # without the padding of the products
         attended = layout.by_tree(
-            lambda tree, *part: _attend(tree, layer, AttentionInput._make((*part, *rule))), *given[:5]
+            lambda tree, *part: _attend(tree, layer, AttentionInput._make((*part, *rule)), layout.exact), *given[:5]
         )
         return F.pad(attended, (0, 0, 0, 0, 0, len(given.query) - size))
     layout.keep(layer, given)
     return _attend(layout.tree, layer, given)
 
 
-def _attend(tree: TreeLayout, layer: int, given: AttentionInput) -> Tensor:
+def _attend(tree: TreeLayout, layer: int, given: AttentionInput, exact: bool = False) -> Tensor:
+    # exact: as the compiled decode steps, which alone read by such layouts here
     query, key, value, cosine, sine, scaling, window = given
     window = None if window is None or window >= tree.longest else window
-    if uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
+    if exact or uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
         before = None if tree.prefix is None else (tree.prefix.keys[layer], tree.prefix.values[layer])
         return tree_attention(query, key, value, cosine, sine, tree.tree, scaling, window or tree.longest, before)
     rotated = (rotate(query, cosine, sine), rotate(key, cosine, sine))

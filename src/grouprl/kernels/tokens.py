@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grouprl.forward.logprobs import chunk_logprobs
-from grouprl.forward.precision import padded_rows
+from grouprl.forward.products import padded_chunks, product_sizes
 from grouprl.kernels.calibration import Contest, Form, grid, with_gradient
 from grouprl.kernels.functions import kernels, linear_logprobs, pointers
 from grouprl.rollout.sampler import draw as draw_in_torch
@@ -23,14 +23,15 @@ def logprobs(
     """See `grouprl.forward.compiled.Kernels.logprobs`."""
     dtype, count = hidden_SH.dtype, len(targets_S)
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-    if padding := padded_rows(count, dtype) - count:
+    rows, padding = padded_chunks(count, rows, dtype, product_sizes(head))
+    if padding:
         hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, padding)), F.pad(targets_S, (0, padding))
     found = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
     return found[0][:count], found[1][:count]
 
 
 def _logprob_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
-    # Not fewer rows than bfloat16 is filled up to (`padded_rows`): packs have hundreds.
+    # Not fewer rows than bfloat16 is filled up to (`padded_chunks`): packs have hundreds.
     rows, hidden = max(64, min(256, (1 << 18) // width)), 16
     head = nn.Linear(hidden, width, bias=False).requires_grad_(False)  # its gradient is no work of the kernel
     hidden_SH, targets_S = grid(rows, hidden, dtype=dtype), torch.arange(rows)

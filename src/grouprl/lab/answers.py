@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from grouprl.config.code_files import errors_of_code
 from grouprl.lab.runs import Runs
 from grouprl.record.files import json_text
 from grouprl.types import UserError
@@ -34,7 +35,8 @@ def json_answer(answer: Answer) -> Callable[[Request], Response]:
     """
 
     def endpoint(request: Request) -> Response:
-        return Response(json_text(answer(request)), media_type="application/json")
+        with errors_of_code():
+            return Response(json_text(answer(request)), media_type="application/json")
 
     return endpoint
 

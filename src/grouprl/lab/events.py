@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import anyio
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Send
 
 from grouprl.lab.answers import run_folder
 from grouprl.lab.report.run_data import warning_rows
@@ -21,6 +23,9 @@ from grouprl.types import UserError
 
 _POLL_SECONDS = 1.0  # a look takes 0.2 ms, which are taken from the run
 _QUIET_SECONDS = 15.0  # after which a connection says that it is alive
+_UNREAD_SECONDS = 60.0  # after which a page that takes nothing is dropped
+_MOST_STREAMS = 64  # a browser opens six to one server
+_OPEN: list[anyio.CancelScope] = []  # the streams, oldest first
 _ROWS = 100  # in a piece: what is sent at once holds up every other answer
 _ID = re.compile("([0-9]{1,15})(?:-([0-9]{1,20}))?")
 
@@ -38,18 +43,38 @@ def run_events(runs: Runs, request: Request, closing: Callable[[], bool]) -> Res
         raise UserError(f"after: expected the number of a step, got {given!r:.60}")
     generation = None if found[2] is None else int(found[2])
     follower = Follower(runs, folder, int(found[1]), generation)
-    return StreamingResponse(stream(follower, closing), media_type="text/event-stream")
+    return _Stream(stream(follower, closing), media_type="text/event-stream")
+
+
+class _Stream(StreamingResponse):
+    """Ends when nobody reads it, or as the oldest of too many; a page that is still there asks again."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Sends the events, each within _UNREAD_SECONDS."""
+
+        async def sending(message: Message) -> None:
+            with anyio.fail_after(_UNREAD_SECONDS):
+                await send(message)
+
+        with anyio.CancelScope() as scope, suppress(TimeoutError):
+            _OPEN.append(scope)
+            try:
+                for oldest in _OPEN[:-_MOST_STREAMS]:
+                    oldest.cancel()
+                await super().stream_response(sending)
+            finally:
+                _OPEN.remove(scope)
 
 
 async def stream(follower: Follower, closing: Callable[[], bool]) -> AsyncIterator[str]:
     """What the follower finds, once a second. It continues to look at a damaged run, which may be fixed."""
     quiet = 0.0
     while not closing():
-        pieces = await to_thread.run_sync(follower.look)
-        for piece in pieces:
+        quiet, pieces = quiet + _POLL_SECONDS, iter(follower.look())
+        # One by one: the pieces of a long run, made at once for each page that does not read them, fill the memory.
+        while (piece := await to_thread.run_sync(next, pieces, None)) is not None:
+            quiet = 0.0
             yield piece
-            await anyio.sleep(0)
-        quiet = 0.0 if pieces else quiet + _POLL_SECONDS
         if quiet >= _QUIET_SECONDS:
             quiet = 0.0
             yield ": here\n\n"
@@ -65,16 +90,18 @@ class Follower:
         self._count = 0
         self._said: dict[str, Any] = {}
 
-    def look(self) -> list[str]:
-        """Events since the last look, in pieces to send one by one."""
+    def look(self) -> Iterator[str]:
+        """Makes the events since the last look, in pieces to send one by one."""
         try:
             evaluations = self._runs.evaluations(self._folder)  # first: what raises later loses steps that were counted
             found = warning_rows(self._folder)
             warned = self._changed("warnings", found) if found or "warnings" in self._said else ()
-            return [*self._steps(), *self._changed("evaluations", evaluations), *warned]
+            yield from self._steps()
+            yield from self._changed("evaluations", evaluations)
+            yield from warned
         except UserError as error:
             # A stream that ends is asked for again at once, for ever.
-            return [*self._changed("status", "broken", error=str(error))]
+            yield from self._changed("status", "broken", error=str(error))
 
     def _steps(self) -> Iterator[str]:
         runs, folder = self._runs, self._folder

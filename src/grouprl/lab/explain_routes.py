@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
 from starlette.requests import Request
 from starlette.routing import Route
 
+from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.surrogates import Surrogate
+from grouprl.config.own_algorithm import is_in_file
 from grouprl.lab.answers import Answer, Query, json_answer
 from grouprl.lab.explain_group import recorded_walk, watched_steps
 from grouprl.lab.explain_typed import (
@@ -21,6 +24,7 @@ from grouprl.lab.explain_typed import (
     pass_rate_curves,
     typed_walk,
 )
+from grouprl.lab.report.recorded import run_algorithm
 from grouprl.lab.runs import Runs
 from grouprl.types import UserError
 
@@ -42,12 +46,12 @@ _CODE = {
 def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
     answers: dict[str, Answer] = {
-        "algorithms": _comparing,
-        "advantages": _advantages,
+        "algorithms": lambda request: _comparing(runs, request),
+        "advantages": lambda request: _advantages(runs, request),
         "objective": _objective,
         "kl": _kl,
         "group": lambda request: _group(runs, request),
-        "pass_rate": _pass_rate,
+        "pass_rate": lambda request: _pass_rate(runs, request),
         "memory": _memory,
         "code": _code,
         "steps": lambda request: _steps(runs, request),
@@ -71,15 +75,29 @@ def _code(request: Request) -> dict[str, Any]:
     return found
 
 
-def _comparing(request: Request) -> dict[str, Any]:
+def _offered(runs: Runs) -> dict[str, Algorithm]:
+    """The algorithms that compare whole completions: the named ones, and those in files that this user's runs have."""
+    offered = dict(COMPARING)
+    for folder in runs.folders():
+        with suppress(UserError, AttributeError):  # of a damaged run its own page says so
+            config = runs.config(folder)
+            if is_in_file(config.get("algorithm", {}).get("name")):
+                own = run_algorithm(config)
+                if isinstance(own.advantage, CompletionAdvantage) and not own.missing:
+                    offered[own.name] = own
+    return offered
+
+
+def _comparing(runs: Runs, request: Request) -> dict[str, Any]:
     """The algorithms that compare whole completions, with what they compute."""
     Query(request, ())
-    return {"algorithms": [{"name": one.name, "formula": one.advantage.formula} for one in COMPARING.values()]}
+    offered = _offered(runs).values()
+    return {"algorithms": [{"name": one.name, "formula": one.advantage.formula} for one in offered]}
 
 
-def _advantages(request: Request) -> dict[str, Any]:
+def _advantages(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, ("rewards", "algorithms"))
-    return explained_advantages(query.rewards(), _algorithms(query))
+    return explained_advantages(query.rewards(), _algorithms(runs, query))
 
 
 def _objective(request: Request) -> dict[str, Any]:
@@ -111,21 +129,23 @@ def _group(runs: Runs, request: Request) -> dict[str, Any]:
         raise UserError(f"expected either a run with a step, or rewards, got {', '.join(mixed)} as well")
     if "run" in query:
         return recorded_walk(runs, query.text("run"), query.whole("step", 1, 10**9))
-    rewards, name = query.rewards(), query.choice("algorithm", tuple(COMPARING), "grpo")
-    return typed_walk(rewards, COMPARING[name], query.number("learning_rate", 0, 100, 1.0))
+    offered = _offered(runs)
+    rewards, name = query.rewards(), query.choice("algorithm", tuple(offered), "grpo")
+    return typed_walk(rewards, offered[name], query.number("learning_rate", 0, 100, 1.0))
 
 
 def _steps(runs: Runs, request: Request) -> dict[str, Any]:
     return watched_steps(runs.folder(Query(request, ("run",)).text("run")))
 
 
-def _pass_rate(request: Request) -> dict[str, Any]:
+def _pass_rate(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, ("group_size", "algorithms"))
-    return pass_rate_curves(query.whole("group_size", 2, 64, 8), _algorithms(query))
+    return pass_rate_curves(query.whole("group_size", 2, 64, 8), _algorithms(runs, query))
 
 
-def _algorithms(query: Query) -> list[Algorithm]:
-    return [COMPARING[name] for name in query.choices("algorithms", tuple(COMPARING), USUAL)]
+def _algorithms(runs: Runs, query: Query) -> list[Algorithm]:
+    offered = _offered(runs)
+    return [offered[name] for name in query.choices("algorithms", tuple(offered), USUAL)]
 
 
 def _memory(request: Request) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no WebSocket is spoken here
+        if scope["type"] != "http":
+            await _NO_WEBSOCKET(scope, receive, send)
             return
         refused = self._refused(scope)
         answer: ASGIApp = self._app if refused is None else refused
@@ -104,6 +105,8 @@ class Guard:
             return _no(
                 421, f"expected the host {' or '.join(sorted(self._hosts))}: open the link that grouprl lab printed"
             )
+        if headers.get("upgrade"):  # to a WebSocket, where uvicorn has no library for it
+            return _NO_WEBSOCKET
         if not self._from_here(headers):
             return _no(403, "expected a request from the lab's own page, got one from another site")
         if method not in ("GET", "HEAD", "POST"):
@@ -160,6 +163,9 @@ def _crosses_sites(headers: Headers) -> bool:
 
 def _no(status: int, sentence: str) -> Response:
     return PlainTextResponse(sentence + "\n", status)
+
+
+_NO_WEBSOCKET = _no(426, "expected HTTP: no WebSocket is spoken here")
 
 
 def _limited(receive: Receive) -> Receive:

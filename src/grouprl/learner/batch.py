@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms import high_entropy_mask, kl_estimate
-from grouprl.algorithms.advantages import BatchRewards, Credit
+from grouprl.algorithms.advantages import BatchRewards, Credit, check_tensor
 from grouprl.algorithms.spec import Algorithm
-from grouprl.types import Batch, Group, RewardOutcome, Sampling, StopReason
+from grouprl.types import Batch, Group, RewardOutcome, Sampling, StopReason, UserError
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def assign_credit(
 
     `reward_weights` has the weight of each reward in the total, by name; `kl_coef` is of this step.
     """
-    return algorithm.advantage.assign(
+    credit = algorithm.advantage.assign(
         BatchRewards(
             rewards_N=torch.tensor([outcome.total for outcome in outcomes_N], dtype=torch.float64),
             groups_N=torch.tensor(batch.group_of_N),
@@ -102,6 +102,11 @@ def assign_credit(
             values_NT=None if before.values_NT is None else before.values_NT.cpu(),
         )
     )
+    if algorithm.advantage.is_own:
+        if not isinstance(credit, Credit):
+            raise UserError(f"assign: expected Credit(advantages_NT), got {type(credit).__name__}: return that")
+        check_tensor("advantages_NT", credit.advantages_NT, batch.mask_NT.shape, finite=True)
+    return credit
 
 
 def component(outcomes_N: Sequence[RewardOutcome], name: str) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.algorithms.advantages import Credit
+from grouprl.algorithms.advantages import Credit, check_tensor
 from grouprl.algorithms.spec import Algorithm
 from grouprl.forward.attention import is_packed
 from grouprl.forward.experts import noted_routing
@@ -152,9 +152,10 @@ class Learner:
         """Makes one update from some rows of the batch."""
         critic, learning_rate = self.critic, self._begin_turn(turn)
         batch, weights_NT = inputs.batch, torch.zeros(inputs.batch.mask_NT.shape)
-        weights_NT[list(rows)] = self.algorithm.objective.weights(
+        weights_nT = self.algorithm.objective.weights(
             batch.trained_NT[list(rows)], max_tokens=batch.sampling.max_tokens
         )
+        weights_NT[list(rows)] = check_tensor("weights", weights_nT, (len(rows), batch.mask_NT.shape[1]))
 
         # Packs of the rows that any term moves, and each term's loss of a pack.
         moves_N = torch.stack([term.moves(inputs, rows, weights_NT) for term in self.terms]).any(0)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from grouprl.algorithms.advantages import check_tensor
 from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.forward.experts import Routing
@@ -16,7 +17,7 @@ from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.optimizer import Optimizer
 from grouprl.learner.packs import Pack, PackOutput, cut, to_grid
 from grouprl.learner.runner import PackRunner
-from grouprl.types import Batch, Group, Problem, RewardOutcome
+from grouprl.types import Batch, Group, Problem, RewardOutcome, UserError
 
 Stats = dict[str, tuple[Tensor, int]]
 """Of each metric of a pack its value, and the number of tokens that it describes."""
@@ -141,7 +142,10 @@ class PolicyTerm(Term):
 
     def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of some tokens and its metrics: see `grouprl.algorithms.policy_loss`."""
-        return self.algorithm.objective.loss(tokens, self.algorithm.kl, kl_coef if self.algorithm.pulls else 0.0)
+        result = self.algorithm.objective.loss(tokens, self.algorithm.kl, kl_coef if self.algorithm.pulls else 0.0)
+        if not isinstance(result, tuple):
+            raise UserError(f"loss: expected (loss, stats), got {type(result).__name__}: return both")
+        return check_tensor("loss", result[0], ()), result[1]
 
     def prepare(
         self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor

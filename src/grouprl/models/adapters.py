@@ -6,6 +6,7 @@ One copy of the model serves as policy and as reference: the reference is the po
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _MOST_REPEATS = 5  # in a pattern of names: each multiplies the time of a match 
 _REASON = 300  # characters of another library's error in a message
 _REPEAT = re.compile(r"(?<!\()[*+?}]\??")  # in a regular expression; not the `?` of `(?:`
 _NAME = "default"  # name of a model's only adapter in transformers and PEFT
+# PEFT imports bitsandbytes where it is installed, which warns that it has no kernel for weights of four bits.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 # What PEFT raises for an adapter of another model (weights of other shapes), and for settings of other types.
 _WRONG = (OSError, SafetensorError, ValueError, RuntimeError, TypeError, AttributeError, LookupError, re.error)
 

@@ -42,8 +42,10 @@ class ModelSource(Protocol):
 _FILES = ("config.json", "adapter_config.json")
 
 
-def check_name(path: str) -> None:
+def check_name(path: str, what: str = "model") -> None:
     """Checks that a model of this name can be loaded; while the hub is out of reach, its cache alone is asked.
+
+    `what` names the setting in the errors.
 
     Raises:
         UserError: there is no such folder, no bundled model, and no hub to ask or cached copy.
@@ -54,25 +56,25 @@ def check_name(path: str) -> None:
     if is_gguf(path):
         if folder.is_file():
             return
-        raise UserError(f"model {path!r}: expected a GGUF file, found none: check the path")
+        raise UserError(f"{what} {path!r}: expected a GGUF file, found none: check the path")
     if folder.is_dir():
         files = sorted(str(one) for one in folder.iterdir() if is_gguf(str(one)))
         raise UserError(
-            f"model {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: "
+            f"{what} {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: "
             + (f"name a file in it, such as {files[0]}" if files else "check the path")
         )
     # `runs/x` beside a folder `runs` is one of ours; OWNER/NAME is the hub's.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):
         raise UserError(
-            f"model {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
+            f"{what} {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
         )
     from grouprl.received.hub import is_out_of_reach  # brings in huggingface_hub
 
     if is_out_of_reach() and not _is_cached(path):
         near = nearest_name(path, BUNDLED)
         raise UserError(
-            f"model {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a hub "
-            "id, got no such folder, no cached copy and no network: "
+            f"{what} {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a "
+            "hub id, got no such folder, no cached copy and no network: "
             + (f"did you mean {near!r}?" if near else _below(path))
         )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.models.plain_text import encoded_pieces, text_pieces
 from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat, try_template
 from grouprl.types import Completion, Problem, StopReason, UserError
 
@@ -26,7 +28,7 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
         UserError: the tokenizer has no chat template for messages, the prompt is empty or too long, or it is plain text
             where there are tools.
     """
-    if isinstance(problem.prompt, str) or is_rendered_chat(problem.prompt, tokenizer):
+    if isinstance(problem.prompt, str) or (not problem.plain_from and is_rendered_chat(problem.prompt, tokenizer)):
         if problem.tools and not is_rendered(problem.prompt_text, tokenizer):
             raise UserError(
                 f"{problem.where}: expected chat messages, for tools stand in a chat template, got plain text"
@@ -39,7 +41,8 @@ def prompt_token_ids(problem: Problem, tokenizer: PreTrainedTokenizerBase, *, lo
                 "set model.chat_template=plain, or use an instruction-tuned model or a task with plain-text prompts "
                 "(with task.examples: model.chat_template=question)"
             )
-        ids = _rendered(problem.id, [dict(message) for message in problem.prompt], tokenizer, problem.tools)
+        messages = [dict(message) for message in problem.prompt]
+        ids = _rendered(problem.id, messages, tokenizer, problem.tools, plain_from=problem.plain_from)
     if not 1 <= len(ids) <= longest:
         raise UserError(
             f"{problem.where}: expected a prompt of 1 to {longest} tokens (the model's context less "
@@ -78,6 +81,7 @@ def _rendered(
     tools: Sequence[Mapping[str, Any]] = (),
     *,
     answer_follows: bool = True,
+    plain_from: Mapping[int, int] = MappingProxyType({}),
 ) -> list[int]:
     if (template := str(tokenizer.chat_template)) not in _TRIED:
         try_template(messages, tokenizer, tools)
@@ -85,13 +89,20 @@ def _rendered(
     # A last message of the assistant is the beginning of the completion, as in TRL's data: the policy continues it.
     continues = answer_follows and messages[-1]["role"] == "assistant"
     begins = answer_follows and not continues
+    options = {"tools": [dict(tool) for tool in tools] or None, "add_generation_prompt": begins}
+
+    def written(texts: Sequence[str]) -> str:
+        filled = [*messages]
+        for (place, start), text in zip(plain_from.items(), texts, strict=True):
+            filled[place] = {**messages[place], "content": messages[place]["content"][:start] + text}
+        return str(tokenizer.apply_chat_template(filled, tokenize=False, continue_final_message=continues, **options))
+
     try:
+        if plain_from and tokenizer.is_fast:
+            texts = [messages[place]["content"][start:] for place, start in plain_from.items()]
+            return _one_bos(list(encoded_pieces(tokenizer, text_pieces(written, texts))), tokenizer)
         ids: list[int] = tokenizer.apply_chat_template(
-            messages,
-            tools=[dict(tool) for tool in tools] or None,
-            add_generation_prompt=begins,
-            continue_final_message=continues,
-            return_dict=False,
+            messages, continue_final_message=continues, return_dict=False, **options
         )
     except Exception as error:  # a template is a program, which can raise anything
         if continues and "continue_final_message" in str(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,33 +85,38 @@ def _is_right_packed(path: str, model: PreTrainedModel) -> bool:
 
 
 def _fit_the_cache(model: PreTrainedModel) -> bool:
-    """Whether all layers have keys and values of one size, and those of a window pass it: a mask is not read."""
+    """Whether all layers have keys and values of one size, and ask for the window of the model's own mask.
+
+    The configuration does not decide: of its `sliding_window` many architectures read nothing.
+    """
     layers, config = attention_layers(model), model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    asks = getattr(config, "sliding_window", None) is not None and "sliding_attention" in kinds
+    kinds = set(getattr(config, "layer_types", None) or ())
     alike = len({layer[:3] for layer in layers}) == 1 and all(layer.key_size == layer.value_size for layer in layers)
-    known = kinds <= {"full_attention", "sliding_attention"}
-    return alike and known and (not asks or any(layer.window is not None for layer in layers))
+    as_masked = all(layer.masked == (layer.window or math.inf) for layer in layers)
+    return alike and kinds <= {"full_attention", "sliding_attention"} and as_masked
 
 
-def gap_to_own(path: str, model: PreTrainedModel) -> float:
-    """The largest difference to the model's own log-probs, as a part of their spread; below `TOLERANCE` if right."""
+def gap_to_own(path: str, model: PreTrainedModel, prompt_tokens: int = 0) -> float:
+    """The largest difference to the model's own log-probs, as a part of their spread; below `TOLERANCE` if right.
+
+    The prompt has at least `prompt_tokens` tokens.
+    """
     packed = is_packed(model)
     model.set_attn_implementation("eager")
-    probe = _probe(path, model)
+    probe = _probe(path, model, prompt_tokens)
     if packed:
         model.set_attn_implementation(NAME)
     return _gap(model, probe)
 
 
 @torch.no_grad()
-def _probe(path: str, model: PreTrainedModel) -> _Probe:
+def _probe(path: str, model: PreTrainedModel, least: int = 0) -> _Probe:
     embedding: Any = model.get_input_embeddings()
     device, most = embedding.weight.device, min(64, embedding.weight.shape[0])
     config: Any = model.config.get_text_config()
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     fill = max((window for window in windows if window is not None and window <= _SMALL_WINDOW), default=0)
-    prompt = torch.tensor([(3 + 2 * at) % most for at in range(_TOKENS + fill)], device=device)
+    prompt = torch.tensor([(3 + 2 * at) % most for at in range(max(_TOKENS + fill, least))], device=device)
     branches = [torch.tensor(ids, device=device) % most for ids in ([4, 6, 8], [2, 1])]
     layout = TreeLayout((len(prompt),), ((3, 2),), device)
     try:

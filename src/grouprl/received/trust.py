@@ -14,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grouprl.config.code_files import read_code
+from grouprl.config.own_algorithm import is_in_file, load_algorithm, loaded_algorithm, place_of
 from grouprl.config.run import RunConfig, load_config
 from grouprl.files import read_file, read_json
 from grouprl.models.names import PLAIN, QUESTION
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, is_config_of_a_run
-from grouprl.rewards.functions import FromFile, WeightedReward, read_code
+from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
@@ -61,14 +63,39 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
                 )
 
 
-def code_of(rewards: Sequence[WeightedReward], tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> dict[str, Any]:
+def trusted_config(files: Sequence[Path], overrides: Sequence[str]) -> RunConfig:
+    """Reads a run's configuration whose code may run, an algorithm in a file included.
+
+    Raises:
+        UserError: see `load_config` and `refuse_foreign_code`.
+    """
+    config = load_config(RunConfig, files, overrides)
+    refuse_foreign_code(config, files, ())
+    if is_in_file(config.algorithm.name):
+        load_algorithm(config.algorithm.name)
+    return load_config(RunConfig, files, overrides)
+
+
+def load_known_algorithm(name: str) -> None:
+    """Loads an algorithm if it is in a file that this user has run in this form."""
+    file = place_of(name)[0]
+    code = read_code(file) if os.path.lexists(file) else {}
+    if code and {f"{_sha256(source)}  {path}" for path, source in code.items()} <= _remembered():
+        load_algorithm(name)
+
+
+def code_of(
+    rewards: Sequence[WeightedReward], algorithm: str, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+) -> dict[str, Any]:
     """Returns the digests of a run's code files by path, of its tokenizer and of its chat template.
+
+    `algorithm` is the name of the run's, which may be in a file.
 
     Raises:
         UserError: they are not the same on every rank.
     """
     functions = [reward.function for reward in rewards]
-    own = [function.code for function in functions if isinstance(function, FromFile)]
+    own = [loaded_algorithm(algorithm)[1], *(one.code for one in functions if isinstance(one, FromFile))]
     files = {path: _sha256(source) for code in own for path, source in code.items()}
     template = tokenizer.chat_template
     code = {
@@ -102,6 +129,12 @@ def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Colle
             )
 
 
+def refuse_changed_algorithm(directory: Path, name: str, trusted: Collection[str] = ()) -> None:
+    """Checks that an algorithm in a file is as it was when a run began; see `refuse_changed_code`."""
+    files = {path: _sha256(source) for path, source in loaded_algorithm(name)[1].items()}
+    refuse_changed_code(directory, {**read_json(RunDirectory(directory).code), "files": files}, trusted)
+
+
 def record_code(directory: Path, code: Mapping[str, Any], config: RunConfig) -> None:
     """Writes the digests into the run directory, and remembers the code files and the servers for this user."""
     atomic_write_text(RunDirectory(directory).code, json_text(code, indent=2) + "\n")
@@ -128,10 +161,12 @@ def servers(config: RunConfig) -> set[str]:
 
 
 def _named(config: RunConfig) -> dict[Path, str]:
-    """The digests of a configuration's code by path: rewards, verifiers such as FILE.py:FUNCTION, the modules beside
-    them that they import, and a chat template.
+    """The digests of a configuration's code by path: rewards, verifiers such as FILE.py:FUNCTION, an algorithm, the
+    modules beside them that they import, and a chat template.
     """
-    paths = [reward.path for reward in config.rewards if reward.path is not None]
+    algorithm = config.algorithm.name
+    paths = [str(place_of(algorithm)[0])] if is_in_file(algorithm) else []
+    paths += [reward.path for reward in config.rewards if reward.path is not None]
     paths += [value.rpartition(":")[0] for value in config.task.arguments.values() if isinstance(value, str)]
     code: dict[Path, bytes] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""The layout of a run directory: file names, checkpoint folders, and whether the run is running, finished or stopped.
+"""The layout of a run directory: file names, checkpoint folders, and the status of a run.
 
 The only module that knows these facts. docs/run_directory.md describes what is inside the files.
 """
@@ -18,7 +18,7 @@ from grouprl.files import is_number, parse_object, read_end, read_json, refuse_f
 from grouprl.record.files import open_to_write, remove
 from grouprl.types import UserError, nearest_name
 
-Status = Literal["running", "finished", "stopped"]
+Status = Literal["running", "finished", "stopped", "failed"]
 
 # The files of a run with their descriptions. A new run never overwrites a file of such a name.
 WRITTEN_BY_A_RUN: Mapping[str, str] = {
@@ -174,6 +174,8 @@ class RunDirectory:
         """
         if self.holder() is not None:
             return "running"
+        if has_failed(summary):
+            return "failed"
         return "finished" if is_finished(summary, steps) else "stopped"
 
 
@@ -226,6 +228,11 @@ def is_finished(summary: Mapping[str, Any], steps: int | None) -> bool:
     """
     made = summary.get("steps")
     return summary.get("after") is not None and is_number(made) and (steps is None or made >= steps)
+
+
+def has_failed(summary: Mapping[str, Any]) -> bool:
+    """Whether a summary says why its run failed; a resume clears it."""
+    return summary.get("state") == "failed"
 
 
 def run_of_checkpoint(checkpoint: Path) -> RunDirectory | None:
@@ -309,16 +316,18 @@ def run_at(given: str | Path) -> Path:
     run = run_of_checkpoint(place)
     if run is not None:
         return run.path
-    raise UserError(
-        f"{given}: expected a run directory (one with a config.yaml), found none: "
-        f"{_near(place) or 'give the folder that a training run wrote, such as runs/NAME'}"
-    )
+    raise UserError(f"{given}: expected a run directory (one with a config.yaml), found none: {_near(place)}")
+
+
+_MOST_NAMED = 8
 
 
 def _near(place: Path) -> str:
     runs = {path.name: path for parent in (Path("runs"), place.parent) for path in _runs_in(parent)}
     name = nearest_name(place.name, runs)
-    return f"did you mean {runs[name]}?" if name else ""
+    several = sorted(map(str, runs.values()))[:_MOST_NAMED]
+    such = ", ".join(several) or "runs/NAME"
+    return f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
 
 
 def _runs_in(parent: Path) -> list[Path]:

@@ -108,10 +108,39 @@ def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
     """Reads a JSON-lines file of a run; empty when it does not exist. Skips an incomplete last line.
 
     Raises:
-        UserError: a line, which the error names, is not a JSON object with a `step`; or there are too many.
+        UserError: a line, which the error names, is not a JSON object with a `step`, or of another run; or there are
+            too many.
     """
     with opened(path) as file:
-        return () if file is None else tuple(rows_of(file, path))
+        rows = () if file is None else tuple(rows_of(file, path))
+    run = run_identifier(path.parent) if any("run" in row for row in rows) else None
+    for number, row in enumerate(rows, start=1):
+        refuse_foreign(row, run, f"{path}:{number}")
+    return rows
+
+
+def refuse_foreign(contents: dict[str, Any], run: str | None, place: object) -> None:
+    """Takes the id of the run that wrote them out of the contents of a file, or of a line; `run` is that of the folder.
+
+    Raises:
+        UserError: they are two: the file belongs to another run.
+    """
+    writer = contents.pop("run", None)
+    if None not in (writer, run) and writer != run:
+        raise UserError(
+            f"{place}: expected a record of this run ({run}), got one of the run {writer!r:.40}: restore the file, "
+            "or remove it"
+        )
+
+
+def run_identifier(directory: Path) -> str | None:
+    """The id of a run, by which its files and checkpoints belong to it; None when it recorded none.
+
+    Raises:
+        UserError: code.json is damaged.
+    """
+    run = read_json(RunDirectory(directory).code).get("run")
+    return None if run is None else str(run)
 
 
 def rows_of(file: IO[bytes], path: Path, first: int = 1) -> Iterator[dict[str, Any]]:
@@ -144,10 +173,11 @@ def read_summary(directory: str | Path) -> dict[str, Any]:
     """Reads a run's summary.json; empty when the run has not written it yet.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the file is damaged, or of another run.
     """
     path = RunDirectory(directory).summary
     found = read_json(path)
+    refuse_foreign(found, run_identifier(path.parent), path)
     for when in ("before", "after"):
         if not isinstance(found.get(when, {}), dict | None):
             raise UserError(
@@ -177,10 +207,12 @@ def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
     """Reads the held-out problems of examples.json by "before", "step N" and "after"; empty without the file.
 
     Raises:
-        UserError: the file has other contents, or cannot be read.
+        UserError: the file has other contents, is of another run, or cannot be read.
     """
+    contents = read_json(path)
+    refuse_foreign(contents, run_identifier(path.parent), path)
     try:
-        return {when: tuple(Example(**row) for row in rows) for when, rows in read_json(path).items()}
+        return {when: tuple(Example(**row) for row in rows) for when, rows in contents.items()}
     except TypeError as error:
         raise UserError(f"{path}: expected lists of examples ({error}): restore the file or remove it") from None
 

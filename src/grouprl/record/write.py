@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sqlite3
+import sysconfig
 import time
+import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from grouprl.files import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
-from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, lock_directory
-from grouprl.record.read import Example, read_json_lines
+from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory, has_failed, lock_directory
+from grouprl.record.read import Example, read_json_lines, refuse_foreign, run_identifier
 from grouprl.record.rollouts import drop_after, holds_steps, open_rollouts, write_step
 from grouprl.types import StepRecord, UserError
 
 _CLOSE_SECONDS = 5.0  # longest wait for a moment without readers; beside constant queries it took 0.75
+_LIBRARIES = (Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
+_PLACE = re.compile(r"\(([^()\s]+:\d+)\)")  # as a reward's error names the line of its user
+_LONGEST = 4000  # characters of a failure's reason
 
 
 class RunRecord:
     """An open run directory, locked against other processes until `close`; made by `create` or `reopen`."""
+
+    step_in_progress = 0  # for the summary of a failure; 0 = before the first step
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -36,6 +45,8 @@ class RunRecord:
             on_error.callback(os.close, lock)
             self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
             on_error.callback(_make_plain, self._rollouts)
+            if has_failed(read_json(self._files.summary)):
+                self._files.summary.unlink()
             self._closing = on_error.pop_all()
 
     @classmethod
@@ -78,6 +89,7 @@ class RunRecord:
             held = lock_directory(directory) if lock is None else os.dup(lock)
             record = on_error.enter_context(cls(directory, held))
             record._drop_after(step)
+            record.step_in_progress = step
             on_error.pop_all()
         return record
 
@@ -85,16 +97,25 @@ class RunRecord:
         files = self._files
         # Results of an evaluation that was not recorded to its end are made again.
         evaluated = {row["step"] for row in read_json_lines(files.evaluations)}
+        examples, kept = read_json(files.examples), {}
+        refuse_foreign(examples, run_identifier(self.directory), files.examples)
         for path in filter(Path.exists, files.line_files):
-            kept = [row for row in read_json_lines(path) if row["step"] <= step]
+            kept[path] = [row for row in read_json_lines(path) if row["step"] <= step]
             if path == files.held_out:
-                kept = [row for row in kept if row["step"] in evaluated]
-            atomic_write_text(path, "".join(json_text(row) + "\n" for row in kept))
-        examples = read_json(files.examples)
+                kept[path] = [row for row in kept[path] if row["step"] in evaluated]
+            if path in (files.evaluations, files.held_out):
+                kept[path] = [self._signed(row) for row in kept[path]]
+        for path, rows in kept.items():  # after all were read: a damaged one is refused before any is changed
+            atomic_write_text(path, "".join(json_text(row) + "\n" for row in rows))
         shown = {when: rows for when, rows in examples.items() if not step < _moment(when) < math.inf}
         if shown != examples:
-            atomic_write_text(files.examples, json_text(shown, indent=2) + "\n")
+            atomic_write_text(files.examples, json_text(self._signed(shown), indent=2) + "\n")
         drop_after(self._rollouts, step)
+
+    def _signed(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """With the id of the run, so that a file that is copied into another run is noticed."""
+        run = run_identifier(self.directory)
+        return {**contents} if run is None else {**contents, "run": run}
 
     def step(self, record: StepRecord) -> None:
         """Records one step: its rollouts, then its metrics."""
@@ -103,7 +124,7 @@ class RunRecord:
 
     def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Records an evaluation on held-out problems after `step` updates, after its `held_out` and `examples`."""
-        append_line(self._files.evaluations, json_text({"step": step, **values}))
+        append_line(self._files.evaluations, json_text(self._signed({"step": step, **values})))
 
     def warning(self, row: Mapping[str, Any]) -> None:
         """Records a finding about a step (the fields of `report.health.Finding`)."""
@@ -111,7 +132,7 @@ class RunRecord:
 
     def held_out(self, step: int, results: Mapping[str, Any]) -> None:
         """Records an evaluation's results for each problem (the fields of `evaluation.ProblemResults`)."""
-        append_line(self._files.held_out, json_text({"step": step, **results}))
+        append_line(self._files.held_out, json_text(self._signed({"step": step, **results})))
 
     def examples(self, when: str, rows: Sequence[Example]) -> None:
         """Records a few held-out problems with completions; replaces earlier examples of the same `when`.
@@ -119,8 +140,11 @@ class RunRecord:
         `when` is "before", "step N" or "after"; the file has them in this order.
         """
         path = self._files.examples
-        known = {**read_json(path), when: [asdict(row) for row in rows]}
-        atomic_write_text(path, json_text({one: known[one] for one in sorted(known, key=_moment)}, indent=2) + "\n")
+        examples = read_json(path)
+        refuse_foreign(examples, run_identifier(self.directory), path)
+        examples[when] = [asdict(row) for row in rows]
+        ordered = self._signed({when: examples[when] for when in sorted(examples, key=_moment)})
+        atomic_write_text(path, json_text(ordered, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
         """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
@@ -135,7 +159,7 @@ class RunRecord:
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Replaces summary.json."""
-        atomic_write_text(self._files.summary, json_text(values, indent=2) + "\n")
+        atomic_write_text(self._files.summary, json_text(self._signed(values), indent=2) + "\n")
 
     def close(self) -> None:
         """Makes the rollouts one plain file and releases the directory. Closing twice is harmless."""
@@ -144,8 +168,21 @@ class RunRecord:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception):  # Ctrl-C stops a run, which is no failure
+                with suppress(OSError):  # of a full disk, for example, which `error` names
+                    self._fail(error)
+        finally:
+            self.close()
+
+    def _fail(self, error: Exception) -> None:
+        is_sentence = isinstance(error, UserError | FloatingPointError)
+        reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+        failure = {"state": "failed", "reason": reason[:_LONGEST], "step": self.step_in_progress}
+        self.summary({**failure, "frame": user_frame(error)})
 
 
 class NoRecord(RunRecord):
@@ -156,7 +193,27 @@ class NoRecord(RunRecord):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    step = evaluation = warning = held_out = examples = rewards = _nothing
+    step = evaluation = warning = held_out = examples = rewards = _fail = _nothing
+
+
+def user_frame(error: BaseException) -> str | None:
+    """FILE:LINE of the newest code in an error that is neither GroupRL's nor a library's; None without such code.
+
+    Of a reward, which runs in another process, the text of the error names the line.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
+        own = [
+            f"{path}:{line}"
+            for path, line in frames
+            if path.is_absolute() and not any(path.is_relative_to(folder) for folder in _LIBRARIES)
+        ]
+        if own:
+            return own[-1]
+        cause = cause.__cause__ or cause.__context__
+    place = _PLACE.search(str(error))
+    return place[1] if place else None
 
 
 def _moment(when: str) -> float:
@@ -170,7 +227,7 @@ def refuse_run(directory: Path) -> None:
         raise UserError(
             f"{directory}: expected a new run directory, but it already holds a run ({', '.join(held)}); "
             f"continue that run with grouprl train --resume {directory} (in Python train(resume=True)), or choose "
-            "another name"
+            f"another name, and --model {directory} to train its model further"
         )
 
 
@@ -181,6 +238,7 @@ def held_files(directory: Path) -> list[str]:
     files = RunDirectory(directory)
     made = {files.config.name, files.rollouts.name}
     beside = {files.rewards.name, files.code.name, files.trackers.name}
+    beside |= {files.summary.name} if has_failed(read_json(files.summary)) else set()
     return [] if set(held) - beside == made and not holds_steps(files.rollouts) else held
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args
 
-from grouprl.files import read_file
+from grouprl.config.code_files import read_code
 from grouprl.rewards.calls import Invalid
 from grouprl.types import UserError
 
@@ -24,8 +19,6 @@ Scope = Literal["group", "batch"]
 """The completions of one call: those of a group, or of all groups that are scored together."""
 
 _LARGEST_WEIGHT = 1e6
-
-_MOST_MODULES, _MOST_BYTES = 1000, 4 << 20  # of all the files; the tree of a source takes 400 times its size
 
 
 @dataclass(frozen=True)
@@ -158,102 +151,3 @@ async def _awaited(given: Sequence[Any]) -> list[Any]:
 
 def _score(value: Any) -> Any:
     return value["score"] if isinstance(value, Mapping) else value
-
-
-def read_code(path: Path) -> dict[str, bytes]:
-    """The bytes of a Python file, and of the modules beside it that it and they import by a statement, by path.
-
-    Raises:
-        UserError: a file is missing, cannot be read, or is too large; or there are too many.
-    """
-    found: dict[str, bytes] = {}
-    waiting = [path]
-    while waiting:
-        file = waiting.pop()
-        if str(file) in found:
-            continue
-        data = read_file(file)
-        if data is None:
-            raise UserError(f"{file}: expected a Python file, found none: check the path")
-        found[str(file)] = data
-        if len(found) > _MOST_MODULES or sum(map(len, found.values())) > _MOST_BYTES:
-            most = f"{_MOST_MODULES} modules of {_MOST_BYTES} bytes in all"
-            raise UserError(f"{path}: expected at most {most} beside it, got more: import fewer")
-        package = file.relative_to(path.parent).parent.parts
-        waiting += [one for name in _imports(data, package) for one in _files(path.parent, name)]
-    return found
-
-
-def _imports(source: bytes, package: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The dotted names that a source imports anywhere, as parts."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # who loads it says so
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (tuple(one.name.split(".")) for one in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = tuple(package[: len(package) - node.level + 1]) if node.level else ()
-            base = above + tuple(node.module.split(".") if node.module else ())
-            yield from ((*base, one.name) for one in node.names)
-
-
-def _files(folder: Path, name: Sequence[str]) -> Iterator[Path]:
-    if name and not _is_library(folder, name[0]):
-        for depth in range(1, len(name) + 1):
-            place = folder.joinpath(*name[:depth])
-            yield from filter(Path.is_file, (place / "__init__.py", place.with_name(f"{place.name}.py")))
-
-
-def _is_library(folder: Path, name: str) -> bool:
-    own = ("", str(folder), str(folder.resolve()))
-    places = [place for place in sys.path if str(place) not in own]
-    return name in sys.stdlib_module_names or PathFinder.find_spec(name, places) is not None
-
-
-class _BytesLoader(SourceFileLoader):
-    """Loads one module from bytes that were read before."""
-
-    def __init__(self, name: str, path: str, source: bytes) -> None:
-        super().__init__(name, path)
-        self._source = source
-
-    def get_code(self, fullname: str) -> object:  # type: ignore[override]
-        """Compiles the bytes; bytecode is neither read nor written."""
-        return self.source_to_code(self._source, self.path)
-
-
-class _Finder:
-    """Finds the modules beside a reward file, after every other finder."""
-
-    def __init__(self, folder: Path, code: Mapping[str, bytes]) -> None:
-        self._folder = folder
-        self._modules = {Path(path).relative_to(folder): (path, source) for path, source in code.items()}
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The module of this name: its source, its package, or a folder with modules of it."""
-        place = Path(*name.split("."))
-        for file, inside in ((place / "__init__.py", [str(self._folder / place)]), (place.with_suffix(".py"), None)):
-            if file in self._modules:
-                loader = _BytesLoader(name, *self._modules[file])
-                return spec_from_file_location(name, loader.path, loader=loader, submodule_search_locations=inside)
-        if any(place in file.parents for file in self._modules):
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [str(self._folder / place)]
-            return spec
-        if (self._folder / place).with_suffix(".py").is_file():
-            raise ModuleNotFoundError(f"{name}: expected an `import` statement with its name in the reward's files")
-        return None
-
-
-def import_code(path: str, code: Mapping[str, bytes], name: str) -> ModuleType:
-    """Runs a reward file as the module `name`; the modules beside it in `code` can be imported from now on."""
-    sys.meta_path.append(_Finder(Path(path).parent, code))
-    loader = _BytesLoader(name, path, code[str(Path(path))])
-    spec = spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module; the name must not hide another module
-    loader.exec_module(module)
-    return module

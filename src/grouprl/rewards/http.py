@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,34 @@ async def read_bounded(reply: httpx2.Response, longest: int) -> bytes | None:
         if len(content) > longest:
             return None
     return bytes(content)
+
+
+def fetch(url: str, seconds: float, longest: int) -> bytes:
+    """The reply to a GET within `seconds` in all: a server cannot extend them byte by byte.
+
+    Raises:
+        TimeoutError: it takes longer.
+        OSError: there is no server, or it has no such page, or more than `longest` bytes.
+    """
+    import httpx2
+
+    async def exchange() -> bytes:
+        plain = {"Accept-Encoding": "identity"}  # bounds memory
+        trust = not is_loopback(httpx2.URL(url).host)  # to a proxy, this name means another machine
+        client = httpx2.AsyncClient(headers=plain, timeout=None, trust_env=trust)
+        async with asyncio.timeout(seconds), client, client.stream("GET", url) as reply:
+            content = await read_bounded(reply, longest)
+            if reply.status_code != 200 or content is None:
+                raise OSError(f"status {reply.status_code}: {printable(words_of(content, longest))}")
+            return content
+
+    try:
+        with ThreadPoolExecutor(1) as pool:  # the caller's thread may have a loop, as in a notebook
+            return pool.submit(asyncio.run, exchange()).result()
+    except TimeoutError:
+        raise TimeoutError(f"no whole reply within {seconds:g} s") from None
+    except httpx2.TransportError as error:
+        raise OSError(f"{type(error).__name__} {error}") from None
 
 
 def parsed_json(content: bytes) -> Any:

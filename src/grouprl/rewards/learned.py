@@ -122,7 +122,7 @@ def learned_reward(
         UserError: there is no such model, or its score is not trained.
     """
     path = model_at(path)
-    check_name(path)
+    check_name(path, "reward model")
     tokenizer = load_tokenizer(path)
     own_tokens = tokenizer.get_vocab() != load_tokenizer(policy).get_vocab()
     model = load_reward_model(path, device=device)

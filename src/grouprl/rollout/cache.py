@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grouprl.forward.attention import Rule, capped, softmax_beside
+from grouprl.forward.attention import Rule, capped, exact_attention, softmax_beside
 from grouprl.forward.layouts import Prefix, TreeLayout
 
 
@@ -98,6 +98,11 @@ class PrefillLayout:
         """Tokens of the longest prompt."""
         return self.tree.longest
 
+    @property
+    def size(self) -> int:
+        """Tokens of all prompts."""
+        return self.tree.size
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         index_PL = self.tree.prompt_index_PL
@@ -126,10 +131,22 @@ class DecodeLayout:
     masked scores of prompt and own tokens: merging two softmaxes by their log-sum-exp would take two more passes.
     """
 
-    def __init__(self, cache: GroupCache, size: StepSize, place_n: Tensor, prompt_n: Tensor, length_n: Tensor) -> None:
-        """`place_n`, `prompt_n`, `length_n`: see `Rows`; the lengths include the new token."""
+    def __init__(
+        self,
+        cache: GroupCache,
+        size: StepSize,
+        place_n: Tensor,
+        prompt_n: Tensor,
+        length_n: Tensor,
+        *,
+        exact: bool = False,
+    ) -> None:
+        """`place_n`, `prompt_n`, `length_n`: see `Rows`; the lengths include the new token.
+
+        `exact`: by `exact_attention`.
+        """
         device = place_n.device
-        self.longest = size.longest
+        self.longest, self.size, self._exact = size.longest, size.rows, exact
         self._cache, self._size = cache, size
         self._prompt_n, self._length_n = prompt_n, length_n
         self._biases: dict[int | None, Tensor] = {}  # of each window
@@ -158,6 +175,8 @@ class DecodeLayout:
         dtype = cache.own_keys.dtype
         cache.own_keys[layer, self._rows_n, :, self._position_n] = key.to(dtype)
         cache.own_values[layer, self._rows_n, :, self._position_n] = value.to(dtype)
+        if self._exact:
+            return self._attend_exactly(layer, query, rule)
         query = (query * rule.scaling).to(dtype).view(n, kv, heads // kv, d)
         on_prompt = self._with_prompts(query, cache.prompt_keys[layer, :groups, :, :L].transpose(-1, -2))
         on_own = query @ cache.own_keys[layer, :n, :, :K].transpose(-1, -2)
@@ -177,6 +196,24 @@ class DecodeLayout:
             on_prefix = weights[..., :F].to(dtype).transpose(0, 1).flatten(1, 2) @ cache.prefix_values[layer]
             attended = attended + on_prefix.view(kv, n, heads // kv, d).transpose(0, 1)
         return attended.reshape(n, heads, d)
+
+    def _attend_exactly(self, layer: int, query: Tensor, rule: Rule) -> Tensor:
+        cache, n = self._cache, len(query)
+        F, L, K = cache.shape.before, self._size.prompt_tokens, self._size.own_tokens
+        place_nK = torch.arange(int((self._prompt_n + self._length_n).max())).expand(n, -1)
+        own_nK = place_nK - self._prompt_n[:, None]
+        index_nK = torch.where(own_nK < 0, place_nK, (F + L + own_nK).clamp(max=F + L + K - 1))
+        caches = (
+            (cache.prefix_keys, cache.prompt_keys, cache.own_keys),
+            (cache.prefix_values, cache.prompt_values, cache.own_values),
+        )
+        pair = []
+        for prefix, prompts, own in caches:
+            prompt = prompts[layer, self._slot_n.clamp(max=self._size.groups - 1), :, :L]
+            parts = prefix[layer].expand(n, -1, -1, -1), prompt, own[layer, :n, :, :K]
+            pair.append(torch.cat(parts, 2).transpose(1, 2)[self._rows_n[:, None], index_nK].float())
+        last_n1 = (self._prompt_n + self._length_n - 1)[:, None]
+        return exact_attention(query.float()[:, None], pair[0], pair[1], last_n1, rule)[:, 0].to(query.dtype)
 
     def _with_prompts(self, left: Tensor, right: Tensor) -> Tensor:
         """Multiplies every row's [r, a] by its group's [a, b], group by group, so that each prompt is read once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from grouprl.forward.attention import Layout
+from grouprl.forward.attention import Layout, packed_states
 from grouprl.forward.head import output_head
 from grouprl.forward.layouts import Prefix
+from grouprl.forward.products import padded_call
 from grouprl.forward.unpacked import picked_rows, read_on
 from grouprl.lean.recorders import HostReads, Recorder
 from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
@@ -78,9 +80,14 @@ class ModuleForward:
         dtype: torch.dtype,
         recorder: Recorder | None = None,
         prefix: Prefix | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
-        """`recorder` records the decode steps; None = every step runs in Python, in the exact sizes of its rows."""
-        self.shape, self.prefix = shape, prefix
+        """`recorder` records the decode steps; None = every step runs in Python, in the sizes of its rows.
+
+        `exact`: on a CPU, a row's bits depend on its tokens alone, for rows that meet others by time.
+        """
+        self.shape, self.prefix, self._exact = shape, prefix, exact
         self._model, self._decoder = model, model.get_decoder()
         self._head = output_head(model)
         self._device: torch.device = model.get_input_embeddings().weight.device
@@ -127,13 +134,12 @@ class ModuleForward:
     def read(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
         """Hidden states [S, H] of packed tokens."""
         with self._precision():
-            return self._hidden(input_ids_S, position_ids_S, layout)
+            return packed_states(self._decoder, partial(self._call, self._decoder), input_ids_S, position_ids_S, layout)
 
     def output(self, hidden_PH: Tensor) -> Tensor:
         """Logits [P, V]."""
         with self._precision():
-            logits_PV: Tensor = self._call(self._head, hidden_PH)
-        return logits_PV
+            return padded_call(self._head, hidden_PH, partial(self._call, self._head))
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """See `Forward.decode_step`."""
@@ -198,27 +204,14 @@ class ModuleForward:
     def _step(self, size: StepSize) -> Tensor:
         """Logits [rows, V] from columns and cache alone, padding rows included; this is the recorded function."""
         newest_n, place_n, prompt_n, length_n = self._columns[:, : size.rows]
-        layout = DecodeLayout(self.cache, size, place_n, prompt_n, length_n)
-        with self._precision():
-            logits_nV: Tensor = self._call(self._head, self._hidden(newest_n, prompt_n + length_n - 1, layout))
-        return logits_nV
+        layout = DecodeLayout(self.cache, size, place_n, prompt_n, length_n, exact=self._exact)
+        return self.output(self.read(newest_n, prompt_n + length_n - 1, layout))
 
     def _precision(self) -> AbstractContextManager[object]:
         if self._recorder is None or self._dtype != torch.bfloat16:
             return nullcontext()
         # Without autocast's cache, which would keep tensors in the graphs' memory after the recording.
         return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
-
-    def _hidden(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Layout) -> Tensor:
-        made = self._call(
-            self._decoder,
-            input_ids=input_ids_S[None],
-            position_ids=position_ids_S[None],
-            use_cache=False,
-            layout=layout,
-        )
-        hidden_SH: Tensor = made.last_hidden_state[0]
-        return hidden_SH
 
     def _call(self, part: nn.Module, *arguments: Tensor, **named: Any) -> Any:
         copies = self._copies[part]
@@ -313,4 +306,4 @@ class UnpackedForward:
     def _read(self, ids_NT: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Logits [N, V] after the last tokens, and the state after them."""
         hidden_NH, state = read_on(self._decoder, ids_NT, state)
-        return self._head(hidden_NH), state
+        return padded_call(self._head, hidden_NH), state

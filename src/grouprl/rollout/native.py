@@ -128,7 +128,7 @@ class NativeEngine:
         """The number of parts of the rows that are decoded side by side, with a cache each; see `worker_count`."""
         compiled = kernels()
         if compiled is None or not compiled.decodes(self._model, getattr(torch, self._dtype)):
-            return 0
+            return worker_count(self._model, 1)  # modules take turns in Python
         rows = min(self._max_rows, sum(request.completions for request in requests))
         return worker_count(self._model, rows // _LANE_ROWS, sampling=True)
 
@@ -167,7 +167,7 @@ class NativeEngine:
             return compiled.forwards(self._model, dtype, shape, count, prefix_of)
         prefix = prefix_of(partial(hidden_states, self._model))
         if self._device.type != "cuda":
-            return [ModuleForward(self._model, shape, dtype, prefix=prefix)]
+            return [ModuleForward(self._model, shape, dtype, prefix=prefix, exact=talk is not None)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
         if self._recorded is None or not self._recorded.renew(shape, prefix):
             self._recorded = None  # frees its memory first

@@ -149,7 +149,7 @@ class PrefixTree:
         trees = [
             TreeLayout((len(ids) - path.size,), ((),), device, path.size, path.prefix) for ids, path in lacking.items()
         ]
-        layout = KeepingLayout(trees)
+        layout = KeepingLayout(trees, exact=True)
         hidden_SH = read(ids_S, layout.position_ids_S, layout)
         kept, ends = layout.pairs(self._dtype), accumulate(tree.size for tree in trees)
         for (ids, path), end in zip(lacking.items(), ends, strict=True):

@@ -11,11 +11,13 @@ from grouprl.models.verify import TOLERANCE, plain_logprobs
 from grouprl.rollout.engine import Engine, Request
 from grouprl.types import Problem, Sampling, UserError
 
-_TOKENS = 16  # of each of the two completions
+MOST_SAMPLED = 16  # tokens of each of the two completions
 
 
 @torch.no_grad()
-def sampler_gap(engine: Engine, model: PreTrainedModel, prompt_ids: Sequence[int], max_tokens: int = _TOKENS) -> float:
+def sampler_gap(
+    engine: Engine, model: PreTrainedModel, prompt_ids: Sequence[int], max_tokens: int = MOST_SAMPLED
+) -> float:
     """The largest difference of sampled log-probs to the model's own, as a part of the largest of those and 1 nat."""
     request = Request(Problem("check", "check"), tuple(prompt_ids), 2)
     [group] = engine.generate([request], Sampling(max_tokens=max_tokens))
@@ -27,7 +29,7 @@ def sampler_gap(engine: Engine, model: PreTrainedModel, prompt_ids: Sequence[int
 def check_sampler(engine: Engine, model: PreTrainedModel, *, most_tokens: int) -> None:
     """Raises UserError if a float32 engine in this process does not sample from the model that is trained."""
     most = model.get_input_embeddings().weight.shape[0]
-    gap = sampler_gap(engine, model, [at % most for at in (3, 5, 7, 9)], min(_TOKENS, most_tokens))
+    gap = sampler_gap(engine, model, [at % most for at in (3, 5, 7, 9)], min(MOST_SAMPLED, most_tokens))
     if not gap <= TOLERANCE:
         raise UserError(
             f"expected sampled log-probs within {TOLERANCE} of the model's own forward pass, got a difference of "

@@ -103,7 +103,8 @@ def merge_checkpoint(adapter: str, out: Path) -> None:
         UserError: the folder holds no adapter, or `out` is there already.
     """
     if not is_adapter(adapter):
-        raise UserError(f"{adapter}: expected the folder of a LoRA adapter, got none: check the path")
+        got = "a whole model: use it as it is" if (Path(adapter) / "config.json").is_file() else "none: check the path"
+        raise UserError(f"{adapter}: expected the folder of a LoRA adapter, got {got}")
     _refuse_files(out)
     model = load_model(adapter, device=torch.device("cpu"))
     merge_adapter(model)

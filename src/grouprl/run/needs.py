@@ -65,6 +65,15 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
+    updates, warmup = config.steps * config.algorithm.updates.count, config.learner.warmup_steps
+    if warmup > updates:
+        yield (
+            f"learner.warmup_steps={warmup} is more than the {updates} updates of this run: its learning rate ends at "
+            f"{config.learner.learning_rate * updates / warmup:.3g}, below learner.learning_rate="
+            f"{config.learner.learning_rate:g}."
+        )
+    if config.distributed.shard and parts.step_parts.learner.ranks.world == 1:
+        yield "distributed.shard=true has no effect in one process: start the run with torchrun, or remove it."
     if doubt := getattr(parts.step_parts.engine, "doubt", ""):
         yield doubt
     policy = parts.step_parts.learner.policy

@@ -44,26 +44,44 @@ def start_run(
         )
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user asked to stop during work that is not recorded yet and that a resume repeats."""
+
+
 class StopRequest:
     """Whether the user asked the run to stop."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.asked = False
-        self._at_once = False
+        self._at_once = self._is_interruptible = False
         self._announce = announce
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal; the first sets `asked`, the second stops at once."""
+        """Handles a signal; the first sets `asked` and ends interruptible work, the second stops at once."""
         if self.asked:
             self._at_once = True
             raise KeyboardInterrupt
         self.asked = True
-        self._announce("Stopping after this step is saved. Press Ctrl-C again to stop now.")
+        what = "now: --resume repeats this evaluation." if self._is_interruptible else "after this step is saved."
+        self._announce(f"Stopping {what} Press Ctrl-C again to stop {'at once' if self._is_interruptible else 'now'}.")
+        self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt after a second signal: Python drops the first one that meets a finalizer."""
+        """Raises KeyboardInterrupt as `handle` does: Python drops an exception that meets a finalizer."""
         if self._at_once:
             raise KeyboardInterrupt
+        if self.asked and self._is_interruptible:
+            raise Interrupted
+
+    @contextmanager
+    def interruptible(self, is_interruptible: bool = True) -> Iterator[None]:
+        """Raises `Interrupted` in the block as soon as the user asks to stop, and at once if that was before."""
+        self._is_interruptible = is_interruptible
+        try:
+            self.check()
+            yield
+        finally:
+            self._is_interruptible = False
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from grouprl.ranks import Ranks, note_begun, was_begun
 from grouprl.received.trust import code_of, refuse_changed_code
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
-from grouprl.record.read import incomplete_steps, read_summary
+from grouprl.record.read import incomplete_steps, read_examples, read_json_lines, read_summary
 from grouprl.record.write import NoRecord, RunRecord
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, prune_checkpoints, read_state
@@ -155,9 +155,15 @@ def locked_checkpoint(
 
 
 def made_steps(directory: Path, config: RunConfig) -> int | None:
-    """The steps of a run that has made all of them and recorded them whole; None for any other run."""
+    """The steps of a run that has made all of them and recorded them whole; None for any other run.
+
+    Raises:
+        UserError: a file is damaged, or of another run.
+    """
     files = RunDirectory(directory)
-    made = read_json(files.summary).get("steps", 0)
+    made = read_summary(directory).get("steps", 0)
+    for read, path in ((read_examples, files.examples), (read_json_lines, files.held_out)):
+        read(path)  # refused before anything of the run is changed
     return made if files.is_finished(config.steps) and not _missing_steps(directory, config, made) else None
 
 
@@ -257,7 +263,7 @@ def code_of_run(
     # In no file of code: by name, with a digest.
     named = {f"reward {one.name}": one.function for one in functions} | {"task": task}
     objects = {name: own for name, one in named.items() if (own := own_code(one)) is not None}
-    code = code_of(functions, parts.step_parts.tokenizer, ranks) | {"objects": objects}
+    code = code_of(functions, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
     if resumed is not None:
         refuse_changed_code(resumed, code, trusted)
         refuse_changed_objects(resumed, objects)

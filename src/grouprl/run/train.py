@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of, warnings_of
-from grouprl.run.process import StopRequest, stop_on_signal
+from grouprl.run.process import Interrupted, StopRequest, stop_on_signal
 from grouprl.run.resume import (
     chosen_on_all,
     code_of_run,
@@ -196,7 +196,8 @@ class _RunLoop:
         self._state, self._started = replace(parts.state, run=run), time.perf_counter()
         sampler = "vllm" if config.rollout.engine.name == "vllm" else config.model.dtype
         self._health = Health(record, terminal, GAPS[sampler])
-        self._evaluations = Evaluations(config, parts, record, terminal, trackers, self._health)
+        self._evaluations = Evaluations(config, parts, record, terminal, trackers, self._health, stop)
+        self._saved = self._state.step  # the last step with a checkpoint
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
         known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
         self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
@@ -205,24 +206,28 @@ class _RunLoop:
         """Makes the remaining steps, with an evaluation before and after."""
         for tracker in self._trackers:
             tracker.begin(self._state.step)
-        evaluations: dict[str, Any] = {"before": self._evaluations.evaluate(self._state.step, "before")}
-        saved = self._train()
-        if saved < self._state.step or not self._state.step:
+        evaluations: dict[str, Any] = {}
+        with suppress(Interrupted):
+            evaluations["before"] = self._evaluations.evaluate(self._state.step, "before")
+            self._train()
+        if self._saved < self._state.step or not self._state.step:
             self._save()
-        finished = self._state.step >= self._config.steps
-        if finished:
+        if self._state.step >= self._config.steps:
             if self._ranks.leads:
                 self._health.end()
-            after, scorer = self._evaluations.evaluate(self._state.step, "after"), self._parts.step_parts.scorer
+            with suppress(Interrupted):
+                evaluations["after"] = self._evaluations.evaluate(self._state.step, "after")
+        if finished := evaluations.keys() >= {"before", "after"}:
+            scorer = self._parts.step_parts.scorer
             measure = "greedy_accuracy" if is_measured_by(scorer.verifier, scorer.rewards) else "reward"
             change = self._ranks.decided(partial(self._evaluations.change, self._state.step), "change")
-            self._terminal.comparison(evaluations["before"], after, measure=measure)
-            evaluations |= {"after": after, "measure": measure, "change": change}
+            self._terminal.comparison(evaluations["before"], evaluations["after"], measure=measure)
+            evaluations |= {"measure": measure, "change": change}
         return self._finish(evaluations, finished)
 
-    def _train(self) -> int:
-        """Makes the steps; returns the last step with a checkpoint."""
-        config, saved = self._config, self._state.step
+    def _train(self) -> None:
+        """Makes the remaining steps."""
+        config = self._config
         self._evaluations.look(self._state.step)
         completions = config.rollout.problems_per_step * config.rollout.group_size
         scorer = self._parts.step_parts.scorer
@@ -235,12 +240,12 @@ class _RunLoop:
                 )  # before the checkpoint: a run that resumes from it does not look again
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
-                    saved = self._save()
-        return saved
+                    self._save()
 
     def _one_step(self, bars: TrainingBars) -> None:
         began = time.perf_counter()
         step, learner, ahead = self._state.step + 1, self._parts.step_parts.learner, self._parts.ahead
+        self._record.step_in_progress = step
         if ahead is not None:
             ahead.begin(step)
         finished = partial(self._sampled, bars)
@@ -280,7 +285,7 @@ class _RunLoop:
         self._stop.check()
         bars.sampled(count)
 
-    def _save(self) -> int:
+    def _save(self) -> None:
         ahead = self._parts.ahead
         save_checkpoint(
             self._record.directory,
@@ -290,7 +295,7 @@ class _RunLoop:
             keep=self._config.checkpoint.keep,
             ahead=None if ahead is None else partial(ahead.save, self._state.step + 1),
         )
-        return self._state.step
+        self._saved = self._state.step
 
     def _networks_mib(self) -> dict[str, float]:
         parts = self._parts.step_parts
@@ -300,6 +305,7 @@ class _RunLoop:
     def _finish(self, evaluations: dict[str, Any], finished: bool) -> Run:
         config, state, directory = self._config, self._state, self._record.directory
         summary = evaluations | {
+            "state": "finished" if finished else "stopped",
             "train_seconds": state.train_seconds,
             "total_seconds": time.perf_counter() - self._started,
             "steps": state.step,

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from grouprl.tasks.base import Task, derived, each
-from grouprl.tasks.spelling import bare_text
+from grouprl.tasks.spelling import bare_text, other_unit
 from grouprl.types import Message, Problem, UserError
 
 LONGEST_VALUE = 64  # characters; longer text is no plain number, and parsing huge digit strings is slow
@@ -161,11 +161,14 @@ def equals_gold(answer: str, gold: str) -> bool:
 
 
 def same_value(a: str, b: str) -> bool:
-    """Whether two answers are equal: as numbers when both are numbers, else as text without decoration."""
+    """Whether two answers are equal: as numbers when both are numbers, else as text without decoration.
+
+    A unit may be left out, but is not another one than in the other answer.
+    """
     values = parse_value(a), parse_value(b)
-    if None in values:
-        return values[0] is values[1] and (a == b or bare_text(a) == bare_text(b) != "")
-    return values[0] == values[1]
+    if values[0] != values[1]:
+        return False
+    return a == b or ((values[0] is not None or bare_text(a) == bare_text(b) != "") and not other_unit(a, b))
 
 
 def is_worked(text: str) -> bool:

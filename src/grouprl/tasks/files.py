@@ -7,17 +7,20 @@ It reads the hub only for an address such as `hub:owner/name` or `hub:owner/name
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import math
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from grouprl.files import DATA_KINDS, data_kind
 from grouprl.received.hub import is_out_of_reach
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
 from grouprl.tasks.base import Split
@@ -28,10 +31,13 @@ LONGEST_ROW = 32 << 20  # characters; a longer line is a file in another form, a
 Row = tuple[str, Mapping[str, Any]]
 """The place of a row ("train.jsonl:7") and its columns."""
 
-_KINDS = (".jsonl", ".parquet", ".json", ".csv")
+_Read = TypeVar("_Read")
+_Item = TypeVar("_Item")
+_SHOWN = 10  # errors of rows
+_MOST_TEXT = 2 << 30  # bytes of a compressed file
 _MOST_EXPANDED, _MOST_ROWS, _BATCH = 8 << 30, 20_000_000, 64  # of a Parquet file: bytes, rows; rows read at a time
 _SPLITS: Mapping[Split, str] = {"train": "train", "validation": "validation|valid|val|dev", "test": "test"}
-_SHARD = re.compile(r"-\d+-of-(\d+)$")
+_SHARD = re.compile(r"-\d+-of-(\d+)\.")
 ROLES = ("system", "user", "assistant", "tool")
 MOST_DIGITS = 1000  # of a whole number; Python refuses to format very long ones
 _MOST_BITS = int(MOST_DIGITS * math.log2(10))
@@ -53,13 +59,10 @@ def read_rows(address: str, split: str = "train") -> list[Row]:
         return parts[split]
     if not path.is_file():
         raise UserError(f"expected a data file at {path}, found none: check the path")
-    readers = {".jsonl": _json_file, ".json": _json_file, ".csv": _csv, ".parquet": _parquet}
-    kind = path.suffix.lower()
-    if kind not in readers:
-        raise UserError(
-            f"expected a {', '.join(readers)} file, got {path}: convert it, or rename it if it is one of them"
-        )
-    rows = readers[kind](path)
+    if (kind := data_kind(path)) not in DATA_KINDS:
+        remedy = "convert it (a spreadsheet: save it as .csv), or rename it if it is one of them"
+        raise UserError(f"expected a {', '.join(DATA_KINDS)} file, got {path}: {remedy}")
+    rows = (_json_file if "json" in kind else _parquet if kind == ".parquet" else _csv)(path)
     if not rows:
         raise UserError(f"expected at least one row in {path}, got an empty file: check how it was made")
     for where, row in rows:
@@ -79,6 +82,8 @@ def read_splits(address: str) -> dict[Split, list[Row]] | None:
     folder = Path(address)
     if not folder.is_dir():
         return None
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _saved_splits(folder)
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and "train" in _files_of_splits(path))
     usual = [path for path in (folder, folder / "data", folder / "main", folder / "default") if path.is_dir()]
     chosen = next((path for path in usual if "train" in _files_of_splits(path)), None)
@@ -100,11 +105,13 @@ def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
         places = [path for path in folder.iterdir() if named.search(path.stem.lower())]
         files = [path for path in places if path.is_file()]
         files += [path for place in places if place.is_dir() for path in place.iterdir() if path.is_file()]
-        of_kind = [sorted(path for path in files if path.suffix.lower() == kind) for kind in _KINDS]
-        exact = [[path] for paths in of_kind for path in paths if path.stem == split]
+        of_kind = [sorted(path for path in files if data_kind(path) == kind) for kind in DATA_KINDS]
+        exact = [
+            [path] for paths in of_kind for path in paths if path.name.removesuffix(".gz") == split + data_kind(path)
+        ]
         if not (chosen := next(filter(None, (*exact, *of_kind)), None)):
             continue
-        shards = [shard for path in chosen if (shard := _SHARD.search(path.stem))]
+        shards = [shard for path in chosen if (shard := _SHARD.search(path.name))]
         if shards and len(shards) != int(shards[0][1]):
             raise UserError(
                 f"expected all {int(shards[0][1])} files of {split} in {chosen[0].parent}, got {len(shards)}: download "
@@ -112,6 +119,26 @@ def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
             )
         found[split] = chosen
     return found
+
+
+def _saved_splits(folder: Path) -> dict[Split, list[Row]]:
+    """The rows of a folder that `datasets.save_to_disk` wrote, of a data set or of a dictionary of splits."""
+    datasets = import_extra("datasets", "data", f"the data set {folder}")
+    try:
+        saved = datasets.load_from_disk(str(folder))
+        parts = saved if isinstance(saved, Mapping) else {"train": saved}
+        rows: dict[Split, list[Row]] = {
+            split: [(f"{folder}/{name}:{n}", row) for n, row in enumerate(part, 1)]
+            for split, words in _SPLITS.items()
+            for name, part in parts.items()
+            if re.fullmatch(words, name)
+        }
+    except Exception as error:  # whatever damaged files make the library raise
+        got = f"{type(error).__name__}: {error}"
+        raise UserError(f"expected a data set of save_to_disk in {folder}, got {got}: write it again") from error
+    if "train" not in rows:
+        raise UserError(f"expected a split train in {folder}, got {', '.join(parts)}: rename one of them")
+    return rows
 
 
 def _hub_rows(address: str, split: str) -> list[Row]:
@@ -133,44 +160,74 @@ def _json_file(path: Path) -> list[Row]:
     """The rows of a list of objects, or of JSON lines, whatever the name of the file says."""
     text = _text(path)
     lines = text.split("\n")  # not splitlines: JSON strings may hold U+2028
-    if path.suffix.lower() == ".json" or text.lstrip().startswith("["):
+    is_json = data_kind(path) == ".json"
+    if is_json or text.lstrip().startswith("["):
         try:
             rows = _json(text, str(path))
         except json.JSONDecodeError as error:
-            if path.suffix.lower() == ".json" and error.msg != "Extra data":
+            if is_json and error.msg != "Extra data":
                 raise UserError(f"{path}:{error.lineno}: expected JSON, got {error.msg}: fix the line") from error
         except RecursionError as error:
             raise _too_deep(str(path)) from error
         else:
             if isinstance(rows, list):
-                return [_json_row(f"{path}, item {number}", row) for number, row in enumerate(rows, 1)]
+                return read_each(enumerate(rows, 1), lambda item: _json_row(f"{path}, item {item[0]}", item[1]))
             raise UserError(f"expected a list of objects in {path}, got a {type(rows).__name__}: write [{{...}}, ...]")
-    return [_json_object(f"{path}:{n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+    written = ((f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
+    return read_each(written, lambda item: _json_object(*item))
 
 
 def _csv(path: Path) -> list[Row]:
     csv.field_size_limit(LONGEST_ROW)  # of this process; Python's own limit is 131,072
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    rows: list[Row] = []
+    delimiter = "\t" if data_kind(path) == ".tsv" else ","
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True, delimiter=delimiter)
+
+    def checked(row: dict[Any, Any]) -> Row:
+        values = [value for name, value in row.items() if name is not None and value is not None]
+        names, count = reader.fieldnames or (), len(values) + len(row.get(None) or ())
+        if count != len(names):
+            remedy = (
+                "fix the line" if delimiter == "\t" else "fix the line; put text that holds a comma in double quotes"
+            )
+            raise UserError(
+                f"{path}:{reader.line_num}: expected {len(names)} values ({', '.join(names)}), got {count}: {remedy}"
+            )
+        return f"{path}:{reader.line_num}", row
+
     try:
         reader.fieldnames = [*_members(str(path), [(name.strip(), "") for name in reader.fieldnames or ()])]
-        for row in reader:
-            values = [value for name, value in row.items() if name is not None and value is not None]
-            names, count = reader.fieldnames or (), len(values) + len(row.get(None) or ())
-            if count != len(names):
-                raise UserError(
-                    f"{path}:{reader.line_num}: expected {len(names)} values ({', '.join(names)}), got {count}: fix "
-                    "the line; put text that holds a comma in double quotes"
-                )
-            rows.append((f"{path}:{reader.line_num}", row))
+        return read_each(reader, checked)
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: expected CSV, got {error}: fix the line") from error
+
+
+def read_each(items: Iterable[_Item], read: Callable[[_Item], _Read]) -> list[_Read]:
+    """Reads all items; raises one UserError for those that are wrong, with the first ten of them."""
+    rows, errors = [], []
+    for item in items:
+        try:
+            rows.append(read(item))
+        except UserError as error:
+            errors.append(str(error))
+    if errors:
+        more = [f"and {len(errors) - _SHOWN} more rows with errors"] if len(errors) > _SHOWN else []
+        raise UserError("\n".join(errors[:_SHOWN] + more))
     return rows
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        if path.suffix != ".gz":
+            return path.read_bytes().decode("utf-8-sig")
+        with gzip.open(path) as file:
+            data = file.read(_MOST_TEXT + 1)
+        if len(data) > _MOST_TEXT:
+            raise UserError(
+                f"{path}: expected at most {_MOST_TEXT >> 30} GiB of text, got more: give a part of the data"
+            )
+        return data.decode("utf-8-sig")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: expected a complete gzip file, got {error}: get it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"expected UTF-8 text in {path}, got {error}: convert the file") from error
 
@@ -325,8 +382,15 @@ def _value(row: Row, name: str, remedy: str = "rename or add") -> Any:
 
 
 def _with_text(where: str, name: str, message: Any) -> Any:
-    """A message with its text in place of a list of text parts, such as [{"type": "text", "text": "2 + 2 = ?"}]."""
-    parts = message.get("content") if isinstance(message, Mapping) else None
+    """A message with text in place of a list of text parts, such as [{"type": "text", "text": "2 + 2 = ?"}], and of the
+    null beside calls, as system's where it is a developer's."""
+    if not isinstance(message, Mapping):
+        return message
+    if message.get("role") == "developer":  # the newer name of the system's, which few templates know
+        message = {**message, "role": "system"}
+    parts = message.get("content")
+    if parts is None and message.get("tool_calls"):
+        return {**message, "content": ""}
     if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
         return message
     for part in parts:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grouprl.files import DATA_KINDS
 from grouprl.leaves import LeafNames
 from grouprl.problems.chains import Chains
 from grouprl.problems.countdown import Countdown
@@ -64,10 +65,12 @@ def load_task(
     Raises UserError for an unknown name, for an option that the task does not have, and for a setting out of range.
     """
     kind, _, data_set = name.partition(":")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    is_file = re.search(r"\.[A-Za-z]\w*$", name)
+    if is_file or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        remedy = "convert it to .csv" if is_file else f"for a data set of the Hugging Face hub write hub:{name}"
         raise UserError(
-            f"task.name: expected a task's name, or a data file that ends in .jsonl, .json, .csv or .parquet, got "
-            f"{name!r}: for a data set of the Hugging Face hub write hub:{name}"
+            f"task.name: expected a task's name, a folder, or a file that ends in {', '.join(DATA_KINDS)}, got "
+            f"{name!r}: {remedy}"
         )
     if kind not in TASKS or (data_set and kind != _GYM):
         raise unknown_name("task.name", name, TASKS)

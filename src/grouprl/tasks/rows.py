@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 
 from grouprl.tasks.answers import EQUATION_STEPS, boxed, final_answer, is_in_file, is_worked
 from grouprl.tasks.base import Split, or_shared, partition
-from grouprl.tasks.files import HUB, Row, check_answer, read_rows, read_splits, short_repr, text_or_messages
+from grouprl.tasks.files import HUB, Row, check_answer, read_each, read_rows, read_splits, short_repr, text_or_messages
 from grouprl.types import Problem, UserError
 
 # What data sets call their splits.
@@ -233,9 +233,8 @@ def task_from_rows(
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
     if isinstance(verifier, str) and verifier in BY_ANSWER:  # it does not apply to a problem without an answer
-        for row in chain.from_iterable(parts.values()):
-            if row[1].get(row_format.answer_column) is not None:
-                check_answer(row, row_format.answer_column)
+        given = (row for row in chain.from_iterable(parts.values()) if row[1].get(row_format.answer_column) is not None)
+        read_each(given, lambda row: check_answer(row, row_format.answer_column))
     _refuse_overlap(problems)
     missing = {split: HELD_OUT for split in get_args(Split) if split not in problems}
     cut = partition(
@@ -259,7 +258,7 @@ def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[P
             f"{prefix}: expected a list of rows such as {{{row_format.prompt_column!r}: '2 + 2 = ?'}}, got none: add "
             "problems"
         )
-    return [_problem(f"{prefix}/{number}", row, row_format) for number, row in enumerate(rows)]
+    return read_each(enumerate(rows), lambda item: _problem(f"{prefix}/{item[0]}", item[1], row_format))
 
 
 def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:

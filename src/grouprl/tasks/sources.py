@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from grouprl.tasks.answers import boxed_prompt
 from grouprl.tasks.base import Split, or_shared, partition
-from grouprl.tasks.files import Row, read_rows, read_splits
+from grouprl.tasks.files import Row, read_each, read_rows, read_splits
 from grouprl.types import Message, Problem, UserError
 
 PromptRow = tuple[str, Mapping[str, Any] | None]
@@ -89,7 +89,6 @@ class FileProblems(ABC):
 
     def _read(self, rows: Iterable[Row]) -> dict[str, _Read]:
         found: dict[str, _Read] = {}
-        for row in rows:
-            text, columns = self.read(row)
-            found.setdefault(text, (row[0], columns))
+        for where, (text, columns) in read_each(rows, lambda row: (row[0], self.read(row))):
+            found.setdefault(text, (where, columns))
         return found

@@ -3,26 +3,39 @@ r"""One spelling for final answers without units, so that `\dfrac12`, `{1}/2`, `
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections import Counter
 
-# Spelled out, without the plural's s, in any case. Multiples of other units (decade, dozen, score) are not here.
-_UNIT_NAMES = """
-    meter metre kilometer kilometre centimeter centimetre millimeter millimetre micrometer nanometer inch inche foot
-    feet yard mile acre hectare liter litre milliliter millilitre gallon quart pint cup ounce tablespoon teaspoon gram
-    kilogram milligram ton tonne pound second minute hour day week month year degree radian dollar cent euro penny
-    pence rupee yuan yen peso newton joule kilojoule watt kilowatt volt ampere ohm hertz pascal kelvin mole calorie
-    kilocalorie unit mph kph percent
+Unit = frozenset[tuple[str, int]]
+"""The powers of the units that it is a product of, by their names."""
+
+# Each unit: its names, in any case and without the plural's s | its abbreviations, as they are spelled. Multiples of
+# other units (decade, dozen, score) are not here, nor the abbreviations i, e, k, K, M, B, A, C, d: a value, a
+# multiplier, a digit or a choice.
+_TABLE = """
+meter metre|m; kilometer kilometre|km kms Km KM; centimeter centimetre|cm cms CM; millimeter millimetre|mm; decimeter|dm
+micrometer micron|; nanometer|nm; inch inche|in; foot feet|ft; yard|yd yds; mile|mi; acre; hectare|ha; liter litre|l L
+milliliter millilitre|ml mL cc; deciliter|dL; centiliter|cL; gallon|gal gals; quart|qt qts; pint|pt pts; cup; ounce|oz
+tablespoon|tbsp; teaspoon|tsp; gram gramme|g; kilogram kilogramme|kg kgs Kg KG; milligram|mg; microgram|mcg
+ton; tonne; pound|lb lbs GBP; second|s sec secs; millisecond|ms; nanosecond|ns; minute|min mins; hour|h hr hrs; day
+week|wk wks; month|mo mos mths; year|yr yrs; degree|deg; percent; unit; celsius; fahrenheit; radian|rad; dollar|USD
+cent; euro|EUR; penny pence; rupee|INR Rs; yuan|CNY RMB; yen|JPY; peso; franc|CHF; newton|N; kilonewton|kN; joule|J
+kilojoule|kJ; watt|W; kilowatt|kW; megawatt|MW; kilowatthour|kWh; volt|V; kilovolt|kV; ampere amp|; milliampere|mA
+ohm; hertz|Hz; kilohertz|kHz; megahertz|MHz; gigahertz|GHz; pascal|Pa; kilopascal|kPa; atmosphere|atm; psi; kelvin
+mole|mol; calorie|cal; kilocalorie|kcal; electronvolt|eV; rpm; knot; mile/hour mph|; kilometer/hour kph kmph|kmh
+bit; byte; kilobyte|kB KB; megabyte|MB; gigabyte|GB; terabyte|TB; kibibyte|KiB; mebibyte|MiB; gibibyte|GiB
+bit/second|bps; megabit/second|Mbps; gigabit/second|Gbps; pixel|px
 """
-_WORDS = frozenset(_UNIT_NAMES.split())
-# Abbreviations, as they are spelled. Without i, e, k, K, M, B, A, C, d: a value, a multiplier, a digit or a choice.
-_SHORT = """
-    m cm mm km dm nm g kg mg s ms sec min h hr hrs L l mL ml dL cL ft in yd mi lb lbs oz rad deg Hz kHz MHz N kN J kJ
-    W kW V Pa kPa atm mol eV kmh kWh rpm cc gal qt pt USD EUR
-"""
-_SYMBOLS = frozenset(_SHORT.split())
+_ENTRIES = [entry.strip().partition("|") for entry in re.split("[;\n]", _TABLE.strip())]
+_WORDS = {name: names.split()[0] for names, _, _ in _ENTRIES for name in names.split()}
+_SYMBOLS = {short: names.split()[0] for names, _, shorts in _ENTRIES for short in shorts.split()}
+_SIGNS = {"\\$": "dollar", "€": "euro", "£": "pound", "¢": "cent", "₹": "rupee"}
+_VAGUE = frozenset({"degree", "percent", "unit"})  # written or left out, whatever else is measured
 _COUNTED = frozenset({"people", "persons", "men", "women", "children"})
-_ORDER = {"square": "S", "cubic": "S", "sq": "S", "cu": "S", "squared": "Q", "cubed": "Q", "/": "P", "per": "P"}
-_ORDER |= {"a": "P", "an": "P", "celsius": "Q", "fahrenheit": "Q"}
-_PHRASE = re.compile(r"S?UQ?(?:P?S?UQ?)*")
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
+# Two letters that stand at a number without a space and are hardly ever factors.
+_CLOSE = re.compile("[A-Za-z]{3}|kg|[kcm]m|cc|lb|oz|k[WNJV]|Hz|[kKMGT]B|m[lL]")
+_PIECE = re.compile(r"/|\^\{?-?[0-9]\}?|[^\s/^]+")
 _PLURAL = re.compile(r"[a-z]{2,}(?<![sui])s")
 _PERCENT = re.compile(r"\\?%|per\scent(?!s)")
 # Plurals that are a number, change one or compare it.
@@ -39,6 +52,12 @@ _TOKENS = re.compile(
     rf"\\(?:{_UPRIGHT})[ ~]*\{{[^{{}}]*\}}(?!\s*\()|\\sqrt\s*\[[^\[\]{{}}\\]*\]|\\[A-Za-z]+|\\.|(?<=[_^])-?[0-9]+|.",
     re.DOTALL,
 )
+_FRACTIONS = {  # 1/2 is written 1\u20442 in its compatibility form
+    one: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one).split("\u2044"))
+    for one in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+}
+_VULGAR = re.compile(f"([0-9]* ?)([{''.join(_FRACTIONS)}])(?![0-9{''.join(_FRACTIONS)}])")
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x66A: "%", 0x66B: ".", 0x66C: ","}
 _IN_TEXT = re.compile(r"\{,\}|\\[,;: ]|[~$\s]|\\!|\\quad")
 _CHARACTERS = str.maketrans(
     {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\leq ", "≥": "\\geq "}
@@ -71,7 +90,9 @@ _NAMES = {
     **dict.fromkeys(("\\left", "\\right", "\\big", "\\Big", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\bigg"), ""),
     **dict.fromkeys(("\\displaystyle", "\\textstyle", "\\limits", "\\!"), ""),
     **dict.fromkeys(("\\,", "\\;", "\\:", "\\>", "\\ ", "~", "\\quad", "\\qquad", "\\thinspace", "\\enspace"), " "),
-    **dict.fromkeys(("$", "\\$", "€", "£", "¥", "\\(", "\\)", "\\[", "\\]", "%", "\\%", "\n", "\t", "\r"), " "),
+    **dict.fromkeys(
+        ("$", "\\$", "€", "£", "¥", "¢", "₹", "\\(", "\\)", "\\[", "\\]", "%", "\\%", "\n", "\t", "\r"), " "
+    ),
 }
 _ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\mathbb": 1, "^": 1, "_": 1}
 _GAP = "\u00a0"  # a space in \text{}, which parts words and numbers
@@ -79,10 +100,9 @@ _THIN = re.compile(r"(?<![0-9.,\\])[0-9]{1,3}(?:(?:\\,|\\thinspace ?)[0-9]{3})+(
 _UNITS = re.compile(
     r"(?<=[0-9A-Za-z)}|\]])(?: ?(?:/ ?|\\cdot ?)?\\text\{[^{}]{1,60}\}(?:\^\{-?[0-9]\})?){1,4}(?= ?(?:$|[,;)\]]|\\\}))"
 )
-_DEGREES = re.compile(r"(?<=[0-9})])\^\{\\circ\} ?(?:\\text\{\s?[CF]\s?\}|[CF])?$")
-_PLAIN_UNITS = re.compile(r"(?<=[0-9}]) [A-Za-z][A-Za-z ./]{1,60}$")
+_DEGREES = re.compile(r"(?<=[0-9})]) ?\^\{\\circ\} ?(?:\\text\{\s?([CF])\s?\}|([CF]))?$")
+_PLAIN_UNITS = re.compile(r"(?<=[0-9}]) ?(?=[A-Za-z])(?:[A-Za-z ./]|\^\{-?[0-9]\}|\\cdot){1,60}$")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_POWER = re.compile(r"\^\{?-?[0-9]\}?")
 _STOP = re.compile(r"(?<!\.)\.(?: \.)? *$")
 _IDLE = re.compile(
     r"(?<![0-9A-Za-z,]) +| +(?![0-9A-Za-z])|(?<![0-9]), +|(?<=,) +(?![0-9]{3}(?![0-9]))"
@@ -91,39 +111,90 @@ _IDLE = re.compile(
 _BEHIND_COMMAND = re.compile(r"(\\[A-Za-z]+) +(?![A-Za-z ])")
 
 
-def is_unit(text: str, *, upright: bool) -> bool:
-    r"""Whether text behind a number is a unit, such as `cm`, `square feet`, `miles per hour`, `dollars`.
+def unit_of(text: str, *, upright: bool) -> Unit | None:
+    r"""The unit that text behind a number means, such as `cm`, `square feet`, `km/h`; None for other text.
 
-    `upright`: it stands in `\text{}` or the like. Only there abbreviations count, because `5 cm` may be 5 times c
+    Two units are the same if this is equal; it is empty for `percent`, `degrees`, `units`, and for what is counted.
+
+    `upright`: it stands in `\text{}` or the like. Only there single letters count, save in m/s, because `5 m` may be 5
     times m, and so does what is counted, one plural such as `apples`, unless it is itself a number (`dozens`).
+
+    >>> unit_of("square feet", upright=False) == unit_of("ft^2", upright=False), unit_of("m", upright=False)
+    (True, None)
     """
-    words = _PERCENT.sub(" percent", text).replace("/", " / ").replace(".", " ").split()
-    kinds = "".join("U" if _is_named(word, upright) else _ORDER.get(word.lower(), "-") for word in words)
-    if _PHRASE.fullmatch(kinds):
-        return True
-    counted = words[0].lower() if upright and len(words) == 1 else ""
-    return counted in _COUNTED or (_PLURAL.fullmatch(counted) is not None and _NO_UNIT.fullmatch(counted) is None)
+    words = _PIECE.findall(_PERCENT.sub(" percent", text).replace(".", " ").replace("\\cdot", " "))
+    if not upright and all(len(word) == 1 or word[0] == "^" for word in words) and words[:3] != ["m", "/", "s"]:
+        return None
+    powers: Counter[str] = Counter()
+    sign, power, last = 1, 1, ""  # of the next unit; the one before, or none
+    for word in words:
+        lower = word.lower()
+        name = _SYMBOLS.get(word) or _WORDS.get(lower) or _WORDS.get(lower.removesuffix("s"))
+        if last and (word[0] == "^" or lower in ("squared", "cubed")):
+            powers[last] += sign * ((_POWERS.get(lower) or int(word.strip("^{}"))) - 1)
+        elif last and lower in ("/", "per", "a", "an"):
+            sign, last = -1, ""
+        elif lower in _POWERS and power == 1:
+            power, last = _POWERS[lower], ""
+        elif name:
+            last, *below = name.split("/")
+            powers.update({last: sign * power} | dict.fromkeys(below, -sign * power))
+            power = 1
+        else:
+            is_plural = _PLURAL.fullmatch(lower) is not None and _NO_UNIT.fullmatch(lower) is None
+            is_counted = upright and len(words) == 1 and (is_plural or lower in _COUNTED)
+            return frozenset() if is_counted else None
+    return frozenset(pair for pair in powers.items() if pair[0] not in _VAGUE) if last else None
 
 
-def _is_named(word: str, upright: bool) -> bool:
-    return word.lower() in _WORDS or word.lower().removesuffix("s") in _WORDS or (upright and word in _SYMBOLS)
+def other_unit(a: str, b: str) -> bool:
+    r"""Whether both answers have units, and not the same ones: 5 km and 5 m, but not 5 km and 5."""
+    units = _parted(a)[1], _parted(b)[1]
+    return all(units) and units[0] != units[1]
 
 
 def without_units(text: str) -> str:
     r"""An answer in one spelling, without math signs, units and a full stop; what is left of `\text{}` stays in it.
 
-    >>> without_units(r"\dfrac12\,\mathrm{cm}^2"), without_units(r"$5\text{ or }6$.")
-    ('\\frac{1}{2}', '5\\text{\xa0or\xa0}6')
+    >>> without_units(r"\dfrac12\,\mathrm{cm}^2"), without_units(r"$5\text{ or }6$."), without_units("２½ kg")
+    ('\\frac{1}{2}', '5\\text{\xa0or\xa0}6', '2\\frac{1}{2}')
     """
+    return _parted(text)[0]
+
+
+def _parted(text: str) -> tuple[str, set[Unit | None]]:
+    """`without_units`, and its units, without those that may be left out."""
+    units: set[Unit | None] = {frozenset({(name, 1)}) for sign, name in _SIGNS.items() if sign in text}
+
+    def kept(found: re.Match[str], upright: bool = True) -> str:
+        words = _TEXT.sub(r" \1 ", found[0])
+        unit = unit_of(words, upright=upright)
+        if unit is None or not (upright or found[0][0] == " " or _CLOSE.match(found[0])):
+            return found[0]
+        units.add(unit)
+        return ""
+
+    if not text.isascii():
+        digits = (unicodedata.decimal(character, character) for character in text)
+        text = _VULGAR.sub(_fraction, "".join(map(str, digits)).translate(_FULL_WIDTH))
     text = text.translate(_CHARACTERS).replace("{,}", ",")
     text = re.sub(r"(?<=,)\\!\s*", "", text)
     text = _THIN.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), text)
     spelled = _STOP.sub("", re.sub(" +", " ", "".join(_spelled(text))).strip())
-    spelled = _UNITS.sub(_kept, spelled).rstrip()
-    spelled = _DEGREES.sub("", spelled)
-    if (found := _PLAIN_UNITS.search(spelled)) and is_unit(found[0], upright=False):
-        spelled = spelled[: found.start()]
-    return _spaced(spelled)
+    spelled = _UNITS.sub(kept, spelled).rstrip()
+    if degrees := _DEGREES.search(spelled):
+        spelled = spelled[: degrees.start()]
+        units.add(unit_of({"C": "celsius", "F": "fahrenheit"}.get(degrees[1] or degrees[2], "degree"), upright=True))
+    spelled = _PLAIN_UNITS.sub(lambda found: kept(found, upright=False), spelled)
+    return _spaced(spelled), units - {frozenset()}
+
+
+def _fraction(found: re.Match[str]) -> str:
+    """A mixed number in LaTeX; as it is, and so no number, behind a decimal, a group of thousands or a factor."""
+    before = found.string[: found.start()]
+    if before.endswith(",") or re.search(r"[0-9A-Za-z.)}/\]][ ~]*$", before):
+        return found[0]
+    return found[1] + _FRACTIONS[found[2]]
 
 
 def bare_text(text: str) -> str:
@@ -178,12 +249,6 @@ def _apart(tokens: list[str]) -> list[str]:
         token + " " if token[:1] == "\\" and token[-1].isalpha() and after[0].isalpha() else token
         for token, after in zip(tokens, [*tokens[1:], " "], strict=False)
     ]
-
-
-def _kept(found: re.Match[str]) -> str:
-    r"""Text in `\text{}` behind a value: nothing where it is a unit."""
-    words = _POWER.sub(" ", _TEXT.sub(r" \1 ", found[0]).replace("\\cdot", " "))
-    return "" if is_unit(words, upright=True) else found[0]
 
 
 def _spaced(text: str) -> str:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from grouprl.algorithms import token_weights, value_loss
 from grouprl.algorithms.values import CriticPart, SharedCritic
 from grouprl.forward.precision import autocast
+from grouprl.forward.products import padded_call
 from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.gradients import step_if_finite
 from grouprl.learner.optimizer import Optimizer
@@ -46,8 +47,7 @@ class Critic(nn.Module):
         """[C] values, float32, from the hidden states [C, H] that predict the tokens."""
         # Rounded to bfloat16, a value near 64 is off by more than PPO's value clip.
         with torch.autocast(hidden_CH.device.type, enabled=False):
-            values: Tensor = self.head(hidden_CH.to(self.head.weight.dtype))[:, 0].float()
-        return values
+            return padded_call(self.head, hidden_CH.to(self.head.weight.dtype))[:, 0].float()
 
 
 def make_critic(policy: PreTrainedModel, part: CriticPart) -> Critic:

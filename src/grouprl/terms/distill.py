@@ -23,6 +23,7 @@ from grouprl.learner.runner import PackRunner
 from grouprl.learner.terms import PackLoss, PackPass, Stats, Term
 from grouprl.models.adapters import as_reference
 from grouprl.models.load import context_length, load_model, load_tokenizer
+from grouprl.models.names import check_name
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import is_rendered
 from grouprl.tasks import Task
@@ -102,6 +103,7 @@ def make_teacher(
     room = context_length(policy) - config.rollout.max_tokens
     if part.path is None:
         return Teacher(part, gold, tokenizer, room)
+    check_name(part.path, "algorithm.distill_teacher: model")
     own, other = tokenizer.get_vocab(), load_tokenizer(part.path).get_vocab()
     if missing := sorted(token for token, number in own.items() if other.get(token) != number):
         raise UserError(

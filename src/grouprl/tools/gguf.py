@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from tokenizers import Tokenizer
@@ -36,6 +38,11 @@ from grouprl.types import UserError, import_extra
 
 SOURCE = "gguf.json"  # in the folder: name and SHA-256 of the file that it was made of
 _BLOCK = 1 << 24  # bytes
+_SPARE = 1 << 24  # weights beside two for each of the file
+_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+_TEXT, _LIST = 8, 9
+_MOST_ELEMENTS = 1 << 22  # values in a header; Gemma's vocabulary has 1,400,000
+_MOST_AXES = 8
 
 # The reader's bar is tqdm's own, which no setting of transformers hides.
 modeling_gguf_pytorch_utils.tqdm = logging.tqdm
@@ -70,9 +77,9 @@ def import_gguf(file: Path, folder: Path | None = None) -> Path:
             f"{_held(folder, made_of.get('file'))}: move it away, or "
             f"name another folder with grouprl import-model {file} FOLDER"
         )
-    _check(file)
+    weights = _check(file)
     with atomic_directory(folder) as made:  # first, because a place that cannot be written to costs no reading then
-        model, tokenizer = _read(file)
+        model, tokenizer = _read(file, weights)
         save_model(model, tokenizer, made)
         (made / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     return folder
@@ -84,20 +91,23 @@ def _held(folder: Path, source: str | None) -> str:
     return "one with files" if source is None else f"one of another file, {source!r}"
 
 
-def _check(file: Path) -> None:
-    """Reads the header alone, and refuses what transformers would read wrongly or with a traceback."""
-    reader = import_extra("gguf", "gguf", f"model {str(file)!r}").GGUFReader
+def _check(file: Path) -> int:
+    """Reads the header alone, and refuses what transformers would read wrongly or with a traceback; counts weights."""
+    library = import_extra("gguf", "gguf", f"model {str(file)!r}")
+    size = file.stat().st_size
     try:
-        found = reader(file)
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        with file.open("rb") as stream:
+            _refuse_lengths(stream, library.GGML_QUANT_SIZES, size)
+        content = library.GGUFReader(file)
+        header = {name: _value(field) for name, field in content.fields.items()}
+    except (ValueError, LookupError, OverflowError, MemoryError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"model {str(file)!r}: expected a whole GGUF file of a known quantization, got one that cannot be read "
             f"({reason}): get the file again, or another quantization of the model"
         ) from error
-    header = {name: _value(field) for name, field in found.fields.items()}
     parts = header.get("split.count") or 1
-    if parts > 1:
+    if parts != 1:
         raise UserError(
             f"model {str(file)!r}: expected a model in one GGUF file, got one of {parts} parts: join them with "
             "llama-gguf-split --merge"
@@ -108,24 +118,94 @@ def _check(file: Path) -> None:
             "model"
         )
     layers = header.get(f"{header.get('general.architecture')}.block_count")
-    numbers = {int(found[1]) for tensor in found.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
-    if isinstance(layers, int) and numbers != set(range(layers)):
+    matches = [re.match(r"blk\.([0-9]{1,9})\.", tensor.name) for tensor in content.tensors]
+    numbers = {int(match[1]) for match in matches if match}
+    if isinstance(layers, int) and (len(numbers), max(numbers, default=-1)) != (layers, layers - 1):
         raise UserError(
             f"model {str(file)!r}: expected the weights of {layers} layers, as the file says, got those of "
             f"{len(numbers)}: get the complete file of this model; weights that are missing would be random"
         )
+    for name, value in header.items():
+        is_count = re.search("_(count|length)$|vocab_size$", name) and "context" not in name
+        if is_count and isinstance(value, int) and not 0 <= value <= size:
+            raise UserError(
+                f"model {str(file)!r}: {name}: expected a count that fits a file of {size} bytes, got {value}: get the "
+                "file again"
+            )
+    return sum(tensor.n_elements for tensor in content.tensors)
+
+
+def _refuse_lengths(stream: BinaryIO, sizes: Mapping[int, tuple[int, int]], size: int) -> None:
+    """Compares every count and length of a header with the size of the file, before a library uses them.
+
+    Source of the layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+
+    Raises:
+        ValueError: the file is cut, or is no GGUF file of this byte order.
+    """
+    elements = 0
+
+    def read(count: int) -> bytes:
+        if (needed := stream.tell() + count) > size:
+            raise ValueError(f"the file is cut: expected {needed} bytes or more, got {size}")
+        if count > _BLOCK:
+            raise ValueError(f"a field of {count} bytes")
+        return stream.read(count)
+
+    def number(width: int) -> int:
+        return int.from_bytes(read(width), "little")
+
+    def skip(kind: int, count: int) -> None:
+        nonlocal elements
+        elements += count
+        if elements > _MOST_ELEMENTS or kind not in (*_WIDTHS, _TEXT):
+            raise ValueError(f"{count} values of type {kind} in a field")
+        if kind == _TEXT:
+            for _ in range(count):
+                read(number(8))
+        else:
+            read(_WIDTHS[kind] * count)
+
+    magic, version, tensors, fields = read(4), number(4), number(8), number(8)
+    if magic != b"GGUF" or not version & 0xFFFF:
+        raise ValueError("no GGUF file, or one of another byte order")
+    alignment = 32
+    for _ in range(fields):
+        name, kind = read(number(8)), number(4)
+        if kind == _LIST:
+            skip(number(4), number(8))
+        elif name == b"general.alignment" and kind == 4:
+            alignment = number(4)
+        else:
+            skip(kind, 1)
+    end = 0
+    for _ in range(tensors):
+        read(number(8))
+        shape = [number(8) for _ in range(min(number(4), _BLOCK))]
+        kind, start = number(4), number(8)
+        if len(shape) > _MOST_AXES or kind not in sizes:
+            raise ValueError(f"weights of {len(shape)} axes and type {kind}")
+        block, width = sizes[kind]
+        end = max(end, start + math.prod(shape) * width // block)
+    needed = -(-stream.tell() // max(1, alignment)) * alignment + end
+    if needed > size:
+        raise ValueError(f"the file is cut: expected {needed} bytes, got {size}")
 
 
 def _value(field: Any) -> Any:
     return field.contents() if len(field.data) == 1 else None
 
 
-def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with hide_progress_bars(), hide_warnings():
             config = AutoConfig.from_pretrained(str(file.parent), **place)
             refuse_config(config.to_dict(), file.name)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            if (needed := sum(weight.numel() for weight in model.parameters())) > _SPARE + 2 * weights:
+                raise ValueError(f"its settings need {needed} weights, it has {weights}")
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
             place |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
             read: Any

@@ -33,6 +33,8 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
     """
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder}: expected a model in Hugging Face layout, found no config.json: give a checkpoint")
+    if repository.count("/") != 1:
+        raise UserError(f"{repository}: expected OWNER/NAME of the Hugging Face hub: write my-name/{folder.name}")
     if has_manifest(folder):
         check_manifest(folder)
     load_tokenizer(str(folder))

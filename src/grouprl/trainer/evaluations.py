@@ -14,6 +14,7 @@ from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines
 from grouprl.record.write import RunRecord
 from grouprl.run.assemble import RunParts
+from grouprl.run.process import StopRequest
 from grouprl.run.watch import Health
 from grouprl.trainer.terminal import Terminal
 
@@ -30,6 +31,7 @@ class Evaluations:
     terminal: Terminal
     trackers: Sequence[Any]
     health: Health
+    stop: StopRequest
 
     def look(self, step: int) -> None:
         """Records the examples and the evaluation that are due after this step, if they are not recorded."""
@@ -52,7 +54,12 @@ class Evaluations:
         with self.terminal.progress(
             f"evaluate {when or f'step {step}'}", len(prompts) * (config.samples + 1)
         ) as advance:
-            found = self._evaluated(step, prompts, config.samples, on_finished=advance)
+
+            def on_finished(completions: int) -> None:
+                self.stop.check()
+                advance(completions)
+
+            found = self._evaluated(step, prompts, config.samples, on_finished=on_finished)
         self.terminal.invalid(found.invalid, len(prompts) * max(1, config.samples), "held-out completions")
         if found.results.problem_ids:
             self.record.held_out(step, asdict(found.results))
@@ -92,17 +99,18 @@ class Evaluations:
     def _evaluated(self, step: int, prompts: Sequence[Any], samples: int, **more: Any) -> Evaluation:
         parts = self.parts.step_parts
         parts.scorer.begin_step(step + 1)
-        return evaluate(
-            parts.engine,
-            parts.task,
-            parts.scorer,
-            prompts,
-            sampling=parts.sampling,
-            samples=samples,
-            tokenizer=parts.tokenizer,
-            judged=self.config.evaluation.judge,
-            **more,
-        )
+        with self.stop.interruptible(parts.learner.ranks.world == 1):  # others would wait for a rank that stops
+            return evaluate(
+                parts.engine,
+                parts.task,
+                parts.scorer,
+                prompts,
+                sampling=parts.sampling,
+                samples=samples,
+                tokenizer=parts.tokenizer,
+                judged=self.config.evaluation.judge,
+                **more,
+            )
 
 
 def _examples(evaluation: Evaluation) -> list[Example]:

@@ -11,7 +11,6 @@ from typing import Any, cast, get_args
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
@@ -34,7 +33,7 @@ from grouprl.tasks.examples import with_examples
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
 from grouprl.trainer.terminal import Terminal, in_notebook
-from grouprl.types import Problem, UserError, unknown_name
+from grouprl.types import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Trainer:
             form): a list, a generator, a data set or its splits, a data frame of pandas or polars; of a
             `datasets.IterableDataset` as many of the first rows as the steps and evaluations need.
         rewards: names, functions in TRL's form, or `WeightedReward`s, or one of these; None = the task's own.
-        algorithm: a name of `grouprl.algorithms.named`, or an `Algorithm`.
+        algorithm: a name of `grouprl.algorithms.named`, `FILE.py:NAME`, or an `Algorithm`.
         config: all other settings.
         tokenizer: of a model object; None = the one of the place that it was loaded from.
         eval_task: what the policy is evaluated on, in any form of `task`: rows as they are, or the held-out problems
@@ -158,11 +157,9 @@ class Trainer:
 
     @property
     def _algorithm(self) -> Algorithm:
-        if not isinstance(self.algorithm, str):
-            return self.config.algorithm if self.algorithm is None else self.algorithm
-        if self.algorithm not in NAMED:
-            raise unknown_name("algorithm", self.algorithm, NAMED)
-        return NAMED[self.algorithm]
+        if isinstance(self.algorithm, str):
+            return RunConfig(algorithm=self.algorithm).algorithm  # type: ignore[arg-type]
+        return self.config.algorithm if self.algorithm is None else self.algorithm
 
     @cached_property
     def _model_config(self) -> PolicyConfig:

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from grouprl.files import is_number
+from grouprl.record.layout import has_failed
 from grouprl.record.read import RecordedRun, measure_of
 
 
 def verdict(run: RecordedRun) -> str:
     """What came of the run, in one sentence; it skips values of a damaged summary.json."""
+    if has_failed(run.summary):
+        step, reason, frame = (run.summary.get(key) for key in ("step", "reason", "frame"))
+        where = f" ({frame})" if frame and str(frame) not in str(reason) else ""
+        return f"Failed {f'in step {step}' if step else 'before the first step'}: {reason}{where}"
     before, after = run.results("before"), run.results("after")
     start, end = before.get("greedy_accuracy"), after.get("greedy_accuracy")
     own = measure_of(run.summary, run.evaluations) == "reward"

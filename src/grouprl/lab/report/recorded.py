@@ -15,7 +15,8 @@ import yaml
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.algorithm import with_options
+from grouprl.config.algorithm import from_file, with_options
+from grouprl.config.own_algorithm import is_in_file
 from grouprl.config.yaml_text import read_yaml
 from grouprl.files import read_file, refuse_depth
 from grouprl.record.layout import RunDirectory
@@ -87,8 +88,12 @@ def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
     """
     section = config.get("algorithm", {})
     try:
-        known = NAMED.get(section.get("name", "grpo"), NAMED["grpo"])
-        return with_options(known, section)
+        if is_in_file(name := section.get("name", "grpo")):
+            from grouprl.received.trust import load_known_algorithm
+
+            load_known_algorithm(name)
+            return from_file(name, section)
+        return with_options(NAMED.get(name, NAMED["grpo"]), section)
     except (AttributeError, TypeError, UserError) as error:
         raise UserError(
             f"config.yaml: expected the options of an algorithm under `algorithm`, got {str(section)[:60]!r} "

@@ -184,7 +184,7 @@ def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm:
     """Baseline, divisor and signal of each reward; where a token's credit begins with its group, that comparison."""
     advantage = algorithm.advantage
     if isinstance(advantage, CompletionAdvantage):
-        return advantage.statistics(rewards_N, groups_N)
+        return advantage.compared(rewards_N, groups_N)
     found = {name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")}
     return group_statistics(rewards_N, groups_N, **found)
 
@@ -229,6 +229,8 @@ def _without_signal(rewards: Sequence[float | None], algorithm: Algorithm) -> st
 def _by_rewards(algorithm: Algorithm) -> bool:
     """Whether one reward for each completion is all that its advantage is made of (a KL in the reward apart)."""
     advantage = algorithm.advantage
+    if not {"algorithm", "advantage"}.isdisjoint(dict(algorithm.missing)):
+        return False
     if isinstance(advantage, CompletionAdvantage):
         return advantage.reward_mix == "sum_then_normalise"
     return advantage.credit == "token" and not advantage.of_batch and algorithm.critic is None
@@ -240,6 +242,8 @@ def _distances(rewards: Sequence[float | None], middle: float | None) -> list[fl
 
 def _reasons(algorithm: Algorithm) -> Iterator[str]:
     by_token, known = algorithm.advantage.credit == "token", options(algorithm)
+    if own := dict(algorithm.missing).get("advantage"):
+        yield f"The class {own.split()[0]} computed the advantages; this page does not run it."
     if algorithm.critic is not None:
         yield "The baseline is the critic's prediction before each token, not a mean of rewards."
     if algorithm.advantage.credit == "step":

@@ -30,8 +30,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
+from grouprl.config.code_files import import_code, read_code
 from grouprl.rewards.calls import Invalid, Signature, WrongCountError, call, describe, signature
-from grouprl.rewards.functions import ComputeScore, import_code, read_code, scores_one_completion
+from grouprl.rewards.functions import ComputeScore, scores_one_completion
 from grouprl.rewards.workers.frames import receive_exactly, receive_frame, send_frame, unpack
 from grouprl.types import UserError
 

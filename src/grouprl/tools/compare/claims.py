@@ -8,7 +8,8 @@ An expectation holds, fails or stays open by its interval, which is simultaneous
 | A = B | it lies within the margin around 0 | it lies above 0 or below 0 |
 | A >= B | it lies above minus the margin | it lies below 0 |
 
-A claim holds if all of its expectations hold, does not if any fails, and is undecided otherwise.
+A claim holds if all of its expectations hold, does not if any fails, and is undecided otherwise. It holds in the whole
+table if, besides, each difference is above 0 with a p below 5 % after Holm's correction over all claims.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any, Literal
@@ -51,7 +52,6 @@ class MeasuredExpectation:
     difference: CrossedDifference | None  # left - right; None while a run is missing, or has no such metric
     interval: tuple[float, float] | None  # 95 %, simultaneous over the expectations of the claim
     verdict: Verdict
-    p_in_table: float | None = None  # corrected by Holm's method for all expectations of the comparison
 
 
 @dataclass(frozen=True)
@@ -66,33 +66,61 @@ class AnsweredClaim:
 
 def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
     """Measures the expectations of all claims, in their order."""
-    answered = [_answer(comparison, name, claim) for name, claim in comparison.claims.items()]
-    p_values = {
-        id(one): one.difference.p_value for claim in answered for one in claim.measured if one.difference is not None
-    }
-    known = {key: p for key, p in p_values.items() if p is not None}
-    corrected = dict(zip(known, holm(list(known.values())), strict=True))
-    return tuple(
-        replace(claim, measured=tuple(replace(one, p_in_table=corrected.get(id(one))) for one in claim.measured))
-        for claim in answered
-    )
+    return tuple(_answer(comparison, name, claim) for name, claim in comparison.claims.items())
 
 
 def claims_summary(answered: Sequence[AnsweredClaim]) -> list[dict[str, Any]]:
     """The claims as plain values of summary.json."""
-    return [
+    rows = [
         {
             "name": one.name,
             **one.claim.model_dump(mode="json", exclude={"expect"}),
             "variants": one.claim.variants,
             "verdict": one.verdict,
-            "measured": [
-                {**asdict(found), "alone": None if found.difference is None else found.difference.interval()}
-                for found in one.measured
-            ],
+            "measured": [_plain(expectation) for expectation in one.measured],
         }
         for one in answered
     ]
+    return correct_over_table(rows)
+
+
+def _plain(expectation: MeasuredExpectation) -> dict[str, Any]:
+    difference = expectation.difference
+    values: dict[str, Any] = asdict(expectation) | {"alone": None, "p_value": None, "by_seed": ()}
+    if difference is not None:
+        by_seed = values["difference"].pop("by_seed")
+        values |= {"alone": difference.interval(), "p_value": difference.p_value, "by_seed": by_seed}
+    return values
+
+
+def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Corrects the p-values of a table together, whichever comparisons measured its rows.
+
+    Args:
+        claims: rows of `claims_summary`, at least `verdict` and `measured`.
+
+    Returns:
+        The rows with `p_in_table` of each expectation, its p-value after Holm's correction over all of them, and
+        `holds_in_table` of each claim.
+    """
+    p_values = [one["p_value"] for claim in claims for one in claim["measured"] if one["p_value"] is not None]
+    corrected = iter(holm(p_values))
+    rows = []
+    for claim in claims:
+        measured = [
+            {**one, "p_in_table": None if one["p_value"] is None else next(corrected)} for one in claim["measured"]
+        ]
+        shown = bool(measured) and all(
+            is_significant(one) and one["relation"] != "=" and one["difference"]["mean"] > 0 for one in measured
+        )
+        rows.append({**claim, "measured": measured, "holds_in_table": claim["verdict"] == "holds" and shown})
+    return rows
+
+
+def is_significant(expectation: Mapping[str, Any]) -> bool:
+    """Whether an expectation's p-value is below 5 % after the correction over the whole table."""
+    p_value = expectation["p_in_table"]
+    return p_value is not None and bool(p_value < SIGNIFICANT)
 
 
 def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -100,7 +128,8 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| claim | source | measured | verdict |"
     yield "|---|---|---|---|"
     for one in claims:
-        verdict = "holds here" if one["verdict"] == "holds" else one["verdict"]
+        holds = "holds in the whole table" if one["holds_in_table"] else "holds here"
+        verdict = holds if one["verdict"] == "holds" else one["verdict"]
         yield f"| {one['claim']} | {one['source']} | {_measured_cell(one)} | {verdict} |"
 
 
@@ -114,11 +143,12 @@ def _measured_cell(claim: Mapping[str, Any]) -> str:
             continue
         low, high = (factor * end for end in one["interval"])
         sides = one["left"] if one["right"] == "0" else f"{one['left']} - {one['right']}"
-        star = "\\*" if one["p_in_table"] is not None and one["p_in_table"] < SIGNIFICANT else ""
+        star = "\\*" if is_significant(one) else ""
         differences.append(f"{sides}: {factor * one['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}")
     name = claim["measure"].replace("_", " ") + (" gained" if claim["grows"] else "")
     unit = ", points" if factor > 1 else ""
-    return f"{name} at equal {claim['at']}{unit}: {'; '.join(differences)}" if differences else "-"
+    margin = f", margin {factor * claim['margin']:g}"
+    return f"{name} at equal {claim['at']}{unit}{margin}: {'; '.join(differences)}" if differences else "-"
 
 
 def is_share(measure: str) -> bool:

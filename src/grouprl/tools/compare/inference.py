@@ -19,6 +19,7 @@ class CrossedDifference:
     error: float | None  # None where nothing is known of the spread: one seed, or equal differences
     seeds: int
     problems: int  # 1 for a metric of a whole run
+    by_seed: tuple[float, ...] = ()  # the mean difference of each seed, in the order of the rows
 
     @property
     def degrees(self) -> int:
@@ -51,14 +52,15 @@ def crossed_difference(differences_SP: Sequence[Sequence[float]]) -> CrossedDiff
     values_SP = np.asarray(differences_SP, np.float64)
     seeds, problems = values_SP.shape
     mean, seeds_S, problems_P = values_SP.mean(), values_SP.mean(1), values_SP.mean(0)
+    differences = tuple(seeds_S.tolist())
     if seeds < 2 or not np.ptp(values_SP):
-        return CrossedDifference(float(mean), None, seeds, problems)
+        return CrossedDifference(float(mean), None, seeds, problems, differences)
     by_seed = seeds_S.var(ddof=1) / seeds
     by_problem = problems_P.var(ddof=1) / problems if problems > 1 else 0.0
     rest_SP = values_SP - seeds_S[:, None] - problems_P + mean
     both = (rest_SP**2).sum() / ((seeds - 1) * max(1, problems - 1)) / values_SP.size
     variance = max(by_seed + by_problem - both, by_seed, by_problem)
-    return CrossedDifference(float(mean), math.sqrt(variance) if variance else None, seeds, problems)
+    return CrossedDifference(float(mean), math.sqrt(variance) if variance else None, seeds, problems, differences)
 
 
 def simultaneous_confidence(count: int, confidence: float = 0.95) -> float:

@@ -30,6 +30,7 @@ from grouprl.tools.compare.read import (
     time_parts,
     totals,
 )
+from grouprl.trainer.verdict import counted
 
 CURVES = (
     *("accuracy", "reward", "kl", "completions/mean_length", "entropy"),
@@ -82,7 +83,7 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
         said = {"holds": "holds here"}
         verdicts = ("holds", "does not hold", "undecided", "not measured yet")
         found = ", ".join(f"{said.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts)
-        return f"{len(comparison.claims)} claims: {found}."
+        return f"{counted(len(comparison.claims), 'claim')}: {found}."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}

@@ -23,7 +23,7 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import Field, model_validator
 
-from grouprl.config.command_line import RECIPES, refuse_options, settings_file
+from grouprl.config.command_line import RECIPES, is_change, refuse_options, settings_file
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
 from grouprl.config.section import Name, Place, Section, Text
@@ -184,9 +184,9 @@ def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = Fal
         UserError: lists all errors.
     """
     refuse_options(RunConfig, given)
-    names = {text: _files(text) for text in given if "=" not in text}
+    names = {text: _files(text) for text in given if not is_change(text)}
     comparisons = {name: files for name, files in names.items() if any(map(_has_variants, files))}
-    changes = [text for text in given if "=" in text]
+    changes = [text for text in given if is_change(text)]
     variants = []
     if vary is not None:
         if comparisons:

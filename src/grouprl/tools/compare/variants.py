@@ -21,7 +21,9 @@ from typing import Any
 
 from grouprl.config.checks import check_sections
 from grouprl.config.command_line import config_of
+from grouprl.config.own_algorithm import is_in_file
 from grouprl.config.run import RunConfig, load_config
+from grouprl.received.trust import refuse_changed_algorithm
 from grouprl.record.files import atomic_write_text, json_text, remove
 from grouprl.record.layout import RunDirectory, lock_directory, model_at
 from grouprl.record.read import read_run
@@ -35,7 +37,7 @@ from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_fol
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
 from grouprl.tools.compare.settings import STAGE, CompareConfig
 from grouprl.trainer.terminal import Advance, Terminal
-from grouprl.trainer.verdict import verdict
+from grouprl.trainer.verdict import counted, verdict
 from grouprl.types import UserError
 
 Resolve = Callable[[Sequence[str]], RunConfig]
@@ -117,7 +119,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     try:
         atomic_write_text(directory / COMPARISON_FILE, json_text(config.model_dump(mode="json"), indent=2) + "\n")
         left = [run for run in planned if not run.finished]
-        terminal.say(f"{directory}: {len(planned)} runs, {len(planned) - len(left)} of them finished.")
+        terminal.say(f"{directory}: {counted(len(planned), 'run')}, {len(planned) - len(left)} of them finished.")
         with stop_on_signal(terminal.say) as stop:
             failed = _run_all(planned, left, config.jobs, terminal, stop)
         with terminal.status("writing the report"):
@@ -128,7 +130,7 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     terminal.say(f"Report: {report}")
     unfinished = [run for run in planned if not run.finished and run.config.name not in failed]
     if unfinished:
-        terminal.say(f"Stopped: {len(unfinished)} runs are unfinished. Run this command again to continue.")
+        terminal.say(f"Stopped: {counted(len(unfinished), 'run')} unfinished. Run this command again to continue.")
     return ComparisonResult(directory, not unfinished, failed)
 
 
@@ -195,7 +197,8 @@ def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Run
         path = model_at(made.model.path) if resolve else made.model.path
         return with_dtype(made.model_copy(update={"model": made.model.model_copy(update={"path": path})}))
     run = with_run_dtype(resolve(given), resume=True) if resolve else config_of(RunConfig, given)
-    check_sections(run)
+    if resolve or not is_in_file(run.algorithm.name):
+        check_sections(run)
     if resolve:
         configured_rewards(run, load_task(**run.task.model_dump()))
     return run
@@ -219,6 +222,8 @@ def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
     for run in planned:
         made = RunDirectory(run.directory)
         if made.exists:
+            if isinstance(run.config, RunConfig):
+                refuse_changed_algorithm(run.directory, run.config.algorithm.name)
             then = load_config(type(run.config), [made.config], [])
             changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
     if changed:

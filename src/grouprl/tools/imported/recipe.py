@@ -18,7 +18,7 @@ from grouprl.config.run import RunConfig
 from grouprl.config.yaml_text import write_yaml
 from grouprl.record.files import atomic_write_text
 from grouprl.tools.imported.keys import RENAMED, TRL, VERL, verl_needs_not
-from grouprl.tools.imported.read import Foreign
+from grouprl.tools.imported.read import Foreign, Library
 from grouprl.tools.imported.references import resolve, scalar
 from grouprl.tools.imported.table import Given, Outcome, UndecidedValue, Unknown, undecided, unsupported
 from grouprl.tools.imported.verl_rules import ESTIMATOR
@@ -46,6 +46,7 @@ class ImportedRecipe:
 
     lines: tuple[Line, ...]
     changes: Mapping[str, Any]  # what the recipe has, by dotted key
+    library: Library
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     while found := _refused(lines, base):
         lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
     _stop_at_unsupported(lines, entries, allow)
-    return ImportedRecipe(tuple(_worth_showing(lines, base)), _changes(lines, base))
+    return ImportedRecipe(tuple(_worth_showing(lines, base)), _changes(lines, base), foreign.library)
 
 
 def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def _fitted(key: str, default: Any, value: Any) -> Any:
 
 def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
     if key not in entries:
-        return verl_needs_not(key) or unsupported(undecided(key) if isinstance(value, Unknown) else _UNKNOWN)
+        return verl_needs_not(key) or unsupported(undecided(key, value) if isinstance(value, Unknown) else _UNKNOWN)
     given.asked[:] = [key]
     try:
         outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
@@ -181,7 +182,7 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
         wanted, got = given.defaults[key], given.named.get(key, value)
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
-        return unsupported(undecided(key))
+        return unsupported(undecided(key, value))
     return outcome
 
 

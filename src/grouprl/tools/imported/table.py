@@ -6,6 +6,7 @@ the name of its rule with its arguments.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +42,7 @@ class Given:
         self.asked.append(key)
         value = self.named[key] if key in self.named else self.defaults[key]
         if isinstance(value, Unknown):
-            raise UndecidedValue(f"depends on {key}, which {undecided(key)}")
+            raise UndecidedValue(f"depends on {key}, which {undecided(key, value)}")
         return value
 
 
@@ -159,8 +160,11 @@ def read_table(name: str, rules: Mapping[str, Any]) -> dict[str, Entry]:
     return entries
 
 
-def undecided(key: str) -> str:
+def undecided(key: str, value: Unknown) -> str:
     """Says why a value cannot be decided and what to do."""
+    if variables := re.findall(r"\$(?:\{oc\.env:|\{)?([A-Za-z_]\w*)(?![\w.])", value.text):
+        names = " and ".join(f"${name}" for name in dict.fromkeys(variables))
+        return f"cannot be decided: it needs the variable {names}, which is not read: pass {key}=VALUE with its value"
     return f"cannot be decided: the file does not define it; write the value into the file, or pass {key}=VALUE"
 
 

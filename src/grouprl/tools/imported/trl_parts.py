@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grouprl.files import DATA_KINDS, data_kind
 from grouprl.tools.imported.table import Given, Outcome, changed, folder_name, tracker_names, unsupported
 
 HELD_OUT = (
@@ -103,7 +104,7 @@ def dataset(given: Given, value: Any) -> Outcome:
     """A file, or a data set of the hub."""
     if value is None:
         return Outcome("not needed", words="TRL names it in Python: give task.path=FILE or hub:OWNER/NAME")
-    local = str(value).endswith((".jsonl", ".json", ".csv", ".parquet")) or str(value).startswith((".", "/"))
+    local = data_kind(value) in DATA_KINDS or str(value).startswith((".", "/"))
     configuration = f":{given['dataset_config']}" if given["dataset_config"] and not local else ""
     path = value if local else f"hub:{value}{configuration}"
     ours = {"task.name": "jsonl", "task.path": path}

@@ -21,12 +21,15 @@ from rich.text import Text
 
 from grouprl.config.run import PolicyConfig, RunConfig
 from grouprl.forward.precision import is_emulated
+from grouprl.forward.products import STRICTER, Sizes, equal_rows
+from grouprl.forward.workers import one_thread
 from grouprl.leaves import find_leaf
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
 from grouprl.tools.planner.screen import plan_run
 from grouprl.tools.planner.time import USUAL_PROMPT
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+_USUAL_PRODUCTS = frozenset({(256, 256), (256, 768), (576, 576), (576, 1536), (1536, 576)})  # of small models
 _DEVELOPMENT = ("dev", "bench")  # extras for developing this project
 
 
@@ -85,6 +88,7 @@ def _devices() -> Iterator[DoctorLine]:
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     yield DoctorLine("devices", "cpu", f"{platform.machine()}, {cores}")
     yield from _speeds("cpu")
+    yield from _equal_rows("devices", _USUAL_PRODUCTS)
     if not torch.cuda.is_available():
         yield DoctorLine("devices", "cuda", "no GPU that torch can use", False, "runs use the CPU")
         return
@@ -107,6 +111,18 @@ def _speeds(device: str) -> Iterator[DoctorLine]:
         )
 
 
+def _equal_rows(topic: str, sizes: Sizes) -> Iterator[DoctorLine]:
+    """From how many rows on the CPU's products give a row the same bits."""
+    for dtype, kind in DTYPES.items():
+        with one_thread():
+            rule = equal_rows(sizes, kind)
+        even = f", in multiples of {rule.multiple}" if rule.multiple > 1 else ""
+        said = f"equal bits from {rule.fewest} rows on{even}; products of fewer rows are padded"
+        if not rule.holds:
+            said = "no equal bits: runs whose tools or agents answer at other times differ in the last bits of numbers"
+        yield DoctorLine(topic, f"cpu {dtype} rows", said, rule.holds, "" if rule.holds else STRICTER[kind])
+
+
 def _model(path: str) -> Iterator[DoctorLine]:
     config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
     plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
@@ -117,6 +133,7 @@ def _model(path: str) -> Iterator[DoctorLine]:
         f"second, {step.rows} completions at once, and learns from {pace.learning:,.0f}"
     )
     yield DoctorLine("model", plan.shape.name, said)
+    yield from _equal_rows("model", frozenset({*plan.shape.linears, (plan.shape.hidden, plan.shape.vocabulary)}))
 
 
 def _kernels() -> Iterator[DoctorLine]:

@@ -26,10 +26,11 @@ def memory_of(config: RunConfig, task: Task, ranks: int) -> str | None:
     """
     try:
         shape, tokenizer = shape_of(config.model.path), load_tokenizer(config.model.path)
+        networks = networks_of(config)
     except UserError:  # another family; or a folder that loading describes better
         return None
     longest = max(len(tokenizer(problem.prompt_text)["input_ids"]) for problem in task.problems("train")[:_PROMPTS])
-    whole, networks = step_of(config, longest), networks_of(config)
+    whole = step_of(config, longest)
     step = replace(whole, problems=-(-whole.problems // ranks), completion_tokens=longest_completion(config, task))
     step = replace(step, episodes=has_turns(config, task))
     plan = memory_of_rank(shape, networks, step, RankLayout(ranks, ranks if config.distributed.shard else 1))

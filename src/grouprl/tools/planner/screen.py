@@ -109,7 +109,7 @@ def plan_run(
 def networks_of(config: RunConfig) -> Networks:
     """Returns the networks of a configuration. A critic that shares the policy's trunk counts as none."""
     lora, distill = config.model.lora, config.algorithm.distill
-    teacher = None if distill is None or distill.path is None else shape_of(distill.path)
+    teacher = None if distill is None or distill.path is None else shape_of(distill.path, "algorithm.distill_teacher")
     return Networks(
         reference=config.algorithm.kl is not None,
         critic=isinstance(config.algorithm.critic, CopiedCritic),

@@ -86,11 +86,12 @@ SHAPES: Mapping[str, ModelShape] = MappingProxyType(
 )
 
 
-def shape_of(model: str) -> ModelShape:
+def shape_of(model: str, setting: str = "--model") -> ModelShape:
     """Returns the shape of a model, without loading it.
 
     Args:
         model: a bundled name, a name of `SHAPES`, its hub id (Qwen/Qwen2.5-7B), or a folder with a config.json.
+        setting: names it in errors.
 
     Raises:
         UserError: the model is unknown, or its config.json is not that of a dense decoder with Llama's architecture.
@@ -98,10 +99,10 @@ def shape_of(model: str) -> ModelShape:
     config = Path(BUNDLED.get(model, model)) / "config.json"
     if config.is_file():
         return config_shape(read_json(config), config.resolve().parent.name, config)
-    return known_shape(model)
+    return known_shape(model, setting)
 
 
-def known_shape(model: str) -> ModelShape:
+def known_shape(model: str, setting: str = "--model") -> ModelShape:
     """Returns the shape of a name or hub id that is in `SHAPES`; it reads no file.
 
     Raises:
@@ -109,7 +110,7 @@ def known_shape(model: str) -> ModelShape:
     """
     name = model.rpartition("/")[2].removesuffix("-Instruct").removesuffix("-Base")
     if name not in SHAPES:
-        raise unknown_name("--model (a known shape, or a folder with a config.json)", model, SHAPES)
+        raise unknown_name(f"{setting} (a known shape, or a folder with a config.json)", model, SHAPES)
     return SHAPES[name]
 
 

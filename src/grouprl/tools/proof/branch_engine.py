@@ -19,6 +19,7 @@ from grouprl.forward.layouts import TreeLayout
 from grouprl.forward.logprobs import Context, token_logprobs, truncate_logits
 from grouprl.forward.precision import autocast
 from grouprl.forward.prefix import KeepingLayout
+from grouprl.forward.products import padded_call
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import ModuleForward
@@ -81,7 +82,7 @@ class BranchEngine(NativeEngine):
         """
         at, sampling = slice(position, position + 1), read.sampling
         with autocast(self._device, self._dtype):
-            logits_1V = output_head(self._model)(read.hidden_TH[at]).float()
+            logits_1V = padded_call(output_head(self._model), read.hidden_TH[at]).float()
         seen_1V = read.context.seen(at, logits_1V.shape[1]) if sampling.penalizes else None
         logits_1V = allowed(logits_1V, sampling, seen_1V, read.context.states_S[at])
         chances_V = truncate_logits(logits_1V, sampling).softmax(-1)[0]

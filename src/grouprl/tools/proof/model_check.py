@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
-from grouprl.forward.attention import is_packed
+from grouprl.forward.attention import attention_layers, is_packed
 from grouprl.forward.precision import resolve_device
 from grouprl.models.adapters import linear_layers
 from grouprl.models.load import check_tokens, context_length, end_token_ids, load_model, load_tokenizer
@@ -18,7 +18,7 @@ from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import folds_system, hidden_tags
 from grouprl.models.verify import TOLERANCE, gap_to_own
 from grouprl.rollout import NativeEngine
-from grouprl.rollout.verify import sampler_gap
+from grouprl.rollout.verify import MOST_SAMPLED, sampler_gap
 from grouprl.tools.planner.machine import total_memory
 from grouprl.tools.planner.memory import plan_memory
 from grouprl.tools.planner.screen import networks_of, step_of
@@ -49,11 +49,16 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     tokenizer = load_tokenizer(config.model)
     yield _sizes(model)
     yield _form(model)
-    yield _gap("learner", gap_to_own(config.model.path, model))
-    prompt = _prompt(tokenizer)
-    yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, prompt))
+    prompt, text = _prompt(tokenizer), model.config.get_text_config()
+    named = [getattr(text, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
+    used = {layer.window for layer in attention_layers(model)} - {None} if is_packed(model) else {*named} - {0}
+    # A text longer than any window, used or not: a cache or a mask may follow a key that the model ignores.
+    longest = max(len(prompt), min(max(named) + 1, context_length(model) - MOST_SAMPLED))
+    long_prompt = (prompt * (longest // len(prompt) + 1))[:longest]
+    yield _gap("learner", gap_to_own(config.model.path, model, longest))
+    yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, long_prompt))
     yield _context(config, model, len(prompt))
-    yield _window(config, model, len(prompt))
+    yield _window(used, len(prompt) + config.rollout.max_tokens, max(named))
     yield _tokens(model, tokenizer)
     yield ModelLine(
         "end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer))))
@@ -100,12 +105,11 @@ def _context(config: RunConfig, model: PreTrainedModel, prompt: int) -> ModelLin
     return ModelLine("context", found, f"expected at least {needed:,}: lower rollout.max_tokens", stops=True)
 
 
-def _window(config: RunConfig, model: PreTrainedModel, prompt: int) -> ModelLine:
-    window = getattr(model.config.get_text_config(), "sliding_window", None)
-    if window is None:
-        return ModelLine("window", "none")
-    longer = prompt + config.rollout.max_tokens > window
-    return ModelLine("window", f"{window:,} tokens{', shorter than a sequence' * longer}")
+def _window(used: Set[int | None], sequence: int, named: int) -> ModelLine:
+    if not used:
+        return ModelLine("window", f"none{f'; the model ignores the {named:,} of its configuration' * bool(named)}")
+    shortest = min(window for window in used if window)
+    return ModelLine("window", f"{shortest:,} tokens{', shorter than a sequence' * (sequence > shortest)}")
 
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelLine:

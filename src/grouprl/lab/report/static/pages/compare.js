@@ -9,7 +9,7 @@ import { h, memberBox, put, refresh, toggle } from "../parts/dom.js";
 import { look, swatch } from "../parts/legend.js";
 import { byReward, Series } from "../parts/series.js";
 import { table } from "../parts/table.js";
-import { between, fixed, named, number, share, time, visible } from "../parts/text.js";
+import { between, counted, fixed, named, number, share, time, visible } from "../parts/text.js";
 import { definitions } from "../parts/titled.js";
 import { howTo, polled, toolbar } from "../parts/view.js";
 
@@ -51,9 +51,9 @@ export async function render(root, { runs: ids = "", comparison }, query) {
 async function chosen(ids, query) {
   const { runs: all } = await get("runs");
   const { found, missing } = await loaded(ids.split(",").filter(Boolean).map(decodeURIComponent));
-  const title = found.length === 1 ? "Compare a run" : `Compare ${found.length || ""} runs`;
+  const title = found.length ? `Compare ${counted(found.length, "run")}` : "Compare runs";
   const none = found.length ? null : h("p", { class: "card empty" }, "Choose runs above, or on the page Runs.");
-  const below = ({ runs }) => runs.length && [h("h2", {}, "Results"), results(runs), h("h2", {}, "Settings that differ"), differences(runs)];
+  const below = ({ runs }) => runs.length > 0 && [h("h2", {}, "Results"), results(runs), h("h2", {}, "Settings that differ"), differences(runs)];
   const groups = bySeed(found), several = groups.length < found.length, mean = several && query.get("seeds") === "mean";
   const choice = several && seedChoice(mean, ids, query);
   const top = [h("h1", {}, title), missing, runChooser(all, found.map(({ id }) => id)), choice, none];

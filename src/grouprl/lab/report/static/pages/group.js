@@ -6,7 +6,7 @@ import { advantageBars, extent, signedBars } from "../parts/explain/bars.js";
 import { linePlot, nearest } from "../parts/explain/plot.js";
 import { algorithmChoice, readRewards, rewardEditor, writeRewards } from "../parts/explain/rewards.js";
 import { column, equals, plain, withSign } from "../parts/numbers.js";
-import { percent } from "../parts/text.js";
+import { counted, percent } from "../parts/text.js";
 
 const ALGORITHMS = [["grpo", "GRPO"], ["dr_grpo", "Dr.GRPO"], ["rloo", "RLOO"], ["reinforce", "REINFORCE"]];
 const DRAWN = 3; // of these, in the plot of weights
@@ -163,7 +163,7 @@ function spread({ mean, deviation, divided_by: divided }, over) {
 
 function invalid(rewards, count) {
   const left = rewards.length - count;
-  return `${left} of ${rewards.length} completions ${left === 1 ? "is" : "are"} invalid, for example because the verifier failed: ` +
+  return `${left} of ${counted(rewards.length, "completion")} ${left === 1 ? "is" : "are"} invalid, for example because the verifier failed: ` +
     "the statistics skip invalid completions, which never count as a reward of 0.";
 }
 
@@ -201,7 +201,7 @@ function each(indices, advantages) {
 
 function named(indices) {
   const more = indices.length - MOST_NAMED;
-  const names = more > 0 ? [...indices.slice(0, MOST_NAMED), `${more} other${more === 1 ? "" : "s"}`] : indices;
+  const names = more > 0 ? [...indices.slice(0, MOST_NAMED), counted(more, "other")] : indices;
   return `completion${indices.length === 1 ? "" : "s"} ${joined(names)}`;
 }
 

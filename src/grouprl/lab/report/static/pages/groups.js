@@ -6,7 +6,7 @@ import { grid } from "../parts/groups/grid.js";
 import { groupView } from "../parts/groups/group.js";
 import { advantageLegend } from "../parts/groups/marks.js";
 import { historyView, isSearch, searchForm, searchResults } from "../parts/groups/search.js";
-import { named, number, trouble } from "../parts/text.js";
+import { counted, named, number, trouble } from "../parts/text.js";
 
 const PAUSE = 90; // milliseconds that the slider rests before its step is asked for
 
@@ -87,12 +87,11 @@ async function followed(run, known, choice, load) {
 
 function sentence({ total, steps, of, held }) {
   if (!steps) return "No step has been recorded yet.";
-  const rest = held ? ` This file holds ${number(total)} of the ${number(of)} groups, from steps ${held.join(", ")}, and truncates `
+  const rest = held ? ` This file holds ${number(total)} of the ${counted(of, "group")}, from steps ${held.join(", ")}, and truncates `
     + "long texts; grouprl lab shows everything." : "";
   if (!total && held) return rest.trim();
   if (!total) return `The run has not recorded this step: it has steps ${steps.join(" to ")}.`;
-  const groups = total === 1 ? "One group." : `${number(total)} groups.`;
-  return `${groups} Each row is a group: one problem and its completions. Arrow keys move the focus, Enter opens a group.${rest}`;
+  return `${counted(total, "group")}. Each row is a group: one problem and its completions. Arrow keys move the focus, Enter opens a group.${rest}`;
 }
 
 function cell(at) {

@@ -3,7 +3,7 @@ import { comparing, get, ofRun } from "../parts/api.js";
 import { h, memberBox, put, refresh, s, say, select, toggle, write } from "../parts/dom.js";
 import { actions, startDialog } from "../parts/launch.js";
 import { keptOf, mark, progress, roughPhase } from "../parts/run/head.js";
-import { fixed, named, number, share, time, visible } from "../parts/text.js";
+import { counted, fixed, named, number, share, time, visible } from "../parts/text.js";
 import { polled } from "../parts/view.js";
 
 const EVERY = 3000; // milliseconds
@@ -29,7 +29,7 @@ export async function render(root) {
   const compare = h("button", { type: "button", onclick: () => { location.hash = comparing(comparable()); } });
   const changed = () => {
     const count = comparable().length;
-    write(compare, count ? `Compare ${count} run${count === 1 ? "" : "s"}` : "Compare");
+    write(compare, count ? `Compare ${counted(count, "run")}` : "Compare");
     compare.disabled = count < 1;
   };
   const start = () => startDialog(names()).catch((error) => say(error.message, "error"));

@@ -100,7 +100,7 @@ function recordedFields(runs, place, go, failed) {
   const list = async () => {
     try {
       const { steps } = await get("explain/steps", { run: run.value });
-      put(step, options(steps.map((one) => [one, String(one)]), place.step));
+      put(step, options(steps.length ? steps.map((one) => [one, String(one)]) : [["", "none"]], place.step));
       put(failed);
     } catch (error) {
       put(failed, error.message);

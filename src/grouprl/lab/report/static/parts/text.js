@@ -40,6 +40,11 @@ export function signed(value, digits = 3) {
   return value > 0 ? `+${number(value, digits)}` : number(value, digits);
 }
 
+/** A count with its noun: "1 run", "2 runs". */
+export function counted(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 export function percent(share) {
   return share === null || share === undefined ? "\u2013" : `${number(100 * share, 1)}%`;
 }
@@ -60,7 +65,7 @@ const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 
 /** What a chart can be drawn over. */
 export const AXES = {
   step: { label: "step", unit: "step", of: (value) => `step ${number(value)}` },
-  tokens: { label: "completion tokens", unit: "tokens", of: (value) => `${number(value)} tokens` },
+  tokens: { label: "completion tokens", unit: "tokens", of: (value) => counted(value, "token") },
   seconds: { label: "time of the steps", unit: "s", of: duration },
 };
 

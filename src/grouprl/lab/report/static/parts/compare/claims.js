@@ -2,12 +2,12 @@
 import { comparing, live } from "../api.js";
 import { h, s } from "../dom.js";
 import { look, swatch } from "../legend.js";
-import { fixed, number, percent, signed, visible } from "../text.js";
+import { counted, fixed, number, percent, signed, visible } from "../text.js";
 
 const WIDTH = 330, HEIGHT = 120, LEFT = 44, BOTTOM = 20; // of a drawing, in pixels
 const ROW = 18, MIDDLE = 48; // of an interval
 const SHARES = /^(accuracy|speed|frac_.*)$/;
-const SPENT = { tokens: "completion tokens", seconds: "seconds of training", steps: "step" };
+const SPENT = { tokens: "completion tokens", seconds: "seconds of training", steps: "steps" };
 const AT = { tokens: "at equal sampled tokens", seconds: "at equal time", steps: "at equal steps" };
 
 /** A card for each claim; nothing where the comparison has none. */
@@ -18,9 +18,9 @@ export function claimCards({ name, claims, variants, seeds }) {
     h("h2", {}, "Claims"),
     h("p", { class: "note" }, "A claim holds here if every interval lies on its side, does not if one lies on the other " +
       "side, or shows that the difference is smaller than what matters (shaded), and is undecided otherwise. Thick: 95% " +
-      `Student interval of the difference, over problems and the ${seeds.length} seeds together. Thin: widened, so that ` +
+      `Student interval of the difference, over problems and ${counted(seeds.length, "seed")} together. Thin: widened, so that ` +
       "all intervals of the claim are right at once (Bonferroni); it decides. A star: below 5% also when corrected for " +
-      "all differences of this page (Holm)."),
+      "all differences of this page (Holm); a claim holds in the whole table if every difference has one."),
     h("div", { class: "grid claims" }, claims.map((claim) => card(claim, claim.variants.map((one) => found.get(one)), name))),
   ];
 }
@@ -30,7 +30,7 @@ function card(claim, variants, comparison) {
   const unit = SHARES.test(measure) ? " in points" : "", span = grows ? ", last less first tenth" : "";
   const what = `${measure.replaceAll("_", " ")}${unit}${span}, ${AT[at]}`;
   return h("article", { class: "card claim" },
-    h("p", { class: `found ${claim.verdict.replaceAll(" ", "-")}` }, claim.verdict === "holds" ? "holds here" : claim.verdict),
+    h("p", { class: `found ${claim.verdict.replaceAll(" ", "-")}` }, claim.holds_in_table ? "holds in the whole table" : claim.verdict === "holds" ? "holds here" : claim.verdict),
     h("h3", {}, visible(claim.claim)), h("p", { class: "note" }, visible(claim.source)),
     exact ? [h("p", {}, visible(claim.found)), h("p", {}, h("code", {}, visible(exact)))] : null,
     measured.length ? [h("p", { class: "note" }, what), forest(claim), curves(claim, variants), h("p", { class: "note" }, runsOf(variants, comparison))] : null);
@@ -72,7 +72,7 @@ function curves({ measure, at }, variants) {
     colored(s("polyline", { points: points.map(({ x, y }) => [left(x), down(y)].join()).join(" "), "stroke-dasharray": look(place).dash.join(" ") || null }), "stroke", place),
   ]);
   return [
-    s("svg", { class: "small", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${measure} by ${SPENT[at]}` }, drawn,
+    s("svg", { class: "curves", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${measure} by ${SPENT[at]}` }, drawn,
       mark(LEFT - 4, 12, "end", value(top)), mark(LEFT - 4, HEIGHT - BOTTOM, "end", value(bottom)),
       mark(LEFT, HEIGHT - 5, "start", number(first)), mark(WIDTH - 6, HEIGHT - 5, "end", `${number(Math.round(last))} ${SPENT[at]}`)),
     h("div", { class: "chart-legend" }, lines.map(({ place }) => h("span", { class: "item" }, swatch(look(place)), visible(variants[place].name)))),
@@ -99,7 +99,7 @@ function curve({ held_out: evaluations, series }, measure, at) {
 /** Links to the runs of these variants: together in the lab, each to its own report in a file. */
 function runsOf(variants, comparison) {
   const folders = variants.flatMap(({ runs }) => Object.values(runs));
-  if (live) return h("a", { href: comparing(folders.map((run) => `${comparison}~${run}`)) }, `Its ${folders.length} runs`);
+  if (live) return h("a", { href: comparing(folders.map((run) => `${comparison}~${run}`)) }, `Its ${counted(folders.length, "run")}`);
   return ["Runs by seed: ", variants.map(({ name, runs }, at) => [at ? "; " : "", visible(name), Object.entries(runs).map(([seed, run]) =>
     [" ", h("a", { href: `${encodeURIComponent(run)}/report.html`, "aria-label": visible(`${name}, seed ${seed}`) }, seed)])])];
 }

@@ -5,7 +5,7 @@ import { stackedBar } from "../explain/bars.js";
 import { look, swatch } from "../legend.js";
 import { sumOf, table } from "../table.js";
 import { Series } from "../series.js";
-import { between, fixed, number, percent, share, visible } from "../text.js";
+import { between, counted, fixed, number, percent, share, visible } from "../text.js";
 
 const SAMPLED = { sampled_accuracy: "sampled, last tenth of training", pass_at_1: "pass@1", pass_at_8: "pass@8" };
 const WIDE = 150; // pixels of a drawn interval
@@ -26,7 +26,7 @@ export function variantsOf({ name: comparison, variants }) {
 export function comparisonHead({ verdict, about, seeds, variants }) {
   const made = variants.map(({ runs }) => Object.keys(runs).length);
   const facts = [...Object.entries(about).map(([name, value]) => `${name} ${value}`),
-    `${sumOf(made)} of ${seeds.length * variants.length} runs finished`];
+    `${sumOf(made)} of ${counted(seeds.length * variants.length, "run")} finished`];
   return [h("p", { class: "note" }, visible(facts.join(" \u00b7 "))), h("p", { class: "verdict" }, visible(verdict))];
 }
 
@@ -110,7 +110,7 @@ function costTable({ threshold, window, variants }) {
     if (!figures[name]) return number(null);
     const { mean, by_seed: found } = figures[name], [count, all] = [found, runs].map((one) => Object.keys(one).length);
     const values = Object.values(found), range = [Math.min(...values), Math.max(...values)];
-    return [form(mean), count < all ? small(`${count} of ${all} seeds`) : range[0] < range[1] ? small(range.map(form).join(" to ")) : null];
+    return [form(mean), count < all ? small(`${count} of ${counted(all, "seed")}`) : range[0] < range[1] ? small(range.map(form).join(" to ")) : null];
   };
   return [h("h2", {}, "Cost"),
     h("p", { class: "note" }, "Means over seeds; small: the lowest and the highest seed. " +

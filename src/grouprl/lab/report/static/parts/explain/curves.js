@@ -4,7 +4,7 @@ import { asking } from "../address.js";
 import { field, h, put, select } from "../dom.js";
 import { column, plain, withSign } from "../numbers.js";
 import { byCompletion, figures } from "../table.js";
-import { percent } from "../text.js";
+import { counted, percent } from "../text.js";
 import { klEquations, math, ratioEquations } from "./formulas.js";
 import { linePlot, nearest } from "./plot.js";
 import { filled } from "./walk.js";
@@ -37,7 +37,7 @@ function recorded({ completions, level, bounds, reason }, { updates_per_batch: u
   const [heads, columns] = level === "token" ? ofTokens(completions, bounds) : ofCompletions(completions, bounds);
   const each = level === "token" ? "one for each token" : "one for each completion";
   return h("details", {},
-    h("summary", {}, `Ratios of this group in its last update (${each}; ${updates} update${updates === 1 ? "" : "s"} per batch)`),
+    h("summary", {}, `Ratios of this group in its last update (${each}; ${counted(updates, "update")} per batch)`),
     byCompletion("Ratios of this group", heads, columns));
 }
 

@@ -1,6 +1,7 @@
 // The rewards of a group that the reader makes up: a slider, a number and an "invalid" for each completion.
 import { get } from "../api.js";
 import { field, h, options, put, say } from "../dom.js";
+import { counted } from "../text.js";
 
 const FEWEST = 2;
 const MOST = 16;
@@ -47,7 +48,7 @@ export function rewardEditor(rewards, changed) {
 function resize(editor, size) {
   if (size < FEWEST || size > MOST) return;
   drawRows(editor, [...editor.items, { value: 0, off: false }].slice(0, size));
-  say(`${size} completions`);
+  say(counted(size, "completion"));
   editor.changed();
 }
 

@@ -2,7 +2,7 @@
 import { h } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain, withSign } from "../numbers.js";
 import { byCompletion, figures } from "../table.js";
-import { lossOfNothing, written } from "../text.js";
+import { counted, lossOfNothing, written } from "../text.js";
 import { turnsOf } from "../turns.js";
 import { advantageBars, signedBars } from "./bars.js";
 import { clipStage, klStage } from "./curves.js";
@@ -27,7 +27,7 @@ const isTyped = ({ rewards }) => rewards !== undefined;
 
 function promptStage({ stages: { prompt, completions } }, { typed }) {
   const body = () => (prompt.text === null ? h("p", { class: "note" }, filled(typed, { count: completions.length })) : h("div", {}, quoted(turnsOf(prompt.messages, prompt.text)),
-    h("p", { class: "note" }, `${prompt.tokens} tokens, problem `, written(prompt.problem_id)), answer(prompt.columns)));
+    h("p", { class: "note" }, `${counted(prompt.tokens, "token")}, problem `, written(prompt.problem_id)), answer(prompt.columns)));
   return { body };
 }
 
@@ -42,7 +42,7 @@ function answer({ answer: found }) {
 function completionsStage({ stages: { prompt, completions } }, words) {
   const own = filled(words, { count: completions.length });
   const one = ({ text, length, stop_reason: stop }) =>
-    h("li", {}, written(text), " ", h("span", { class: "note" }, `${length} tokens, ${STOPS[stop] ?? stop}`));
+    h("li", {}, written(text), " ", h("span", { class: "note" }, `${counted(length, "token")}, ${STOPS[stop] ?? stop}`));
   const body = () => (prompt.text === null ? h("p", { class: "note" }, own.typed) : h("ol", { class: "tries", start: "0" }, completions.map(one)));
   return { ...own, body };
 }
@@ -140,7 +140,7 @@ function stepStatistics({ steps, ...all }) {
   if (all.count === 0) return h("p", {}, "No completion of this group has a valid reward.");
   return [
     h("ul", { class: "worked" },
-      h("li", {}, term("mu", "μ"), " = ", meanWorked(all), ` over the ${all.count} reasoning steps below`),
+      h("li", {}, term("mu", "μ"), " = ", meanWorked(all), ` over the ${counted(all.count, "reasoning step")} below`),
       all.count > 1 ? h("li", {}, term("sigma", "σ"), " = ", deviationWorked(all)) : null),
     stepTable(steps)];
 }
@@ -227,10 +227,9 @@ function lossTable({ completions: terms }, { completions: slopes }, completions)
 const lossText = (loss) => lossOfNothing(loss) ?? plain(loss);
 
 function lossNote({ share, surrogate, kl, step, batch }) {
-  const groups = batch.groups === 1 ? "one group" : `${batch.groups} groups`;
   return h("p", { class: "note" },
     "Weight, loss and gradient are summed over the tokens; a gradient below 0 makes a completion more probable. " +
-    `The batch has ${batch.completions} completions from ${groups}. This group contributes ${lossText(share)} to its loss: ` +
+    `The batch has ${counted(batch.completions, "completion")} from ${counted(batch.groups, "group")}. This group contributes ${lossText(share)} to its loss: ` +
     `${lossText(surrogate)} from the advantages, ${lossText(kl)} from the KL.`,
     step === null ? null : ` The loss of the whole step was ${lossText(step)}.`,
     " The value of the loss says little by itself: the gradient moves the policy.");

@@ -1,6 +1,6 @@
 // An episode as a conversation: the turns of the policy, and what it was shown after each.
 import { h } from "../dom.js";
-import { duration, number, said, signed, visible, written } from "../text.js";
+import { counted, duration, number, said, signed, visible, written } from "../text.js";
 import { advantageMark } from "./marks.js";
 
 const LONG = 400, LINES = 8; // from where on a text is folded
@@ -18,15 +18,15 @@ export function conversation({ turns, ended, invalid, reward }, inside) {
   const last = [
     Object.hasOwn(ENDS, ended) ? ENDS[ended] : `The episode ended with the fault ${visible(ended)}.`,
     invalid ? " It is invalid." : null,
-    reward === null ? " The environment gave no reward." : [" The environment gave it the reward ", h("b", {}, number(reward)), "."],
+    reward === null ? null : [" The environment gave it the reward ", h("b", {}, number(reward)), "."],
   ];
   return h("div", { class: "episode" },
     h("ol", {}, turns.map((turn, place) => h("li", {}, heading(turn, place), inside(turn, place), after(turn)))),
     h("p", {}, last));
 }
 
-/** What the policy wrote in a turn, as the cards have it. */
-export const turnText = ({ text }) => h("div", { class: "said" }, said(text));
+/** What the policy wrote in a turn, as the cards have it; nothing beside its calls, which are shown below. */
+export const turnText = ({ text, calls }) => (text === "" && calls.length ? null : h("div", { class: "said" }, said(text)));
 
 function heading({ advantages: [least, most], reward }, place) {
   return h("div", { class: "row" }, h("h4", {}, `Turn ${place + 1}`),
@@ -36,8 +36,8 @@ function heading({ advantages: [least, most], reward }, place) {
 
 function after({ calls, replies, shown, forked }) {
   if (!calls.length && !replies.length) return null;
-  const read = forked ? `From here the policy read the conversation written anew: ${number(shown)} other tokens, and it learns none of them.`
-    : shown ? `The policy read ${number(shown)} tokens of this, and learns none of them.` : "The episode was over: the policy did not read this.";
+  const read = forked ? `From here the policy read the conversation written anew: ${counted(shown, "other token")}, and it learns nothing of that.`
+    : shown ? `The policy read ${counted(shown, "token")} of this, and learns nothing of that.` : "The episode was over: the policy did not read this.";
   return h("div", { class: "between" }, calls.map(call), replies.map(({ role, content }) =>
     h("div", { class: "message" }, h("span", { class: "role" }, visible(role) || "(no role)"), foldable(content))),
   h("p", { class: "note" }, read));

@@ -2,7 +2,7 @@
 import { get, ofRun } from "../api.js";
 import { h, put, say, write } from "../dom.js";
 import { address, note } from "../address.js";
-import { fixed, number, written } from "../text.js";
+import { counted, fixed, number, written } from "../text.js";
 import { FULL, inWords, kindOfGroup, shortSigned, signalMark, tint, tinted } from "./marks.js";
 
 const PAGE = 50; // groups shown at once
@@ -88,7 +88,7 @@ function hint({ element, around, sideways, columns }) {
   const { scrollLeft, clientWidth, scrollWidth } = element;
   around.classList.toggle("more", scrollLeft + clientWidth < scrollWidth - 1);
   sideways.hidden = scrollWidth <= clientWidth + 1;
-  write(sideways, `${number(columns)} completions in a row: scroll sideways to see all of them.`);
+  write(sideways, `${counted(columns, "completion")} in a row: scroll sideways to see all of them.`);
 }
 
 function cells(state, group) {

@@ -3,7 +3,7 @@ import { get, live, ofRun, queryOf } from "../api.js";
 import { address, choices, note } from "../address.js";
 import { h, put } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
-import { named, number, said, signed, trouble, written } from "../text.js";
+import { counted, named, number, said, signed, trouble, written } from "../text.js";
 import { turnsOf } from "../turns.js";
 import { conversation, turnText } from "./episode.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
@@ -81,7 +81,7 @@ function deviationLine(given) {
 
 function stepLine({ batch }) {
   if (!batch) return null;
-  return line("whole step", `${number(batch.count)} rewards with mean `, h("b", {}, plain(batch.mean)),
+  return line("whole step", `${counted(batch.count, "reward")} with mean `, h("b", {}, plain(batch.mean)),
     " and deviation ", h("b", {}, plain(batch.deviation)));
 }
 
@@ -97,7 +97,7 @@ function sentences(given, kind) {
   const still = given.recorded.every((advantage) => advantage === 0);
   const why = {
     signal: null,
-    invalid: `${given.count} of ${given.rewards.length} rewards ${given.count === 1 ? "is" : "are"} valid. `
+    invalid: `${given.count} of ${counted(given.rewards.length, "reward")} ${given.count === 1 ? "is" : "are"} valid. `
       + "At least two are needed to compare completions.",
     solved: `Every completion is correct and has the reward ${plain(given.mean)}: none is better than another.`,
     hopeless: `No completion is correct, and each has the reward ${plain(given.mean)}: none is better than another.`,
@@ -185,7 +185,7 @@ function completionCards(run, place, group, given) {
   const chosen = cards.find((one) => String(one.index) === given.c);
   return {
     element: h("section", { "aria-labelledby": "completions-title" },
-      h("div", { class: "row heading" }, h("h2", { id: "completions-title" }, `${number(cards.length)} completions`),
+      h("div", { class: "row heading" }, h("h2", { id: "completions-title" }, counted(cards.length, "completion")),
         layoutChoice(list, given.layout)), list),
     async open() {
       if (!chosen) return;

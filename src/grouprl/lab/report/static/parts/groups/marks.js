@@ -1,6 +1,6 @@
 // How a completion's numbers look: color, sign and pattern together, so that none of them has to be seen.
 import { h } from "../dom.js";
-import { fixed, number, signed, visible } from "../text.js";
+import { counted, fixed, number, signed, visible } from "../text.js";
 
 export const FULL = 2; // the advantage from which on a color has its full strength
 const FAINTEST = 0.14; // of what is not 0
@@ -53,7 +53,7 @@ export function chip(text, advantage) {
 }
 
 export function lengthMark({ length, stop_reason: reason }) {
-  return h("span", { class: "note" }, `${number(length)} tokens, ${stopWords(reason)}`);
+  return h("span", { class: "note" }, `${counted(length, "token")}, ${stopWords(reason)}`);
 }
 
 export function correctMark(correct) { // nothing where no reward of the run says what is correct
@@ -84,7 +84,7 @@ export function inWords(completion) {
   const reward = completion.invalid ? "invalid reward" : `reward ${shortNumber(completion.reward)}`;
   return (
     `Completion ${completion.index}: ${reward}, advantage ${shortSigned(completion.advantage)}${judged}, ` +
-    `${shortNumber(completion.length)} tokens, ${stopWords(completion.stop_reason)}`
+    `${counted(completion.length, "token")}, ${stopWords(completion.stop_reason)}`
   );
 }
 

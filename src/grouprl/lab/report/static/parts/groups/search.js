@@ -3,7 +3,7 @@ import { address, note } from "../address.js";
 import { get, ofRun } from "../api.js";
 import { field, h, put, select } from "../dom.js";
 import { look } from "../legend.js";
-import { number, percent, trouble, visible, written } from "../text.js";
+import { counted, number, percent, trouble, visible, written } from "../text.js";
 import { titled } from "../titled.js";
 import { turnsOf } from "../turns.js";
 import { advantageMark, correctMark, lengthMark } from "./marks.js";
@@ -105,7 +105,7 @@ function steps({ first, last }) {
 }
 
 function summary({ found, looked, back, before }, going) {
-  const words = `${number(found)} found in ${number(looked)} completions`;
+  const words = `${number(found)} found in ${counted(looked, "completion")}`;
   if (before === null) return looked ? `${words}, back to step ${back}: the search is complete.` : "There are no completions to search.";
   return going ? `${words}, back to step ${back}; still searching.` : `${words}, back to step ${back}, the newest first.`;
 }

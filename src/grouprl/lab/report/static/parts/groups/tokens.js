@@ -2,7 +2,7 @@
 import { note, whole } from "../address.js";
 import { get, ofRun } from "../api.js";
 import { h, put, refresh } from "../dom.js";
-import { named, number, percent, signed, visible } from "../text.js";
+import { counted, named, number, percent, signed, visible } from "../text.js";
 import { conversation } from "./episode.js";
 import { advantageSteps, FULL, scaleLegend, stepsUpTo, tint, tinted } from "./marks.js";
 
@@ -92,7 +92,7 @@ function extend(state, to) {
   for (const turn of state.box.querySelectorAll(".episode > ol > li")) turn.hidden = !turn.querySelector("[data-place]");
   state.shown = end;
   state.more.hidden = end === tokens.length;
-  state.more.textContent = `Show more of the ${number(tokens.length)} tokens (${number(end)} shown)`;
+  state.more.textContent = `Show more of the ${counted(tokens.length, "token")} (${number(end)} shown)`;
 }
 
 const SIGNS = { " ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5" };

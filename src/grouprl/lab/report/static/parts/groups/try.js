@@ -1,7 +1,7 @@
 // A completion that the reader types, scored as the run scores its own.
 import { ofRun, post } from "../api.js";
 import { field, h, put } from "../dom.js";
-import { number, trouble, written } from "../text.js";
+import { counted, number, trouble, written } from "../text.js";
 import { correctMark } from "./marks.js";
 
 /** The folded box below a group; `text` is what it begins with. */
@@ -30,7 +30,7 @@ export function tryBox(run, place, text) {
 
 function scores({ rewards, total, invalid, correct, tokens }) {
   const value = (one) => (one.value === null ? "does not apply" : one.weight === null ? number(one.value) : `${number(one.value)} \u00d7 ${number(one.weight)}`);
-  return [h("p", { class: "row" }, correctMark(correct), h("span", { class: "note" }, `${number(tokens)} tokens`)),
+  return [h("p", { class: "row" }, correctMark(correct), h("span", { class: "note" }, counted(tokens, "token"))),
     invalid === null ? null : h("p", { class: "bad" }, "Invalid reward: ", written(invalid)),
     h("table", { class: "components" }, h("tbody", {}, rewards.map((one) => h("tr", {}, h("td", {}, written(one.name)), h("td", { class: "number" }, value(one))))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "reward"), h("td", { class: "number" }, h("b", {}, total === null ? "none" : number(total))))))];

@@ -72,7 +72,7 @@ export const keptOf = ({ tags = [], note = "" }, shown) => [tags.map((tag) => h(
 
 // How a run is doing.
 
-const MARKS = { running: "mark good", finished: "mark", stopped: "mark warn", broken: "mark bad" };
+const MARKS = { running: "mark good", finished: "mark", stopped: "mark warn", failed: "mark bad", broken: "mark bad" };
 
 /** A sign of the status that `show(status)` changes. */
 export function mark() {
