@@ -39,6 +39,7 @@ PLACES: Mapping[str, str] = {
     "shell": "grouprl.checks.sandbox.shell",
     "task.calculator": "grouprl.environments.calculator:Calculator",
     "task.code": "grouprl.checks.code:Code",
+    "task.environment": "grouprl.environments.owned:Owned",
     "task.guess_number": "grouprl.environments.guess_number:GuessNumber",
     "task.harbor": "grouprl.environments.harbor:Harbor",
     "task.python_repl": "grouprl.environments.python_repl:PythonRepl",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from grouprl.files import read_file
 from grouprl.rewards.calls import Invalid
+from grouprl.rewards.workers.frames import CODE
 from grouprl.types import UserError
 
 RewardFunction = Callable[..., Any]
@@ -222,6 +224,11 @@ class _BytesLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> object:  # type: ignore[override]
         """Compiles the bytes; bytecode is neither read nor written."""
         return self.source_to_code(self._source, self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module, which objects of its classes name by its file."""
+        CODE[os.path.realpath(self.path)] = module
+        super().exec_module(module)
 
 
 class _Finder:

@@ -28,7 +28,8 @@ def memory_of(config: RunConfig, task: Task, ranks: int) -> str | None:
         shape, tokenizer = shape_of(config.model.path), load_tokenizer(config.model.path)
     except UserError:  # another family; or a folder that loading describes better
         return None
-    longest = max(len(tokenizer(problem.prompt_text)["input_ids"]) for problem in task.problems("train")[:_PROMPTS])
+    longest = max(len(tokenizer(one.prompt_text)["input_ids"]) for one in task.problems("train")[:_PROMPTS])
+    longest = max(1, longest)  # an environment may own the prompts
     whole, networks = step_of(config, longest), networks_of(config)
     step = replace(whole, problems=-(-whole.problems // ranks), completion_tokens=longest_completion(config, task))
     step = replace(step, episodes=has_turns(config, task))

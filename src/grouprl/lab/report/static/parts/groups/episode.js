@@ -18,7 +18,7 @@ export function conversation({ turns, ended, invalid, reward }, inside) {
   const last = [
     Object.hasOwn(ENDS, ended) ? ENDS[ended] : `The episode ended with the fault ${visible(ended)}.`,
     invalid ? " It is invalid." : null,
-    reward === null ? " The environment gave no reward." : [" The environment gave it the reward ", h("b", {}, number(reward)), "."],
+    reward === null ? null : [" The environment gave it the reward ", h("b", {}, number(reward)), "."],
   ];
   return h("div", { class: "episode" },
     h("ol", {}, turns.map((turn, place) => h("li", {}, heading(turn, place), inside(turn, place), after(turn)))),
