@@ -267,3 +267,111 @@ REFUSED = {
     "tools, data, none",
     "tools, data, objects",
 }
+
+
+OF_A_FILE = '''
+from threading import Lock
+
+class Mark:
+    value = 7
+
+class World:
+    def __init__(self):
+        self.lock, self.marks = Lock(), [Mark()]
+
+    def reset(self, **row): ...
+
+    def add(self, a: int) -> int:
+        """Adds.
+
+        Args:
+            a: A number.
+        """
+        self.marks.append(Mark())
+        return a
+
+    def get_reward(self):
+        self.marks.clear()
+        return REWARD
+
+def same_file(environments, **columns):
+    return [float(isinstance(one, World) and isinstance(one.marks[0], Mark)) for one in environments]
+'''
+READERS = """
+from world import World
+
+def imported(environments, **columns):
+    return [float(type(one) is World) for one in environments]
+
+def locked(environments, **columns):
+    return [float(one.lock is None) + bool(one.lock) for one in environments]
+"""
+ANYWHERE = """
+def marks(environments, **columns):
+    return [float(sum(mark.value for mark in one.marks)) for one in environments]
+"""
+
+
+def of_files(folder: Path, *rewards: str, reward: str = "0.0") -> list[Scored]:
+    for name, text in (("world", OF_A_FILE), ("readers", READERS), ("anywhere", ANYWHERE)):
+        (folder / f"{name}.py").write_text(text.replace("REWARD", reward))
+    named = [dict(zip(("path", "name"), reward.split(":"), strict=True)) for reward in rewards]
+    config = {
+        "environment": {"factory": str(folder / "world.py:World")},
+        "rewards": [{**one, "path": str(folder / one["path"])} for one in named],
+    }
+    return scripted(folder, script, config=config)
+
+
+def test_an_object_of_a_file_is_the_same_class_in_every_file_that_has_it(tmp_path: Path) -> None:
+    found, _ = of_files(tmp_path, "world.py:same_file", "readers.py:imported", "anywhere.py:marks")
+    assert [one["same_file"] for one in found.components] == [1.0] * GROUP
+    assert [one["imported"] for one in found.components] == [1.0] * GROUP
+    assert [one["marks"] for one in found.components] == [7.0, 14.0, 14.0, 14.0]  # before get_reward clears them
+    assert [one["environment"] for one in found.components] == [0.0] * GROUP
+
+
+def test_what_cannot_be_sent_is_an_error_and_never_a_value(tmp_path: Path) -> None:
+    found, _ = of_files(tmp_path, "readers.py:locked")
+    assert found.rewards == [None] * GROUP
+    assert all("locked raised TypeError: World.lock cannot be sent to a reward: " in one for one in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [("'good'", "got 'good' (str)"), ("float('nan')", "got nan (float)"), ("1 / 0", "ZeroDivision")]
+)
+def test_a_reward_that_fails_makes_the_episode_invalid(wrong: str, said: str, tmp_path: Path) -> None:
+    found, _ = of_files(tmp_path, "anywhere.py:marks", reward=wrong)
+    assert found.rewards == [None] * GROUP
+    assert all(one.startswith("the environment's reward: ") and said in one for one in found.reasons)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "no environment": (
+        {"task": FULL, "rewards": ["environment"]},
+        "reward environment: expected an environment that gives a reward, got none",
+    ),
+    "no get_reward": (
+        {"task": FULL, "rewards": ["environment"], "environment_factory": Plain},
+        "expected an environment that gives a reward, got one without `get_reward`",
+    ),
+    "no reward": ({"environment_factory": Plain}, "rewards: expected at least one, but the task environment has no"),
+    "no objects": (
+        {"task": FULL, "tools": [add], "rewards": [is_counter]},
+        "reward is_counter: expected the objects of environments for its parameter `environments`, got a run without",
+    ),
+    "no methods": ({"environment_factory": Begins}, "environment Begins: expected public methods"),
+    "epochs": (
+        {"environment_factory": Counter, "config": {"task": {"name": "environment"}, "epochs": 2.0}},
+        "epochs: expected steps where the environment owns the data",
+    ),
+    "no world": ({"task": "environment"}, "task.name: expected an environment with environment, got none"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_gives_no_reward_is_refused_before_sampling(name: str, tmp_path: Path) -> None:
+    row, said = REFUSALS[name]
+    with pytest.raises(UserError) as raised:
+        ours(tmp_path, row)
+    assert said in str(raised.value)
