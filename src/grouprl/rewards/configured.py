@@ -40,7 +40,7 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
     if task.default_rewards:
         return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
     verifier = verifier_of(task.verifier, (), task.own_rewards)
-    if verifier is None and (config.environment.given or converses(task)):
+    if verifier is None and (task.name == OWNED or config.environment.given or converses(task)):
         return ()  # the environment's own, see `beside_environment`
     if verifier is None:
         raise UserError(

@@ -225,10 +225,22 @@ class _BytesLoader(SourceFileLoader):
         """Compiles the bytes; bytecode is neither read nor written."""
         return self.source_to_code(self._source, self.path)
 
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module of this file that is there already: its classes are those of every file that imports it."""
+        known = CODE.get(os.path.realpath(self.path))
+        return known if known is not None and getattr(known.__loader__, "_source", None) == self._source else None
+
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the module, which objects of its classes name by its file."""
-        CODE[os.path.realpath(self.path)] = module
-        super().exec_module(module)
+        """Runs the module, once; objects of its classes name it by its file."""
+        path = os.path.realpath(self.path)
+        if CODE.get(path) is module:
+            return
+        CODE[path] = module
+        try:
+            super().exec_module(module)
+        except BaseException:
+            del CODE[path]
+            raise
 
 
 class _Finder:

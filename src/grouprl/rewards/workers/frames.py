@@ -86,11 +86,7 @@ class ParcelError(ValueError):
 
 def pack(value: object) -> bytes:
     """Packs data, or a function with everything it refers to; an importable function by name. Raises ParcelError."""
-    try:
-        packed: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # a user's object may raise any exception
-        raise ParcelError(f"{type(error).__name__}: {error}") from error
-    return packed
+    return _dumped(value, sys.maxsize)
 
 
 def unpack(parcel: bytes) -> Any:
@@ -186,6 +182,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Names what is defined in a user's file by the file: its module has another name in the other process."""
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Unsent:  # which isinstance would ask for its class
+            return NotImplemented
         if isinstance(obj, type | FunctionType) and (path := _file_of(obj)):
             modules = list(CODE.values())
             for module in modules:
