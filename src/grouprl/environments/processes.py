@@ -159,7 +159,8 @@ class ProcessEnvironment:
             return Opening()
         where = f"environment {self._key}".strip() + f" of {problem.where}"
         prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(one) for one in problem.prompt]
-        row = ({} if problem.prompt is NO_PROMPT else {"prompt": prompt}) | dict(problem.columns)  # its row as in TRL
+        bare = problem.prompt is NO_PROMPT and not self._source.is_game  # TRL gives `reset` no prompt then
+        row = ({} if bare else {"prompt": prompt}) | dict(problem.columns)
         if self._key:
             del row["environment"]
         with self._busy:
