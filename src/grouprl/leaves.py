@@ -38,6 +38,7 @@ PLACES: Mapping[str, str] = {
     "sandbox": "grouprl.checks.sandbox",
     "task.calculator": "grouprl.environments.calculator:Calculator",
     "task.code": "grouprl.checks.code:Code",
+    "task.environment": "grouprl.environments.owned:Owned",
     "task.guess_number": "grouprl.environments.guess_number:GuessNumber",
     "task.python_repl": "grouprl.environments.python_repl:PythonRepl",
     "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",

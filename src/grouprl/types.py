@@ -234,6 +234,7 @@ class Episode:
     ended: str = "finished"  # why it ended
     invalid: str = ""  # why the completion is invalid; empty = it is valid
     attributes: Mapping[str, Any] = field(default_factory=dict)  # plain ones of the environment's object, at the end
+    held: str | None = field(default=None, compare=False, repr=False)  # that object, packed, for rewards; not recorded
 
     @property
     def forks(self) -> int:

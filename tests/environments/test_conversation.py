@@ -19,6 +19,7 @@ from grouprl.rewards.calls import call_keywords
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.outcomes import step_rewards, turn_rewards
 from grouprl.rewards.rules import boxed_format
+from grouprl.rewards.workers.frames import pack, unpack
 from grouprl.rollout import Request
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import Episode, Group, Problem, StopReason, UserError
@@ -157,7 +158,9 @@ def test_what_rewards_get_of_an_episode():
     assert [message["role"] for message in keywords["completions"][0]] == ["assistant", "tool", "assistant"]
     assert keywords["completion_ids"] == [list(found.token_ids)]
     assert keywords["environment_reward"] == [1.0]
-    assert keywords["environments"][0].count == 1
+    (held,) = unpack(pack(keywords))["environments"]  # on its way through the run it stays packed
+    assert isinstance(held, Adder)
+    assert (held.count, held.get_reward()) == (1, 1.0)
 
 
 WRONG: dict[str, tuple[str | dict[str, Any], str, str]] = {
@@ -239,6 +242,10 @@ class Drawn:
     def reset(self, prompt: Any = None) -> str:
         assert len(prompt) == 1  # as the task has it, without an opening
         return os.urandom(4).hex()
+
+    def look(self) -> str:
+        """Looks."""
+        return ""
 
 
 def test_an_environment_that_begins_differently_each_time_is_refused():

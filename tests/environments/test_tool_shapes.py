@@ -122,6 +122,12 @@ ENVIRONMENTS = {"counter": Counter, "echo": Echo}
 
 class NoReset: ...
 
+class NoTools:
+    def reset(self): ...
+
+    def get_reward(self):
+        return 1.0
+
 class Broken:
     def __init__(self):
         raise RuntimeError("no board")
@@ -295,6 +301,11 @@ def test_a_tool_without_a_schema_is_refused_before_sampling(file: str, name: str
         (["add", "BOTH"], None, "expected tools of different names, got two of the name 'add': rename one"),
         (["add"], "Quiet", "environment Quiet: expected tools of different names, got two of the name 'add'"),
         ([], "NoReset", "environment NoReset: expected a method `reset`, got NoReset without one"),
+        (
+            [],
+            "NoTools",
+            "environment NoTools: expected public methods, which are its tools, got NoTools with reset",
+        ),
         ([], "Broken", "environment Broken: expected a class or function that makes the environment without arguments"),
         ([], "Exits", "expected code that can be built and described, got a process that ended"),
     ],

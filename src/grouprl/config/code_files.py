@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from grouprl.types import UserError
 
 _MOST_MODULES, _MOST_BYTES = 1000, 4 << 20  # of all the files; the tree of a source takes 400 times its size
 _FRAMES = 3  # of an error in such a file that its user sees
+CODE: dict[str, ModuleType] = {}
+"""The modules of this process that were loaded from files of a user, by real path."""
 _RAN: set[str] = set()  # paths of the files that ran in this process
 
 
@@ -82,6 +85,23 @@ class _BytesLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> object:  # type: ignore[override]
         """Compiles the bytes; bytecode is neither read nor written."""
         return self.source_to_code(self._source, self.path)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module of this file that is there already: its classes are those of every file that imports it."""
+        known = CODE.get(os.path.realpath(self.path))
+        return known if known is not None and getattr(known.__loader__, "_source", None) == self._source else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module, once; objects of its classes name it by its file."""
+        path = os.path.realpath(self.path)
+        if CODE.get(path) is module:
+            return
+        CODE[path] = module
+        try:
+            super().exec_module(module)
+        except BaseException:
+            del CODE[path]
+            raise
 
 
 class _Finder:

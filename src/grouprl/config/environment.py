@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from grouprl.config.section import Names, Place, Section, Text
 from grouprl.types import UserError
 
+_USUAL_TOKENS = 1024
 OnFault = Literal["tell", "end", "invalid"]
 
 
@@ -26,8 +27,12 @@ class EnvironmentConfig(Section):
         None, description="FILE.py:FUNCTION that runs an agent with its own loop, which asks the policy over HTTP"
     )
     url: Text | None = Field(None, description="address of an OpenEnv 0.10 server, such as http://localhost:8000")
-    max_tokens: int = Field(
-        1024, ge=1, le=10**7, description="longest episode after its prompt, in tokens, those of tools included"
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=10**7,
+        description="longest episode after its prompt, in tokens, those of tools included; null = 1,024, or what the "
+        "prompt leaves of the model's context",
     )
     turns: int = Field(8, ge=1, le=10_000, description="most turns that the policy writes in an episode")
     calls: int = Field(16, ge=1, le=10_000, description="most tool calls of an episode")
@@ -47,7 +52,16 @@ class EnvironmentConfig(Section):
     @property
     def given(self) -> bool:
         """Whether the configuration names tools or an environment; else a task may have its own."""
-        return bool(self.tools or self.factory or self.game or self.agent or self.url)
+        return bool(self.tools) or self.owns_data
+
+    @property
+    def owns_data(self) -> bool:
+        """Whether it names an environment, which gives the prompts of a run without a task."""
+        return bool(self.factory or self.game or self.agent or self.url)
+
+    def longest(self, turn: int) -> int:
+        """Most tokens of an episode whose turns have at most `turn`, where the model's context leaves them."""
+        return max(turn, _USUAL_TOKENS) if self.max_tokens is None else self.max_tokens
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

@@ -32,6 +32,8 @@ from grouprl.files import DATA_KINDS, data_kind
 from grouprl.models.names import ALL_LINEAR, QUESTION
 from grouprl.types import Sampling, UserError, unknown_name
 
+OWNED = "environment"
+"""The task of an environment that owns its data."""
 _NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
 
 
@@ -381,6 +383,16 @@ class RunConfig(Section):
         if model.get("chat_template") != QUESTION or rollout.get("stop"):
             return given
         return {**given, "rollout": {**rollout, "stop": (_NEXT_QUESTION,)}}
+
+    @model_validator(mode="after")
+    def _environment_owns_the_data(self) -> Self:
+        if self.environment.owns_data and "name" not in self.task.model_fields_set:  # as in TRL
+            object.__setattr__(self, "task", self.task.model_copy(update={"name": OWNED}))
+        if self.task.name == OWNED and self.epochs is not None:
+            raise UserError(
+                f"epochs: expected steps where the environment owns the data, got {self.epochs:g}: set steps"
+            )
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

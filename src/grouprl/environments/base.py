@@ -37,7 +37,8 @@ class Call:
 class Opening:
     """What `reset` adds to a problem's prompt; the same for all completions of a group."""
 
-    text: str = ""  # added to the last user message
+    text: str = ""  # added to the last message
+    separator: str = field(default="\n\n", compare=False)  # before the text, where the message has some; TRL has none
     messages: tuple[Message, ...] = ()  # added after the prompt's messages
     prompt: tuple[Message, ...] | None = None  # of an agent, its first request: it takes the place of the prompt
 
@@ -57,10 +58,12 @@ class Observation:
 class Verdict:
     """What an environment says of a whole episode."""
 
-    reward: float | None = None  # None = unscored, never 0
-    reason: str = ""  # why it is unscored
+    reward: float | None = None  # None = the environment gives none, or failed to; never 0
+    reason: str = ""  # why it failed; then the episode is invalid
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the environment's object: the plain public ones, such as `reward`, which TRL's reward functions read."""
+    """Of the environment's object, for the record: the plain public ones, such as `reward`."""
+    held: str | None = field(default=None, compare=False, repr=False)
+    """A copy of the object, packed, in base64, for rewards; None = there is none."""
 
 
 class Environment(Protocol):

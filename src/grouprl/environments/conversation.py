@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from grouprl.environments.agents import AgentEnvironment, AgentSource, added_mes
 from grouprl.environments.base import Call, Environment, EnvironmentSource, Fault, Observation, Opening
 from grouprl.environments.calls import Entry
 from grouprl.environments.formats import ToolFormat
+from grouprl.environments.processes import ProcessSource
 from grouprl.environments.shapes import source_of
 from grouprl.forward.prefix import same_tokens
 from grouprl.rollout.engine import Request
@@ -29,7 +31,6 @@ from grouprl.types import Completion, Episode, Message, ObservedTokens, Problem,
 
 _THREADS = 512  # answers that wait at once; a thread starts when it is needed
 _FAILURES = frozenset({Fault.TIMEOUT, Fault.CRASH})  # of the tool; the others are mistakes of the policy or of the tool
-_SEED = 0  # of resets: all episodes of a problem begin alike
 
 
 @contextmanager
@@ -54,10 +55,19 @@ class ToolConversations:
         self._source, self._settings = source, settings
         self._bound: list[ToolConversation] = []
         self._begins: dict[str, _Beginning] = {}  # by the problem's id
+        self.gives_reward = not isinstance(source, ProcessSource) or source.gives_reward
+        self.has_objects = isinstance(source, ProcessSource) and source.has_objects
 
-    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> ToolConversation:
+    def bind(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        context: int = 1 << 30,
+    ) -> ToolConversation:
         """See `grouprl.rollout.episodes.Conversations`."""
-        made = ToolConversation(self._source, self._settings, self._begins, tokenizer, end_ids, max_tokens)
+        made = ToolConversation(self._source, self._settings, self._begins, tokenizer, end_ids, max_tokens, context)
         self._bound.append(made)
         return made
 
@@ -76,7 +86,7 @@ class ToolConversations:
         if (begins := self._begins.get(problem.id)) is None:
             environment = self._source.open(problem)
             try:
-                opening = environment.reset(problem, _SEED)
+                opening = environment.reset(problem, _seed(problem))
                 tools = tuple(environment.tools)
             finally:
                 environment.close()
@@ -98,7 +108,8 @@ def _with_opening(problem: Problem, opening: Opening) -> Any:
         )
     messages = [*problem.prompt]
     if opening.text:
-        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{opening.text}".strip()}
+        content = messages[-1]["content"]
+        messages[-1] = {**messages[-1], "content": f"{content}{opening.separator if content else ''}{opening.text}"}
     return (*messages, *opening.messages)
 
 
@@ -109,6 +120,11 @@ def _plain_from(problem: Problem, opening: Opening, prompt: Sequence[Message]) -
     last, added = len(problem.prompt) - 1, dict.fromkeys(range(len(problem.prompt), len(prompt)), 0)
     text = opening.text.strip()
     return ({last: len(prompt[last]["content"]) - len(text)} if text else {}) | added
+
+
+def _seed(problem: Problem) -> int:
+    """The seed of a problem's resets: all its episodes begin alike, and the problems differ."""
+    return zlib.crc32(problem.id.encode())
 
 
 @dataclass(frozen=True)
@@ -152,13 +168,14 @@ class ToolConversation:
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         max_tokens: int,
+        context: int,
     ) -> None:
-        if settings.max_tokens < max_tokens:
+        if (longest := settings.longest(max_tokens)) < max_tokens:
             raise UserError(
                 f"environment.max_tokens: expected at least rollout.max_tokens={max_tokens}, one turn, got "
-                f"{settings.max_tokens}: raise it"
+                f"{longest}: raise it"
             )
-        self.most_tokens = settings.max_tokens
+        self.most_tokens, self._context = longest, context
         self._source, self._settings, self._max_tokens = source, settings, max_tokens
         self._begins, self._tokenizer, self._end_ids = begins, tokenizer, end_ids
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
@@ -204,7 +221,8 @@ class ToolConversation:
                 live.thinks = False
         whole = (*read[:kept], *ids)
         used = len(whole) - same_tokens((request.prompt_ids, whole))
-        if not live.ended and used + self._max_tokens > self.most_tokens:
+        left = min(self.most_tokens - used, self._context - len(whole))
+        if not live.ended and left < self._max_tokens:
             live.ended = "tokens"
         if not live.ended and len(turns) >= self._settings.turns:
             live.ended = "turns"
@@ -219,7 +237,7 @@ class ToolConversation:
         begins, live = self._begins[problem.id], _Live(self._source.open(problem), time.monotonic())
         self._live[key] = live
         # The prompt was made of the first opening: with another one the policy would have read of another world.
-        if (opening := live.environment.reset(begins.problem, _SEED)) != begins.opening:
+        if (opening := live.environment.reset(begins.problem, _seed(problem))) != begins.opening:
             raise UserError(
                 f"environment of {problem.where}: expected `reset` to begin every episode of a problem alike, got "
                 f"{opening.text!r:.80} after {begins.opening.text!r:.80}: draw with the seed that reset gets, or from "
@@ -367,6 +385,7 @@ def _episode(live: _Live) -> Episode:
         turn_rewards=tuple(live.rewards),
         reward=verdict.reward,
         ended=live.ended,
-        invalid=live.invalid,
+        invalid=live.invalid or verdict.reason,
         attributes=verdict.attributes,
+        held=verdict.held,
     )

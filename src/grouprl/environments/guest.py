@@ -6,6 +6,7 @@ Replies are JSON. Nothing here imports torch; transformers is imported in a proc
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import json
 import math
@@ -23,7 +24,7 @@ from typing import Any
 
 from grouprl.environments.base import Fault
 from grouprl.rewards.calls import describe
-from grouprl.rewards.workers.frames import receive_frame, send_frame, unpack
+from grouprl.rewards.workers.frames import pack_object, receive_frame, send_frame, unpack
 from grouprl.rewards.workers.zygote import (
     ProcessOutput,
     Source,
@@ -38,6 +39,7 @@ from grouprl.types import UserError
 _LONE = re.compile("[\ud800-\udfff]")  # half of a character, which no tokenizer takes
 _RESERVED = ("reset", "get_reward")  # methods of a class of tools that are no tools
 _LONGEST_ATTRIBUTE = 1000  # characters
+_LARGEST_OBJECT = 4 << 20  # bytes of an object that rewards get
 _OWN_NAMES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Reply = dict[str, Any]
@@ -88,12 +90,14 @@ class EnvironmentWork:
             for key, maker in self.makers.items():
                 name = f"environment {key or getattr(maker, '__name__', type(maker).__name__)}"
                 report(name)
-                found[f"of {key}"] = self._kind(name, self._methods(name, maker))
+                built = self._built(name, maker)
+                gives = self.is_game or _has_reward(built)
+                found[f"of {key}"] = self._kind(name, self._methods(name, built)) | {"gives_reward": gives}
             return found
         except UserError as error:
             return {"error": str(error)}
 
-    def _methods(self, name: str, maker: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
+    def _built(self, name: str, maker: Callable[[], Any]) -> Any:
         try:
             built = maker()
         except BaseException as error:  # user code may raise anything
@@ -106,11 +110,20 @@ class EnvironmentWork:
                 raise UserError(
                     f"{name}: expected a method `{needed}`, got {type(built).__name__} without one: add it to the class"
                 )
+        return built
+
+    def _methods(self, name: str, built: Any) -> dict[str, Callable[..., Any]]:
         if self.is_game:
             return {}
         methods = dict(self.tools)
         for method in _method_names(built):
             _add(methods, method, getattr(built, method), name)
+        if not methods:
+            raise UserError(
+                f"{name}: expected public methods, which are its tools, got {type(built).__name__} with "
+                f"{', '.join(filter(None, ('reset', 'get_reward' * _has_reward(built))))} alone: write a method with "
+                "type hints and a docstring; a text game with reset and step is environment.game"
+            )
         return {method: tool for method, tool in methods.items() if method not in self.tools}
 
     def _kind(self, name: str, tools: Mapping[str, Callable[..., Any]]) -> Reply:
@@ -160,6 +173,10 @@ def _method_names(built: object) -> list[str]:
     """The methods that are tools, in TRL's order; looked up in the class, because properties may run code."""
     names = [name for name, _ in inspect.getmembers(type(built), predicate=inspect.isfunction)]
     return [name for name in names if name not in _RESERVED and not name.startswith("_")]
+
+
+def _has_reward(built: object) -> bool:
+    return callable(getattr(type(built), "get_reward", None))
 
 
 def _schema(where: str, tool: Callable[..., Any]) -> Any:
@@ -271,11 +288,13 @@ class _Guest:
 
     def _verdict(self) -> Reply:
         found: Reply = {"reward": None, "text": "", "attributes": _attributes(self._object)}
+        if self._work.wrap is None:  # what GroupRL wraps around an agent is nobody's object
+            found["held"] = base64.b64encode(pack_object(self._object, _LARGEST_OBJECT)).decode()
         if self._work.is_game:
             given = [reward for reward in self._rewards if reward is not None]
             # A policy that never got to a step earned nothing; a game that gives no rewards says nothing.
             return found | {"reward": math.fsum(given) if given or not self._rewards else None}
-        if not hasattr(self._object, "get_reward"):
+        if not _has_reward(self._object):
             return found
         given = self._finished(self._object.get_reward())
         return found | {"reward": None if given is None else _number("get_reward", given)}
@@ -353,7 +372,8 @@ def _number(method: str, value: Any) -> float:
     except OverflowError:  # such as 10^400
         number = math.nan
     if not math.isfinite(number):
-        raise TypeError(f"expected a finite number as the reward of {method}, got {_shown(value)}")
+        got = f"{_shown(value)} ({type(value).__name__})"
+        raise TypeError(f"expected a finite number as the reward of {method}, got {got}")
     return number
 
 

@@ -5,6 +5,7 @@ A tool runs as the user of the run: a signal that it sends to another process, s
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import select
@@ -23,8 +24,9 @@ from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import fitted
 from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import EnvironmentWork, cut
-from grouprl.rewards.workers.frames import ParcelError, is_quiet, pack, receive_frame, send_frame
+from grouprl.rewards.workers.frames import ParcelError, Unsent, is_quiet, pack, receive_frame, send_frame
 from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
+from grouprl.tasks.rows import NO_PROMPT
 from grouprl.types import Problem, UserError
 
 _CHECK_SECONDS = 0.05  # between two looks at what a process started
@@ -43,6 +45,7 @@ class _Reply:
     reward: float | None = None
     done: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    held: str | None = None
     lost: bool = False
 
     @classmethod
@@ -51,8 +54,11 @@ class _Reply:
         fault, reward = reply.get("fault"), reply.get("reward")
         if reward is not None and not math.isfinite(reward):  # OverflowError beyond what a float holds
             raise ValueError
-        text = cut(reply["text"], _LONGEST_REPLY)  # for its halves of characters
-        return cls(text, fault and Fault(fault), reward, bool(reply.get("done")), dict(reply.get("attributes", {})))
+        text, held = cut(reply["text"], _LONGEST_REPLY), reply.get("held")  # cut for its halves of characters
+        if held is not None:
+            base64.b64decode(held, validate=True)
+        attributes = dict(reply.get("attributes", {}))
+        return cls(text, fault and Fault(fault), reward, bool(reply.get("done")), attributes, held)
 
     def shown(self, subject: str, seconds: float = 0.0) -> Observation:
         """What the policy is shown of it."""
@@ -101,6 +107,16 @@ class ProcessSource:
             )
         return ProcessEnvironment(self, str(key) if keys else None, self._kinds[""], self._kinds.get(f"of {key}", {}))
 
+    @property
+    def gives_reward(self) -> bool:
+        """Whether one of the environments gives a reward, once they are `ready`."""
+        return any(kind.get("gives_reward") for kind in self._kinds.values())
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether the episodes have objects, which rewards get, once they are `ready`."""
+        return any(self._kinds)
+
     def close(self) -> None:
         """Ends every process."""
         self.processes.close()
@@ -125,6 +141,7 @@ class ProcessEnvironment:
         """`key` is that of the object's class; None = there are functions alone."""
         self._source, self._key = source, key
         self._methods = {schema["function"]["name"] for schema in methods.get("tools", ())}
+        self._gives_reward = bool(methods.get("gives_reward"))
         self._coroutines = set(methods.get("async", ()))
         self.tools: Sequence[Schema] = (*functions["tools"], *methods.get("tools", ()))
         self._schemas = {schema["function"]["name"]: schema for schema in self.tools}
@@ -145,7 +162,8 @@ class ProcessEnvironment:
             return Opening()
         where = f"environment {self._key}".strip() + f" of {problem.where}"
         prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(one) for one in problem.prompt]
-        row = {"prompt": prompt, **problem.columns}
+        bare = problem.prompt is NO_PROMPT and not self._source.is_game  # TRL gives `reset` no prompt then
+        row = ({} if bare else {"prompt": prompt}) | dict(problem.columns)
         if self._key:
             del row["environment"]
         with self._busy:
@@ -159,7 +177,7 @@ class ProcessEnvironment:
                 ) from error
         if found.fault:
             raise UserError(f"{where}: expected `reset` to begin an episode, got: {found.text}; fix it")
-        return Opening(found.text)
+        return Opening(found.text) if self._source.is_game else Opening(found.text, separator="")
 
     def call(self, calls: Sequence[Call]) -> list[Observation]:
         """Makes the calls of a turn; gives their observations in order.
@@ -208,7 +226,11 @@ class ProcessEnvironment:
             return Verdict()
         with self._busy:
             found = self._asked("verdict")
-        return Verdict(found.reward, found.text, found.attributes)
+        held = found.held
+        if found.fault and held is None:
+            held = base64.b64encode(pack(Unsent(found.text))).decode()
+        reason = f"the environment's reward: {found.text}" if found.fault and self._gives_reward else ""
+        return Verdict(found.reward, reason, found.attributes, held)
 
     def close(self) -> None:
         """Ends the processes; a call in progress gives a fault. The object may first end what it holds elsewhere."""

@@ -18,7 +18,7 @@ from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
-from grouprl.rewards.configured import configured_scorer
+from grouprl.rewards.configured import beside_environment, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request, requests
 from grouprl.rollout.engine import structured_sampling
@@ -50,6 +50,7 @@ def evaluate_model(
     """
     with ExitStack() as stack:
         conversations = stack.enter_context(open_conversations(config, task))
+        rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
         model, tokenizer, engine, most_tokens = _engine(config, conversations)
         longest = context_length(model) - most_tokens
         problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
@@ -95,6 +96,8 @@ def sample_group(
         ids = prompt_token_ids(problem, tokenizer, longest=context_length(model) - most_tokens)
         sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
         group = engine.generate([Request(problem, ids, config.rollout.group_size)], sampling)[0]
+        if not isinstance(asked, str):
+            rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
     outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
     return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
 
@@ -149,7 +152,7 @@ def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
 def _engine(
     config: RunConfig, conversations: Conversations | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, NativeEngine, int]:
-    """Model, tokenizer and engine, and the most tokens after a prompt."""
+    """Model, tokenizer and engine, and the tokens that must fit after a prompt."""
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
     model = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
     tokenizer = load_tokenizer(config.model)
@@ -163,4 +166,4 @@ def _engine(
         dtype=config.model.dtype,
         conversation=talk,
     )
-    return model, tokenizer, engine, longest if talk is None else talk.most_tokens
+    return model, tokenizer, engine, (talk and config.environment.max_tokens) or longest

@@ -138,7 +138,7 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
         episodes = [
-            (record.step, group_index, one.index, json_text(asdict(one.episode)))
+            (record.step, group_index, one.index, json_text({**asdict(one.episode), "held": None}))
             for group_index, group in enumerate(record.groups)
             for one in group.completions
             if one.episode is not None

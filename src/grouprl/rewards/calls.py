@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import math
 import traceback
@@ -12,17 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from grouprl.rewards.workers.frames import Parcel
 from grouprl.types import Completion, Episode, Group, Problem, UserError
 
 PROVIDED = ("trainer_state", "log_extra", "log_metric")
 _MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
 Extra = bool | int | float | str | None
 """A value that a reward recorded beside a completion."""
-OF_EPISODES = ("environment_reward", "environments")
-OWN_KEYWORDS = ("prompts", "completions", "completion_ids", *OF_EPISODES, *PROVIDED)
+VERDICT, OBJECTS = "environment_reward", "environments"  # of episodes
+OWN_KEYWORDS = ("prompts", "completions", "completion_ids", VERDICT, OBJECTS, *PROVIDED)
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _HERE = Path(__file__)
 _T = TypeVar("_T")
@@ -152,10 +153,11 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, list[Any]]:
-    """The environments' verdicts, and their objects as TRL gives them: here what their plain attributes were."""
-    verdicts = [one.reward if one else None for one in episodes]
-    objects = [SimpleNamespace(**one.attributes) if one else None for one in episodes]
-    return dict(zip(OF_EPISODES, (verdicts, objects), strict=True))
+    """The environments' verdicts, and copies of their objects at the end, which a record no longer has."""
+    held = [one.held for one in episodes if one and one.held is not None]
+    objects = [Parcel(base64.b64decode(packed)) for packed in held]
+    found: dict[str, list[Any]] = {VERDICT: [one.reward if one else None for one in episodes]}
+    return found | ({OBJECTS: objects} if len(objects) == len(episodes) else {})
 
 
 def _prompt(problem: Problem) -> str | list[dict[str, str]]:
@@ -193,7 +195,7 @@ class WrongCountError(ValueError):
 class Signature:
     """The arguments that a reward function accepts."""
 
-    required: tuple[str, ...]  # columns that it needs
+    required: tuple[str, ...]  # columns that it needs, and the objects of environments if it does
     accepted: tuple[str, ...] | None  # None = all columns
     one_of: tuple[str, ...] = ()  # columns of which it needs one
 
@@ -205,7 +207,7 @@ class Signature:
     def arguments(self, keywords: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Selects the accepted keywords; a required column that a problem lacks is None, as in TRL's data sets."""
         count = len(keywords["completions"])
-        missing = {name: [None] * count for name in self.required if name not in keywords}
+        missing = {name: [None] * count for name in self.required if name not in (*keywords, OBJECTS)}
         return {name: v for name, v in keywords.items() if self.accepted is None or name in self.accepted} | missing
 
 
@@ -216,7 +218,8 @@ def signature(function: Callable[..., Any]) -> Signature:
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise TypeError(f"expected parameters that can be given by name, got {parameter.name!r} by position only")
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = tuple(p.name for p in named if p.default is p.empty and p.name not in OWN_KEYWORDS)
+    own = {*OWN_KEYWORDS} - {OBJECTS}
+    required = tuple(p.name for p in named if p.default is p.empty and p.name not in own)
     everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     accepted = None if everything else tuple(p.name for p in named)
     return Signature(required, accepted, getattr(function, "needs_one_of", ()))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as shown
 
-from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
+from grouprl.config.run import OWNED, RewardConfig, RunConfig, ScoringConfig
 from grouprl.forward.packing import pack_tokens
 from grouprl.forward.precision import resolve_device
 from grouprl.ranks import Ranks
@@ -17,6 +17,7 @@ from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.outcomes import NO_PENALTY, LengthPenalty, refuse_name_of_penalty
 from grouprl.rewards.resolve import built_in, resolve_rewards, verifier_of
+from grouprl.rewards.rules import environment
 from grouprl.rewards.scorer import Scorer, signature_of
 from grouprl.rewards.workers.frames import ParcelError, pack
 from grouprl.rewards.workers.pool import OpenWorkers, RewardPool, cores
@@ -39,6 +40,8 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
     if task.default_rewards:
         return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
     verifier = verifier_of(task.verifier, (), task.own_rewards)
+    if verifier is None and (task.name == OWNED or config.environment.given or converses(task)):
+        return ()  # the environment's own, see `beside_environment`
     if verifier is None:
         raise UserError(
             f"rewards: expected at least one, but the task {task.name} has no default (not every problem has an "
@@ -46,6 +49,47 @@ def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, .
             "task.arguments.answer_column=NAME"
         )
     return (verifier,)
+
+
+def beside_environment(
+    config: RunConfig, task: Task, rewards: Sequence[WeightedReward], gives_reward: bool | None
+) -> tuple[WeightedReward, ...]:
+    """The rewards of a run with what its environment gives, which is one more reward of weight 1, as in TRL.
+
+    Args:
+        config: the run. Where it names no rewards, the environment's takes the place of the task's.
+        task: gives the problems.
+        rewards: those of the configuration.
+        gives_reward: whether the environment gives one; None = there is no environment.
+
+    Raises:
+        UserError: a reward or the task asks for an environment, and there is none, or it gives no reward.
+    """
+    named = [reward.name for reward in rewards if reward.function is environment]
+    if gives_reward is None and task.name == OWNED:
+        raise UserError(
+            f"task.name: expected an environment with {OWNED}, got none: set environment.factory=FILE.py:CLASS"
+        )
+    if named and not gives_reward:
+        got = "none" if gives_reward is None else "one without `get_reward`"
+        raise UserError(
+            f"reward {named[0]}: expected an environment that gives a reward, got {got}: remove the reward, or set "
+            "environment.factory=FILE.py:CLASS, with a method `get_reward`"
+        )
+    if named or not gives_reward:
+        return tuple(rewards)
+    kept = tuple(rewards) if config.rewards else ()
+    taken = {reward.name for reward in kept}
+    name = next(name for name in ("environment", "get_reward", "environment.get_reward") if name not in taken)
+    return (*kept, built_in("environment", name=name))
+
+
+def beside_recorded(
+    config: RunConfig, task: Task, rewards: Sequence[WeightedReward], groups: Sequence[Group]
+) -> tuple[WeightedReward, ...]:
+    """The same for groups of a record, whose episodes have what their environments gave."""
+    gave = any(one.episode and one.episode.reward is not None for group in groups for one in group.completions)
+    return beside_environment(config, task, rewards, True) if gave or not rewards else tuple(rewards)
 
 
 def _found(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
@@ -221,6 +265,11 @@ def check_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedRewar
     Raises:
         UserError: they do not fit.
     """
+    if not rewards:
+        raise UserError(
+            f"rewards: expected at least one, but the task {task.name} has no default, and its environment gives none: "
+            "write the method `get_reward`, or add --reward FILE.py:FUNCTION"
+        )
     per_step = [reward.name for reward in rewards if reward.per_step]
     credit = config.algorithm.advantage.credit
     if credit == "step" and not per_step and not config.environment.given and not converses(task):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grouprl.forward.progress import PROGRESS
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import (
+    OBJECTS,
     OUTSIDE,
     CallValues,
     PendingValues,
@@ -131,9 +132,9 @@ class Scorer:
             used = sum(map(Counter, self._ranks.gather(used, "usage of rewards")), Counter[str]())
         return dict(used)
 
-    def check_columns(self, problems: Sequence[Problem]) -> None:
+    def check_columns(self, problems: Sequence[Problem], *, has_objects: bool = False) -> None:
         """Raises UserError for a reward that needs a column that no problem has, such as a misspelled one, or a ground
-        truth that some problem lacks."""
+        truth that some problem lacks, or the objects of environments, where `has_objects` says that there are none."""
         lacking = [problem.place or problem.id for problem in problems if truth_of(problem.columns) is None]
         columns = dict.fromkeys(name for problem in problems for name in problem.columns)
         for reward in self.called:
@@ -145,8 +146,14 @@ class Scorer:
                     f"{', '.join(columns) or 'none'}, and {len(lacking)} of {len(problems)} without a value, such as "
                     f"{', '.join(lacking[:3])}: correct these rows, or give the function's parameter a default"
                 )
+            if OBJECTS in needed.required and (reward.in_process or not has_objects):
+                got = "a function of the run's own process" if has_objects else "a run without such objects"
+                raise UserError(
+                    f"reward {reward.name}: expected the objects of environments for its parameter `{OBJECTS}`, got "
+                    f"{got}: only the workers of rewards get them, of environment.factory and environment.game"
+                )
             for name in needed.required:
-                if name not in columns:
+                if name not in (*columns, OBJECTS):
                     raise UserError(
                         f"reward {reward.name}: expected problems with the column {name!r}, got "
                         f"{', '.join(columns) or 'none'}: rename the column or the function's parameter"
@@ -305,7 +312,8 @@ def batch_calls(
         for reward in found
         if not reward.in_process
     }
-    here = {reward.name: _called_here(reward, keywords, state) for reward in found if reward.in_process}
+    others = {name: values for name, values in keywords.items() if name != OBJECTS}  # which the run never unpacks
+    here = {reward.name: _called_here(reward, others, state) for reward in found if reward.in_process}
     calls = here | {name: gather(pending) for name, pending in begun.items()}
     return {name: shared_out(called, groups) for name, called in calls.items()}
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.config.run import RunConfig
 from grouprl.forward.prefix import same_tokens
 from grouprl.leaves import leaf
-from grouprl.models.load import end_token_ids
+from grouprl.models.load import context_length, end_token_ids
 from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
@@ -67,17 +67,23 @@ class Conversation(Protocol):
 class Conversations(Protocol):
     """What opens the conversations of a run, before a tokenizer is there."""
 
+    gives_reward: bool  # whether an environment gives one, which counts beside those of the run
+    has_objects: bool  # whether rewards get the environments' objects
+
     def opened(self, problem: Problem) -> Problem:
         """The problem with the tools, and with what an environment adds to its prompt."""
         ...
 
-    def bind(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int) -> Conversation:
+    def bind(
+        self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, max_tokens: int, context: int
+    ) -> Conversation:
         """The conversation in the format of a tokenizer's chat template.
 
         Args:
             tokenizer: the policy's tokenizer.
             end_ids: the tokens that end a turn.
             max_tokens: the longest turn.
+            context: the most tokens that the policy reads.
 
         Raises:
             UserError: the template cannot render tools.
@@ -87,7 +93,8 @@ class Conversations(Protocol):
 
 def longest_completion(config: RunConfig, task: Task) -> int:
     """Most tokens after a prompt, in a single turn or in a whole episode with what the policy is shown."""
-    return config.environment.max_tokens if has_turns(config, task) else config.rollout.max_tokens
+    longest = config.rollout.max_tokens
+    return config.environment.longest(longest) if has_turns(config, task) else longest
 
 
 def has_turns(config: RunConfig, task: Task) -> bool:
@@ -120,7 +127,8 @@ def bound(
     """The conversation of a model whose turns have at most `max_tokens` tokens; None = completions have one turn."""
     if conversations is None:
         return None
-    return conversations.bind(tokenizer, end_token_ids(model, tokenizer), max_tokens=max_tokens)
+    ends, context = end_token_ids(model, tokenizer), context_length(model)
+    return conversations.bind(tokenizer, ends, max_tokens=max_tokens, context=context)
 
 
 class EpisodeQueue(UnitQueue):

@@ -98,7 +98,7 @@ def assemble(
     learner = make_learner(config, start, saved, ranks, teacher)
     talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
     engine = _engine(config, learner, tokenizer, found, samplers, talk)
-    most_tokens = config.rollout.max_tokens if talk is None else talk.most_tokens
+    most_tokens = (talk and config.environment.max_tokens) or config.rollout.max_tokens  # that must fit after a prompt
     opened = None if conversations is None else conversations.opened
     parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
     visits = [(problem, "") for problem in evaluated]
@@ -112,7 +112,8 @@ def assemble(
     parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
     train = task.problems("train")
     scored = (*(in_memory(train) or train[: parts.problems_per_step]), *evaluated)
-    scorer.check_columns(list({problem.id: problem for problem in scored}.values()))
+    has_objects = conversations is not None and conversations.has_objects
+    scorer.check_columns(list({problem.id: problem for problem in scored}.values()), has_objects=has_objects)
     parts.engine.load_weights(state.updates)
     # Only of the start model: after an explosion rounding alone is larger.
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:

@@ -11,6 +11,8 @@ from grouprl.forward.attention import is_packed
 from grouprl.forward.compiled import kernels
 from grouprl.forward.precision import is_emulated
 from grouprl.leaves import find_leaf
+from grouprl.models.load import context_length
+from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
 from grouprl.rollout.episodes import longest_completion
 from grouprl.run.assemble import RunParts
@@ -33,7 +35,7 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     trained, held_out = task.problems("train"), task.problems(evaluation.split)
     problems = min(evaluation.problems, len(held_out))
     said = f"the evaluation uses {problems:,} of these" if problems else "none is held out"
-    if problems and trained[0].prompt_text != held_out[0].prompt_text:
+    if problems and trained[0].id != held_out[0].id:
         place = held_out[0].id.rpartition("/")[0]
         said = f"{len(held_out):,} others are held out ({place}), of which the evaluation uses {problems:,}"
     yield f"Problems: {len(trained):,} to train on; {said}."
@@ -53,6 +55,19 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
             if evaluation.judge
             else f"Judge models do not score held-out completions (evaluation.judge=true: {asked:,} requests each)."
         )
+
+
+def episode_length(parts: RunParts, config: RunConfig) -> str:
+    """How long an episode may be, where the configuration leaves that to the model's context."""
+    step, context = parts.step_parts, context_length(parts.step_parts.learner.policy)
+    first = step.task.problems("train")[0]
+    first = first if step.opened is None else step.opened(first)
+    prompt = len(prompt_token_ids(first, step.tokenizer, longest=step.longest_prompt))
+    longest = min(config.environment.longest(config.rollout.max_tokens), context - prompt)
+    return (
+        f"Episodes: at most {longest:,} tokens after the first prompt of {prompt:,} (environment.max_tokens; the "
+        f"model's context is {context:,})."
+    )
 
 
 def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:

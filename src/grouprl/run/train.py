@@ -25,7 +25,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
-from grouprl.rewards.configured import configured_scorer, is_measured_by, state_before
+from grouprl.rewards.configured import beside_environment, configured_scorer, is_measured_by, state_before
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rewards.workers.pool import OpenWorkers
@@ -34,7 +34,7 @@ from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
-from grouprl.run.needs import needs_of, warnings_of
+from grouprl.run.needs import episode_length, needs_of, warnings_of
 from grouprl.run.process import Interrupted, StopRequest, stop_on_signal
 from grouprl.run.resume import (
     chosen_on_all,
@@ -106,6 +106,7 @@ def train(
                 return finished_run(directory, made, lock=lock, terminal=terminal)
         terminal.say("\n".join(needs_of(config, task, ranks.world)))
         conversations = stack.enter_context(open_conversations(config, task))
+        rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
         samplers, scorers = _elsewhere(stack, config, ranks, terminal)
         before = state_before(config, task)
         scorer = stack.enter_context(
@@ -114,6 +115,8 @@ def train(
         assembled = partial(assemble, config, task, scorer, ranks=ranks, samplers=samplers, conversations=conversations)
         with terminal.status("loading the model"):
             parts = assembled(saved=saved)
+        if conversations is not None and config.environment.max_tokens is None:
+            terminal.say(episode_length(parts, config))
         code = code_of_run(config, task, parts, ranks, directory if resume else None, trust_code)
         for warning in warnings_of(parts, config):
             terminal.say(f"Warning: {warning}")

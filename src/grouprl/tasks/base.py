@@ -248,13 +248,10 @@ def converses(task: Task) -> bool:
 
 
 def with_environment(task: Task, tools: Sequence[Any], environment: Any) -> Task:
-    """The task with tools and an environment for its problems; without rewards of its own it has the verdict's."""
+    """The task with tools and an environment for its problems."""
     if not tools and environment is None:
         return task
-    rewards = task.default_rewards or ({"environment": 1.0} if environment is not None else {})
-    return replace(
-        cast(DerivedTask, derived(task, task.problems, default_rewards=rewards)), tools=tools, environment=environment
-    )
+    return replace(cast(DerivedTask, derived(task, task.problems)), tools=tools, environment=environment)
 
 
 def each(problems: Sequence[Problem], change: Callable[[Problem], Problem], first: int = 0) -> Sequence[Problem]:

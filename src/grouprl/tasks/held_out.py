@@ -18,7 +18,7 @@ def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Tas
     task = trained_on_the_rest(task, None)
     prompts = {problem.prompt_text for part in held_out.values() for problem in part}
     for problem in task.problems("train"):
-        if problem.prompt_text in prompts:
+        if problem.prompt_text and problem.prompt_text in prompts:  # an empty one is an environment's
             raise UserError(
                 f"eval_task: expected prompts that are not trained on, got {problem.prompt_text[:60]!r} in both: "
                 "remove it from one, or leave eval_task out and set evaluation.split=train"

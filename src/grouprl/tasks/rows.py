@@ -12,7 +12,7 @@ from typing import Any, ClassVar, get_args
 from grouprl.tasks.answers import EQUATION_STEPS, boxed, final_answer, is_in_file, is_worked
 from grouprl.tasks.base import Split, or_shared, partition
 from grouprl.tasks.files import HUB, Row, check_answer, read_each, read_rows, read_splits, short_repr, text_or_messages
-from grouprl.types import Problem, UserError
+from grouprl.types import Message, Problem, UserError
 
 # What data sets call their splits.
 _SPLITS: Mapping[str, Split] = {
@@ -24,6 +24,8 @@ _SPLITS: Mapping[str, Split] = {
 }
 
 HELD_OUT = 0.1
+NO_PROMPT: tuple[Message, ...] = ({"role": "user", "content": ""},)
+"""The prompt of a row without one, which an environment completes, as in TRL."""
 BY_ANSWER = frozenset({"correct_answer", "math_verify"})
 """Built-in verifiers that compare the final answer with the column `answer`."""
 Rows = Any
@@ -103,6 +105,7 @@ class RowFormat:
     answer_column: str = "answer"
     gold_column: str | None = None
     messages: bool = False  # turns a text prompt into a user message
+    prompts: bool = True  # whether each row has a prompt; else an environment may give it
     setting: str = ""  # prefix of these names in a configuration, for errors; "" = rows of a program
 
     def option(self, name: str) -> str:
@@ -177,6 +180,7 @@ def task_from_list(
     answer_column: str = "answer",
     gold_column: str | None = None,
     messages: bool = False,
+    prompts: bool = True,
 ) -> ListTask:
     """A task from rows with a prompt (text or chat messages) and any other columns, which rewards get by name.
 
@@ -195,12 +199,14 @@ def task_from_list(
         answer_column: the column that becomes `answer`, and replaces a column of that name.
         gold_column: the column with a completion that solves the problem, if there is one.
         messages: whether a text prompt becomes a user message, for the model's chat template.
+        prompts: whether each row needs a prompt; else one without it has an empty user message, to which an
+            environment adds the prompt. A row with a column `environment` needs none.
 
     Raises:
         UserError: there are no rows, a row has no usable prompt, no completion could equal an
             answer, or two splits share a prompt.
     """
-    row_format = RowFormat(prompt_column, answer_column, gold_column, messages)
+    row_format = RowFormat(prompt_column, answer_column, gold_column, messages, prompts)
     held_out: dict[Split, Rows] = {"validation": validation, "test": test}
     given = splits_of(rows) | {split: rows_of_table(part) for split, part in held_out.items() if part is not None}
     parts: dict[Split, list[Row]] = {
@@ -209,14 +215,14 @@ def task_from_list(
     return task_from_rows(parts, name=name, verifier=verifier, row_format=row_format)
 
 
-def problems_from_rows(rows: Any, name: str) -> Sequence[Problem]:
-    """The problems of rows in any form of `rows_of_table`, all of them and in their order.
+def problems_from_rows(rows: Any, name: str, *, prompts: bool = True) -> Sequence[Problem]:
+    """The problems of rows in any form of `rows_of_table`, all of them and in their order; see `task_from_list`.
 
     Raises:
         UserError: there are no rows, or a row has no usable prompt.
     """
     placed = [(f"{name}/{number}", row) for number, row in enumerate(rows_of_table(rows))]
-    return _problems(name, placed, RowFormat())
+    return _problems(name, placed, RowFormat(prompts=prompts))
 
 
 def task_from_rows(
@@ -268,7 +274,9 @@ def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
             f"{where}: expected a row with columns, got {short_repr(columns)}: write {{'prompt': '2 + 2 = ?'}}"
         )
     remedy = f"name the column of the prompt with {row_format.option('prompt_column')}"
-    prompt = text_or_messages(row, row_format.prompt_column, remedy=remedy)
+    prompt: str | tuple[Message, ...] = NO_PROMPT
+    if row_format.prompt_column in columns or (row_format.prompts and "environment" not in columns):
+        prompt = text_or_messages(row, row_format.prompt_column, remedy=remedy)
     if row_format.messages and isinstance(prompt, str):
         prompt = ({"role": "user", "content": prompt},)
     others = {key: value for key, value in columns.items() if key != row_format.prompt_column}
@@ -286,7 +294,7 @@ def _refuse_overlap(problems: Mapping[Split, Sequence[Problem]]) -> None:
     owners: dict[str, str] = {}
     for split, part in problems.items():
         for problem in part:
-            if owners.setdefault(problem.prompt_text, split) != split:
+            if problem.prompt_text and owners.setdefault(problem.prompt_text, split) != split:
                 raise UserError(
                     f"expected splits without common prompts, got {problem.prompt_text[:60]!r} in both "
                     f"{owners[problem.prompt_text]} and {split}: remove it from one"

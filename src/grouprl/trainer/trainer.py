@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms.spec import Algorithm
-from grouprl.config.run import PolicyConfig, RewardConfig, RunConfig, TaskConfig
+from grouprl.config.run import OWNED, PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
 from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
@@ -28,7 +28,7 @@ from grouprl.run.checkpoint import copy_model
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
 from grouprl.run.train import Callback, Run, train
 from grouprl.tasks import Task, load_task, task_from_list
-from grouprl.tasks.base import Split, with_environment
+from grouprl.tasks.base import Split, converses, with_environment
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
@@ -148,7 +148,7 @@ class Trainer:
         else:
             single = callable(self.rewards) or isinstance(self.rewards, WeightedReward | str)
             rewards = resolve_rewards([self.rewards] if single else self.rewards, task.own_rewards)  # type: ignore[list-item, arg-type]
-        if self.rewards is not None or not config.rewards:
+        if self.rewards is not None or not (config.rewards or config.environment.given or converses(task)):
             named = tuple(
                 RewardConfig(name=reward.name, weight=reward.weight, scope=reward.scope) for reward in rewards
             )
@@ -177,6 +177,8 @@ class Trainer:
     def _task_config(self, made: Task | None = None) -> TaskConfig:
         """The settings of the task; of one that a program made, its name."""
         name = self.task if made is None or isinstance(self.task, str) else made.name
+        if name is None and self.environment_factory is not None and "name" not in self.config.task.model_fields_set:
+            name = OWNED
         return TaskConfig(**self.config.task.model_dump(exclude_unset=True) | ({} if name is None else {"name": name}))
 
     @cached_property
@@ -185,7 +187,7 @@ class Trainer:
 
     def _without_environment(self) -> Task:
         if self.task is not None and not isinstance(self.task, str):
-            task = self._evaluated_on(_made(self._with_an_end(self.task)))
+            task = self._evaluated_on(self._made(self._with_an_end(self.task)))
             return with_examples(task, self.config.task.examples)
         config = self._task_config()
         if self.eval_task is None or config.name == "mixture":  # whose parts have examples of their own
@@ -203,9 +205,8 @@ class Trainer:
                 rows = trained_on_the_rest(other, None).problems("train")
                 return evaluated_on(task, dict.fromkeys(("validation", "test"), rows))
             return evaluated_on(task, {split: other.problems(split) for split in get_args(Split) if split != "train"})
-        return evaluated_on(
-            task, dict.fromkeys(("validation", "test"), problems_from_rows(self._with_an_end(self.eval_task), "eval"))
-        )
+        rows = problems_from_rows(self._with_an_end(self.eval_task), "eval", prompts=self._has_prompts)
+        return evaluated_on(task, dict.fromkeys(("validation", "test"), rows))
 
     def _with_an_end(self, rows: Any) -> Any:
         """Of a stream, enough rows for the steps and the evaluations, which get a tenth of them."""
@@ -216,6 +217,10 @@ class Trainer:
         visits = self.config.steps * self.config.rollout.problems_per_step * (1 + self._algorithm.groups.refills)
         return first_rows(rows, 2 * visits + 10 * self.config.evaluation.problems)
 
+    def _made(self, task: Any) -> Task:
+        return cast(Task, task) if hasattr(task, "problems") else task_from_list(task, prompts=self._has_prompts)
 
-def _made(task: Any) -> Task:
-    return cast(Task, task) if hasattr(task, "problems") else task_from_list(task)
+    @property
+    def _has_prompts(self) -> bool:
+        """Whether rows need a prompt; else an environment may give it."""
+        return self.environment_factory is None and not self.config.environment.owns_data

@@ -1,21 +1,30 @@
 """Messages on the way from a run to its workers and back: whole ones, with a deadline.
 
 Functions and columns go to a worker packed by pickle. Workers answer in JSON, and the run never unpacks data that was
-stored or downloaded.
+stored or downloaded. The object of an environment goes packed through the run to the workers of rewards.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import socket
 import struct
+import sys
 import time
-from typing import Any
+from dataclasses import dataclass
+from operator import attrgetter
+from types import FunctionType
+from typing import Any, SupportsIndex
 
 import cloudpickle
 
+from grouprl.config.code_files import CODE
+
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 20
+_MOVED: dict[tuple[str, str], Any] = {}  # classes and functions of files that this process did not load
 
 
 def send_frame(channel: socket.socket, message: bytes, *, seconds: float | None = None) -> None:
@@ -77,13 +86,131 @@ class ParcelError(ValueError):
 
 def pack(value: object) -> bytes:
     """Packs data, or a function with everything it refers to; an importable function by name. Raises ParcelError."""
-    try:
-        packed: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # a user's object may raise any exception
-        raise ParcelError(f"{type(error).__name__}: {error}") from error
-    return packed
+    return _dumped(value, sys.maxsize)
 
 
 def unpack(parcel: bytes) -> Any:
     """Unpacks a value from `pack` in the other process."""
     return pickle.loads(parcel)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An object of another process on its way through the run, which never unpacks it; a worker gets the object."""
+
+    packed: bytes
+
+    def __reduce__(self) -> Any:
+        return unpack, (self.packed,)
+
+
+class Unsent:
+    """Stands for an object that could not be sent. Every use raises, so that no reward takes it for another value."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return Unsent, (object.__getattribute__(self, "_reason"),)
+
+    def __getattribute__(self, name: str) -> Any:  # isinstance asks for __class__
+        if name == "__reduce_ex__":
+            return object.__getattribute__(self, name)
+        raise TypeError(object.__getattribute__(self, "_reason"))
+
+    def __bool__(self) -> bool:
+        raise TypeError(object.__getattribute__(self, "_reason"))
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError(object.__getattribute__(self, "_reason"))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def pack_object(held: object, most: int) -> bytes:
+    """Packs a copy of a user's object; what of it cannot be sent is an `Unsent` that says why.
+
+    Args:
+        held: the object. Its attributes are tried one by one where it cannot be sent as it is.
+        most: largest size in bytes.
+    """
+    name = type(held).__name__
+    try:
+        return _dumped(held, most)
+    except ParcelError as error:
+        reason = f"{name} cannot be sent to a reward: {error}"
+    copy = None
+    if state := getattr(held, "__dict__", None):
+        try:
+            copy = object.__new__(type(held))
+            copy.__dict__.update({key: _sendable(f"{name}.{key}", value, most) for key, value in state.items()})
+            return _dumped(copy, most)
+        except (ParcelError, TypeError):  # a class that is not made by object.__new__
+            pass
+    return pack(Unsent(reason))
+
+
+def _sendable(name: str, value: object, most: int) -> object:
+    try:
+        _dumped(value, most)
+    except ParcelError as error:
+        return Unsent(f"{name} cannot be sent to a reward: {error}")
+    return value
+
+
+def _dumped(value: object, most: int) -> bytes:
+    file = _Bounded(most)
+    try:
+        _Pickler(file).dump(value)
+    except Exception as error:  # a user's object may raise any exception
+        raise ParcelError(f"{type(error).__name__}: {error}") from error
+    return file.getvalue()
+
+
+class _Bounded(io.BytesIO):
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most:
+            raise ValueError(f"it takes more than {self._most:,} bytes")
+        return super().write(data)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Names what is defined in a user's file by the file: its module has another name in the other process."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Unsent:  # which isinstance would ask for its class
+            return NotImplemented
+        if isinstance(obj, type | FunctionType) and (path := _file_of(obj)):
+            modules = list(CODE.values())
+            for module in modules:
+                cloudpickle.register_pickle_by_value(module)
+            try:
+                return _from_file, (path, obj.__qualname__, cloudpickle.dumps(obj))
+            finally:
+                for module in modules:
+                    cloudpickle.unregister_pickle_by_value(module)
+        return super().reducer_override(obj)
+
+
+def _file_of(found: Any) -> str | None:
+    """The user's file at whose top level a class or function can be found."""
+    module = sys.modules.get(found.__module__ or "")
+    path = next((path for path, known in CODE.items() if known is module), None)
+    try:
+        return path if path is not None and attrgetter(found.__qualname__)(module) is found else None
+    except AttributeError:
+        return None
+
+
+def _from_file(path: str, name: str, packed: bytes) -> Any:
+    """The class or function as this process has it from the file; else as it was sent, once and for all."""
+    try:
+        return attrgetter(name)(CODE[os.path.realpath(path)])
+    except (KeyError, AttributeError):
+        if (path, name) not in _MOVED:
+            _MOVED[path, name] = unpack(packed)
+        return _MOVED[path, name]

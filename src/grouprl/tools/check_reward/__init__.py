@@ -12,7 +12,7 @@ from rich.console import Console
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.record.read import RecordedGroup, read_rollouts, read_run
-from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer
+from grouprl.rewards.configured import beside_recorded, check_rewards, configured_rewards, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
 from grouprl.tasks import Task, load_task
@@ -86,6 +86,7 @@ def try_rewards(
     """
     if problems < 1:
         raise UserError(f"problems: expected at least 1, got {problems}: the tricks are made from them")
+    rewards = beside_recorded(config, task, rewards, [one.group for one in recorded])
     check_rewards(config, task, rewards)
     asked = task.problems("train")[:problems]
     golds = [task.gold(problem) for problem in asked]

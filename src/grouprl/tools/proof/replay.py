@@ -29,7 +29,14 @@ from grouprl.leaves import leaf
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
-from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, scored_under, state_before
+from grouprl.rewards.configured import (
+    beside_recorded,
+    check_rewards,
+    configured_rewards,
+    configured_scorer,
+    scored_under,
+    state_before,
+)
 from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import loss_terms, make_learner
 from grouprl.run.machine import machine_facts
@@ -350,7 +357,8 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
     per_step = "step" in {config.algorithm.advantage.credit, changed.algorithm.advantage.credit}
     if changed.rewards != config.rewards or (per_step and changed.algorithm.advantage != config.algorithm.advantage):
         task = load_task(**changed.task.model_dump())
-        rewards, tokenizer = configured_rewards(changed, task), load_tokenizer(changed.model)
+        tokenizer = load_tokenizer(changed.model)
+        rewards = beside_recorded(changed, task, configured_rewards(changed, task), scored.groups)
         check_rewards(changed, task, rewards)
         # max_invalid=1, because nothing is trained on these rewards.
         with configured_scorer(changed, task, rewards, max_invalid=1.0, state=state_before(changed, task)) as scorer:
