@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
     from grouprl.rewards.calls import Invalid
     from grouprl.rewards.functions import WeightedReward
-    from grouprl.run.train import Run
+    from grouprl.trainer.finished import Run
     from grouprl.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -44,7 +44,7 @@ __all__ = [
 _LAZY = {
     "Algorithm": "grouprl.algorithms.spec",
     "Invalid": "grouprl.rewards.calls",
-    "Run": "grouprl.run.train",
+    "Run": "grouprl.trainer.finished",
     "RunConfig": "grouprl.config.run",
     "Trainer": "grouprl.trainer.trainer",
     "WeightedReward": "grouprl.rewards.functions",

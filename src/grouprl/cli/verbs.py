@@ -84,8 +84,8 @@ def train(
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.rewards.configured import configured_rewards
-    from grouprl.run.train import train as run
     from grouprl.tasks import load_task
+    from grouprl.trainer.train import train as run
 
     config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
     rewards = configured_rewards(config, loaded)

@@ -24,10 +24,9 @@ from grouprl.record.read import incomplete_steps, read_examples, read_json_lines
 from grouprl.record.write import NoRecord, RunRecord
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, prune_checkpoints, read_state
+from grouprl.run.display import Display, RunEnd
 from grouprl.run.machine import with_dtype
 from grouprl.tasks import Task
-from grouprl.trainer.finished import Run, report_of
-from grouprl.trainer.terminal import Terminal
 from grouprl.types import UserError
 
 # All other settings determine problems, completions or updates.
@@ -310,34 +309,29 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 # The record of a run, new or continued
 
 
-def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Terminal) -> Run:
+def finished_run(directory: Path, step: int, *, lock: int | None, display: Display) -> RunEnd:
     """Completes what a kill in the last moment of a run left: the database as one file, the report. Trains nothing.
 
     Args:
         directory: a run that has made all of its steps.
         step: the last of them.
         lock: a handle of `lock_directory` on the leading rank; None on the others, which do nothing.
-        terminal: gets what happened.
+        display: gets what happened.
     """
-    files = RunDirectory(directory)
+    end = RunEnd(directory, read_summary(directory), True, step)
     if lock is not None:
         unfinished = [path for path in directory.glob("*.tmp") if path.is_symlink() or not path.is_dir()]
-        left = [*unfinished, *filter(Path.exists, files.rollout_side_files)]
-        if left:
+        is_left = bool(unfinished) or any(path.exists() for path in RunDirectory(directory).rollout_side_files)
+        if is_left:
             RunRecord.reopen(directory, step, lock=lock).close()
             for path in unfinished:
                 path.unlink()
-        if left or not files.report.exists():
-            terminal.say(f"Completed what a kill at the end of {directory} left: {report_of(directory)}")
-        terminal.say(
-            f"{directory} has finished all of its {step} steps: nothing is missing. To train further, give a larger "
-            "number, steps=N, or in Python RunConfig(steps=N)."
-        )
-    return Run(directory, read_summary(directory), True)
+        display.completed(end, repaired=is_left)
+    return end
 
 
 def open_record(
-    directory: Path, config: RunConfig, parts: RunParts, *, resume: bool, lock: int | None, terminal: Terminal
+    directory: Path, config: RunConfig, parts: RunParts, *, resume: bool, lock: int | None, display: Display
 ) -> RunRecord:
     """Starts the record of a new run, or continues it after the step of `parts` and renames later checkpoints.
 
@@ -347,7 +341,7 @@ def open_record(
         parts: what the run is made of.
         resume: whether the run exists.
         lock: with `resume`, a handle of `lock_directory`, which the caller closes.
-        terminal: gets a line for each renamed checkpoint.
+        display: gets a line for each renamed checkpoint.
     """
     if not parts.step_parts.learner.ranks.leads:
         return NoRecord(directory)
@@ -358,7 +352,7 @@ def open_record(
     step = parts.state.step
     note_begun(directory)
     for path in RunDirectory(directory).set_aside_after(step):
-        terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
+        display.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
     prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
     record = RunRecord.reopen(directory, step, lock=lock)
     record.settings(dump_config(config))

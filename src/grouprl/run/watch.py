@@ -18,6 +18,7 @@ from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.write import RunRecord
 from grouprl.run.checkpoint import TrainerState
+from grouprl.run.display import Display
 from grouprl.run.findings import (
     GAPS,
     Finding,
@@ -30,7 +31,6 @@ from grouprl.run.findings import (
     warnings,
 )
 from grouprl.run.resume import newest_good
-from grouprl.trainer.terminal import Terminal
 from grouprl.types import UserError
 
 WENT_BACK = "went_back"  # the kind of the row that says so
@@ -47,8 +47,8 @@ class Explosion(Exception):
 class Health:
     """Looks at every step of a run after it was recorded."""
 
-    def __init__(self, record: RunRecord, terminal: Terminal, limits: GapLimits = GAPS["float32"]) -> None:
-        self._record, self._terminal, self._limits = record, terminal, limits
+    def __init__(self, record: RunRecord, display: Display, limits: GapLimits = GAPS["float32"]) -> None:
+        self._record, self._display, self._limits = record, display, limits
         run = RunDirectory(record.directory)
         self._rows = list(read_json_lines(run.metrics))
         self._given = list(read_json_lines(run.warnings))
@@ -108,7 +108,7 @@ class Health:
     def _give(self, finding: Finding) -> None:
         self._given.append(asdict(finding))
         self._record.warning(asdict(finding))
-        self._terminal.say(f"Warning: {finding.sentence} Suggestion: {finding.setting}.")
+        self._display.say(f"Warning: {finding.sentence} Suggestion: {finding.setting}.")
 
 
 def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
@@ -128,11 +128,11 @@ def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner
         raise Explosion(Finding(**found[0]), found[1])
 
 
-def go_back(run: Path, explosion: Explosion, terminal: Terminal) -> tuple[Checkpoint, TrainerState] | None:
+def go_back(run: Path, explosion: Explosion, display: Display) -> tuple[Checkpoint, TrainerState] | None:
     """Returns the newest good checkpoint from before the explosion, None for the start model."""
     before = [saved for saved in RunDirectory(run).saved_models() if saved.step < explosion.step]
-    saved = newest_good(before, terminal.say)
-    terminal.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
+    saved = newest_good(before, display.say)
+    display.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
     return saved
 
 

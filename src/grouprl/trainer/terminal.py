@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import (
@@ -28,7 +28,11 @@ from rich.table import Table
 
 from grouprl.forward.progress import PROGRESS
 from grouprl.leaves import find_leaf
-from grouprl.trainer.verdict import counted, duration
+from grouprl.record.layout import RunDirectory
+from grouprl.record.read import read_run
+from grouprl.run.display import Advance, RunEnd
+from grouprl.trainer.finished import Run, report_of
+from grouprl.trainer.verdict import counted, duration, verdict
 
 COLUMNS = (
     # heading, metric, format, width
@@ -54,14 +58,6 @@ WORKED = "worked share: completions with an equation before the answer."
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     return Console().is_jupyter
-
-
-class Advance(Protocol):
-    """Moves a progress bar on."""
-
-    def __call__(self, done: int, text: str | None = None) -> None:
-        """`done` more items; `text` replaces what stands before the bar."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +120,10 @@ class Terminal:
         """One line of text, shown as it is."""
         self._newest = time.monotonic()
         self.console.print(text, markup=False, emoji=False)
+
+    def silent(self) -> Terminal:
+        """A terminal that shows nothing, for a rank that does not lead."""
+        return Terminal(Console(quiet=True))
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
@@ -231,6 +231,30 @@ class Terminal:
             self.console.print(table)
         if "worked_share" in after:
             self.console.print(f"[dim]{WORKED}[/dim]")
+
+    def end(self, end: RunEnd) -> None:
+        """Writes the report of a run that ended now, and shows what came of it."""
+        directory = end.directory
+        with self.status("writing the report"):
+            report = report_of(directory)
+        self.say(verdict(read_run(directory)))
+        self.legend()
+        self.say(f"Report: {report}\nModel: {Run(directory, end.summary, end.finished).checkpoint}")
+        self.say(f"Try: grouprl sample {directory}, grouprl lab {directory.parent}")
+        if not end.finished:
+            self.say(
+                f"Stopped after step {end.summary['steps']} of {end.steps}. Continue with --resume. "
+                "In Python: train(resume=True)."
+            )
+
+    def completed(self, end: RunEnd, *, repaired: bool) -> None:
+        """Says that a run had all of its steps, and writes its report where a kill in its last moment left none."""
+        if repaired or not RunDirectory(end.directory).report.exists():
+            self.say(f"Completed what a kill at the end of {end.directory} left: {report_of(end.directory)}")
+        self.say(
+            f"{end.directory} has finished all of its {end.steps} steps: nothing is missing. To train further, give a "
+            "larger number, steps=N, or in Python RunConfig(steps=N)."
+        )
 
 
 def _of_bars(progress: Progress) -> str:

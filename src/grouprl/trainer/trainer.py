@@ -26,13 +26,15 @@ from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
-from grouprl.run.train import Callback, Run, train
+from grouprl.run.train import Callback
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split, converses, with_environment
 from grouprl.tasks.examples import with_examples
 from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
+from grouprl.trainer.finished import Run
 from grouprl.trainer.terminal import Terminal, in_notebook
+from grouprl.trainer.train import train
 from grouprl.types import Problem, UserError
 
 
@@ -84,7 +86,7 @@ class Trainer:
             )
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
-        """Trains: see `grouprl.run.train.train`.
+        """Trains: see `grouprl.trainer.train.train`.
 
         In a notebook a cell is run again and again: a name that holds a run becomes the next free one (`run-2`).
         """

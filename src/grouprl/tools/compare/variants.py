@@ -28,6 +28,7 @@ from grouprl.record.files import atomic_write_text, json_text, remove
 from grouprl.record.layout import RunDirectory, lock_directory, model_at
 from grouprl.record.read import read_run
 from grouprl.rewards.configured import configured_rewards
+from grouprl.run.display import Advance
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
@@ -36,7 +37,7 @@ from grouprl.tasks import load_task
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_folder
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
 from grouprl.tools.compare.settings import STAGE, CompareConfig
-from grouprl.trainer.terminal import Advance, Terminal
+from grouprl.trainer.terminal import Terminal
 from grouprl.trainer.verdict import counted, verdict
 from grouprl.types import UserError
 

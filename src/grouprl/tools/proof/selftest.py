@@ -28,10 +28,10 @@ from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
-from grouprl.run.train import train
 from grouprl.tasks import load_task
 from grouprl.tools.proof.checks import Check, exact_gradient, numeric_checks
 from grouprl.trainer.terminal import Terminal
+from grouprl.trainer.train import train
 from grouprl.types import UserError
 
 _PROBLEMS, _COMPLETIONS, _TOKENS = 3, 4, 32  # sampled for the checks

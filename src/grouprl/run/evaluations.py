@@ -14,9 +14,9 @@ from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines
 from grouprl.record.write import RunRecord
 from grouprl.run.assemble import RunParts
+from grouprl.run.display import Display
 from grouprl.run.process import StopRequest
 from grouprl.run.watch import Health
-from grouprl.trainer.terminal import Terminal
 
 _EXAMPLES = 5
 
@@ -28,7 +28,7 @@ class Evaluations:
     config: RunConfig
     parts: RunParts
     record: RunRecord
-    terminal: Terminal
+    display: Display
     trackers: Sequence[Any]
     health: Health
     stop: StopRequest
@@ -51,7 +51,7 @@ class Evaluations:
         config, prompts = self.config.evaluation, self.parts.held_out
         if not prompts:  # evaluation.problems=0
             return {"problems": 0}
-        with self.terminal.progress(
+        with self.display.progress(
             f"evaluate {when or f'step {step}'}", len(prompts) * (config.samples + 1)
         ) as advance:
 
@@ -60,7 +60,7 @@ class Evaluations:
                 advance(completions)
 
             found = self._evaluated(step, prompts, config.samples, on_finished=on_finished)
-        self.terminal.invalid(found.invalid, len(prompts) * max(1, config.samples), "held-out completions")
+        self.display.invalid(found.invalid, len(prompts) * max(1, config.samples), "held-out completions")
         if found.results.problem_ids:
             self.record.held_out(step, asdict(found.results))
         if when is not None:
