@@ -15,6 +15,7 @@ import torch
 from grouprl.cli import main
 from grouprl.learner.terms import PolicyTerm
 from grouprl.run import train
+from grouprl.trainer import terminal
 
 RANK = int(os.environ["RANK"])
 
@@ -28,7 +29,7 @@ def killed_while_closing() -> None:
         return directory
 
     if RANK == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "2":
-        train.report_of = killed
+        terminal.report_of = killed
 
 
 def broken_gradients() -> None:
