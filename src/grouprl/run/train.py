@@ -20,7 +20,6 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
 from grouprl.ranks import Ranks, open_ranks
-from grouprl.received.trust import record_code
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run
 from grouprl.record.rollouts import recorded_verdicts
@@ -32,6 +31,7 @@ from grouprl.rewards.workers.pool import OpenWorkers
 from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
+from grouprl.run.code import record_code
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import needs_of, warnings_of
