@@ -14,7 +14,7 @@ ORDER = TRUNK + " " + LEAVES
 NEVER = {("rollout", "rewards"), ("learner", "record"), ("step", "record")}
 SHOW_ALL = {"lab", "cli"}
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
-FILE_LINES, FUNCTION_LINES, RECIPE_LINES = 400, 60, 15
+FILE_LINES, FUNCTION_LINES, RECIPE_LINES = 500, 100, 15
 STEP_LINES = 120
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
