@@ -271,7 +271,7 @@ def replay(
     saved = str(RunDirectory(run).config)
     config = run_config([saved], trust=trust_code)
     from grouprl.cli.proofs import show_branches
-    from grouprl.received.trust import refuse_changed_algorithm
+    from grouprl.run.code import refuse_changed_algorithm
     from grouprl.tools.proof.branches import Selection
 
     refuse_changed_algorithm(run, config.algorithm.name, trust_code or ())

@@ -31,6 +31,7 @@ from grouprl.cli.words import (
     watched,
 )
 from grouprl.config.command_line import reward_settings
+from grouprl.leaves import leaf
 from grouprl.record.layout import RunDirectory, has_failed, run_at
 from grouprl.types import UserError
 
@@ -106,9 +107,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
     Example: grouprl sft --model abacus pairs.run=runs/demo learner.learning_rate=5e-4
     """
     check_models(settings, {"model.path": model})
-    from grouprl.supervised.settings import SftConfig
-
-    config = configured(SftConfig, settings, {"model.path": model, "task.name": task})
+    config = configured(leaf("supervised.sft"), settings, {"model.path": model, "task.name": task})
     from grouprl.supervised.sft import sft as run
 
     model = str(run(config))
@@ -129,9 +128,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
     """
     check_models(settings, {"model.path": model})
-    from grouprl.supervised.settings import DpoConfig
-
-    config = configured(DpoConfig, settings, {"model.path": model})
+    config = configured(leaf("supervised.dpo"), settings, {"model.path": model})
     from grouprl.supervised.preference_learning import dpo as run
 
     model = str(run(config))
@@ -152,9 +149,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
     """
     check_models(settings, {"model.path": model})
-    from grouprl.supervised.settings import RewardModelConfig
-
-    config = configured(RewardModelConfig, settings, {"model.path": model})
+    config = configured(leaf("supervised.reward-model"), settings, {"model.path": model})
     from grouprl.supervised.preference_learning import train_reward_model
 
     model = str(train_reward_model(config))

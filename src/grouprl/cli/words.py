@@ -19,6 +19,7 @@ from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.config.code_files import errors_of_code
 from grouprl.config.command_line import is_change
+from grouprl.leaves import leaf
 from grouprl.models.names import check_name, is_gguf
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
@@ -115,14 +116,14 @@ def run_config(
     check_models(settings, options)
     from grouprl.config.own_algorithm import is_in_file, load_algorithm
     from grouprl.config.run import RunConfig, load_config
-    from grouprl.received.trust import refuse_foreign_code
 
     settings = [_file_of_run(text) for text in settings or []]
     of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]
     for file in of_runs:
         refuse_links(file.parent)
     config = configured(RunConfig, settings, options)
-    refuse_foreign_code(config, of_runs, trust or ())
+    if of_runs:
+        leaf("received.trust").refuse_foreign_code(config, of_runs, trust or ())
     if is_in_file(config.algorithm.name):
         load_algorithm(config.algorithm.name)
         config = configured(RunConfig, settings, options)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from grouprl.environments.base import exchange
-from grouprl.problems.stories import BOYS, GIRLS, ITEMS
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import BoxedAnswers, boxed
 from grouprl.tasks.base import DrawnProblems, Split
 from grouprl.types import Problem
@@ -23,8 +23,9 @@ _FOUND = 3  # notes of a search
 def notes() -> Mapping[str, str]:
     """The notes by title: who keeps which things where, and when that was moved."""
     rng, found = random.Random("search_notes"), {}
-    for name in (*GIRLS, *BOYS):
-        for item in rng.sample(ITEMS, 4):
+    stories = leaf("stories")
+    for name in (*stories.GIRLS, *stories.BOYS):
+        for item in rng.sample(stories.ITEMS, 4):
             color, first, then = rng.choice(_COLORS), *rng.sample(_PLACES, 2)
             found[f"{name} and the {color} {item}"] = (
                 f"{name} kept the {color} {item} in {first}. In May {name} moved them to {then}."

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grouprl.config.learner import UpdateConfig
+from grouprl.learner.optimizer import refuse_paged
 from grouprl.types import UserError, import_extra
 
 _CONSTANTS = {"qmap1", "qmap2"}  # the 256 values of a byte, the same for all weights
@@ -107,14 +108,6 @@ def _check(weights: Collection[Tensor], config: UpdateConfig, setting: str) -> N
         )
     for device in {weight.device.type for weight in weights}:
         refuse_paged(config, device)
-
-
-def refuse_paged(config: UpdateConfig, device: str) -> None:
-    """Raises UserError for paged moments on another device than "cuda"."""
-    if config.paged and device != "cuda":
-        raise UserError(
-            "learner.paged: expected false on a CPU, whose memory the moments are in anyway, got true: remove it"
-        )
 
 
 def _dtypes(weights: Iterable[Tensor]) -> str:

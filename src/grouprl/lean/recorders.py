@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +15,8 @@ _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torc
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class Recorder(Protocol):
-    """Records the operations of a function, and replays them."""
-
-    def warm_up(self, function: Callable[[], None]) -> None:
-        """Calls the function in the same state in which it will be recorded."""
-        ...
-
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Gives a replay, which reads the tensors' contents of its own time; recording may skip the operations."""
-        ...
-
-
 class CudaGraphs:
-    """A `Recorder` of CUDA graphs in one memory pool: a replay is one launch instead of a thousand.
+    """A `rollout.forward.Recorder` of CUDA graphs in one memory pool: a replay is one launch instead of a thousand.
 
     The graphs share the memory of their temporary tensors. They must be replayed one after the other, and every result
     must be copied to a tensor from before the recording.

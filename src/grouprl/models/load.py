@@ -25,13 +25,13 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
-from grouprl.forward.precision import quantize_weights, round_weights
+from grouprl.forward.precision import round_weights
+from grouprl.leaves import leaf
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
-from grouprl.models.names import BUNDLED, ModelSource, check_name
+from grouprl.models.names import BUNDLED, TOKENIZER_FILES, WEIGHT_INDEX, ModelSource, check_name
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
-from grouprl.received.files import INDEX, TOKENIZER_FILES, refuse_model, shard_names
 from grouprl.types import UserError, nearest_name
 
 # Configurations of language models, and of models that see images.
@@ -47,7 +47,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
     With `weights` "bfloat16" or "nf4" it is loaded and checked in float32 on the CPU, then rounded (`round_weights`,
-    `quantize_weights`) and moved, so that the device never holds more.
+    `grouprl.lean.four_bits`) and moved, so that the device never holds more.
 
     The model stays in eval mode in training, because dropout would make learner and sampler disagree. The folder of a
     LoRA adapter gives its base model with the adapter, which alone takes gradients.
@@ -57,7 +57,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     """
     path, revision = located(source)
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
-    refuse_model(Path(folder))
+    _received(path, revision)
     if has_manifest(Path(folder)):
         check_manifest(Path(folder))
     if is_adapter(folder):
@@ -80,7 +80,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     if rounded:
         round_weights(model)
     if weights == "nf4":
-        quantize_weights(model, device)
+        leaf("four_bits")(model, device)
     return model.to(device)
 
 
@@ -109,21 +109,26 @@ def _refuse_adapter(path: str, what: str, revision: str) -> None:
 
 
 def _received(path: str, revision: str, *names: str) -> Path:
-    """The folder of a model, checked; of one on the hub with these files, which are downloaded first."""
+    """The folder of a model, checked unless it came with the package; hub models have these files downloaded first."""
     folder = Path(_resolve(path))
+    if folder in BUNDLED.values():
+        return folder
     if not folder.is_dir():
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         files = [cached_file(path, name, revision=revision, **quiet) for name in names]
         folder = next((Path(file).parent for file in files if file), folder)
-    refuse_model(folder)
+    leaf("received.files").refuse_model(folder)
     return folder
 
 
 def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
     """Checks that a model has about as many weights as its files: transformers makes those that are missing first."""
     revision = options.get("revision", "main")
-    folder = _received(path, revision, INDEX)
-    folder = _received(path, revision, *(shard_names(folder) or ["model.safetensors"]))
+    folder = _received(path, revision, WEIGHT_INDEX)
+    if folder in BUNDLED.values():
+        return
+    shards = leaf("received.files").shard_names(folder)
+    folder = _received(path, revision, *(shards or ["model.safetensors"]))
     given = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False, **options)
     with torch.device("meta"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from grouprl.leaves import leaf
 from grouprl.types import UserError, nearest_name
 
 BUNDLED = {name: Path(__file__).parent / "assets" / name for name in ("abacus", "abacus_chains", "abacus_tools")}
@@ -13,6 +14,9 @@ BUNDLED = {name: Path(__file__).parent / "assets" / name for name in ("abacus", 
 
 PLAIN, QUESTION, TOOLS = "plain", "question", "tools"  # the built-in chat templates
 ALL_LINEAR = "all-linear"  # of an adapter's targets: every linear layer
+
+WEIGHT_INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 class ModelSource(Protocol):
@@ -68,9 +72,7 @@ def check_name(path: str, what: str = "model") -> None:
         raise UserError(
             f"{what} {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
         )
-    from grouprl.received.hub import is_out_of_reach  # brings in huggingface_hub
-
-    if is_out_of_reach() and not _is_cached(path):
+    if leaf("received.hub").is_out_of_reach() and not _is_cached(path):
         near = nearest_name(path, BUNDLED)
         raise UserError(
             f"{what} {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a "

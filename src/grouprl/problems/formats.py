@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from grouprl.rewards.rules import Ids, Texts, Values, check_arguments, completion_text
+from grouprl.rewards.rules import Ids, Texts, Values, bounded, check_arguments, completion_text
 from grouprl.types import UserError
-
-LONGEST_TEXT = 200_000  # characters; longer completions are invalid
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Each tag occurs once in the text to match, so that no part of the pattern can match in two ways (linear time).
@@ -78,10 +76,3 @@ class Regex:
         pattern = re.compile(self.pattern)
         matches = pattern.fullmatch if self.full else pattern.search
         return [float(matches(bounded(completion_text(completion))) is not None) for completion in completions]
-
-
-def bounded(text: str) -> str:
-    """Returns the text. Raises ValueError when it is longer than LONGEST_TEXT characters."""
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"expected a completion of at most {LONGEST_TEXT:,} characters, got {len(text):,}")
-    return text

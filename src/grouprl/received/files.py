@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from grouprl.files import parse, read_file, refuse_depth, refuse_file
+from grouprl.models.names import TOKENIZER_FILES, WEIGHT_INDEX
 from grouprl.types import UserError
 
-TOKENIZER = "tokenizer.json"
-INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _READ = (".json", ".jinja")  # suffixes of files that a library reads as a whole
 _MOST_FILES = 10_000
 # By what is in the name of a setting, the first that is: ten times the largest of known models.
@@ -58,14 +56,15 @@ def refuse_model(folder: Path) -> None:
     refuse_config(_object(read_file(folder / "config.json") or b"", folder / "config.json"), f"{folder}/config.json")
     for name in shard_names(folder):
         if Path(name).name != name:
-            raise UserError(f"{folder}: expected weights in this folder, got {name!r:.60} in {INDEX}: write its name")
+            got = f"{name!r:.60} in {WEIGHT_INDEX}"
+            raise UserError(f"{folder}: expected weights in this folder, got {got}: write its name")
     for name in TOKENIZER_FILES:
         refuse_tokenizer(read_file(folder / name) or b"", folder / name)
 
 
 def shard_names(folder: Path) -> list[str]:
     """The files of weights that the index in a folder names."""
-    shards = _object(read_file(folder / INDEX) or b"", folder / INDEX).get("weight_map")
+    shards = _object(read_file(folder / WEIGHT_INDEX) or b"", folder / WEIGHT_INDEX).get("weight_map")
     return sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
 
 

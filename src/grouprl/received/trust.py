@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.code_files import read_code
-from grouprl.config.own_algorithm import is_in_file, load_algorithm, loaded_algorithm, place_of
+from grouprl.config.own_algorithm import is_in_file, load_algorithm, place_of
 from grouprl.config.run import RunConfig, load_config
-from grouprl.files import read_file, read_json
+from grouprl.files import read_file
 from grouprl.models.names import PLAIN, QUESTION
-from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.layout import RunDirectory, is_config_of_a_run
-from grouprl.rewards.functions import FromFile, WeightedReward
+from grouprl.record.layout import is_config_of_a_run
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from grouprl.ranks import Ranks
+    pass
 
 
 def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Collection[str]) -> None:
@@ -84,60 +80,8 @@ def load_known_algorithm(name: str) -> None:
         load_algorithm(name)
 
 
-def code_of(
-    rewards: Sequence[WeightedReward], algorithm: str, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
-) -> dict[str, Any]:
-    """Returns the digests of a run's code files by path, of its tokenizer and of its chat template.
-
-    `algorithm` is the name of the run's, which may be in a file.
-
-    Raises:
-        UserError: they are not the same on every rank.
-    """
-    functions = [reward.function for reward in rewards]
-    own = [loaded_algorithm(algorithm)[1], *(one.code for one in functions if isinstance(one, FromFile))]
-    files = {path: _sha256(source) for code in own for path, source in code.items()}
-    template = tokenizer.chat_template
-    code = {
-        "files": files,
-        "tokenizer": _sha256(tokenizer.backend_tokenizer.to_str().encode()),
-        "chat_template": None if template is None else _sha256(str(template).encode()),
-    }
-    ranks.agree(json_text(code, indent=2), "code")
-    return code
-
-
-def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Collection[str]) -> None:
-    """Checks that a resume has the code files, the tokenizer and the chat template that the run was started with.
-
-    Raises:
-        UserError: one of them changed, and it is no code file that the user trusts by name.
-    """
-    then = read_json(RunDirectory(directory).code)
-    for what in ("tokenizer", "chat_template"):
-        if what in then and then[what] != code[what]:
-            raise UserError(
-                f"resume: expected the {what.replace('_', ' ')} that {directory} started with (SHA-256 "
-                f"{then[what]}), got another ({code[what]}): restore it, or start a new run under another name"
-            )
-    recorded = then.get("files", {})
-    for path, digest in code["files"].items():
-        if recorded.get(path, digest) != digest and not _real([path]) <= _real(trusted):
-            raise UserError(
-                f"resume: expected {path} as it was when {directory} started (SHA-256 {recorded[path]}), got a "
-                f"changed file ({digest}): restore it, or add --trust-code {path} to continue with the changed one"
-            )
-
-
-def refuse_changed_algorithm(directory: Path, name: str, trusted: Collection[str] = ()) -> None:
-    """Checks that an algorithm in a file is as it was when a run began; see `refuse_changed_code`."""
-    files = {path: _sha256(source) for path, source in loaded_algorithm(name)[1].items()}
-    refuse_changed_code(directory, {**read_json(RunDirectory(directory).code), "files": files}, trusted)
-
-
-def record_code(directory: Path, code: Mapping[str, Any], config: RunConfig) -> None:
-    """Writes the digests into the run directory, and remembers the code files and the servers for this user."""
-    atomic_write_text(RunDirectory(directory).code, json_text(code, indent=2) + "\n")
+def remember(code: Mapping[str, Any], config: RunConfig) -> None:
+    """Remembers the code files and the servers of a run that begins for this user; `code` is that of `run.code`."""
     lines = {f"{digest}  {Path(path).resolve()}" for path, digest in code["files"].items()} | servers(config)
     lines |= {f"{_sha256(source)}  {path}" for path, source in _templates(config).items()}
     new = sorted(lines - _remembered())

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 from grouprl.leaves import LeafNames
-from grouprl.problems.formats import Regex, ThinkFormat
-from grouprl.problems.lengths import CosineLength, NearLength
-from grouprl.problems.repetition import Repetition
-from grouprl.problems.step_rewards import equation_steps
 from grouprl.rewards.functions import FromFile, RewardFunction, WeightedReward
 from grouprl.rewards.rules import boxed_format, correct_answer, environment, last_number
 from grouprl.tasks.mixture import PartReward
@@ -23,21 +19,16 @@ REWARDS = LeafNames(
     {
         "boxed_format": boxed_format,
         "correct_answer": correct_answer,
-        "cosine_length": CosineLength,
         "environment": environment,
         "last_number": last_number,
-        "near_length": NearLength,
-        "regex": Regex,
-        "repetition": Repetition,
-        "think_format": ThinkFormat,
     },
 )
 """The built-in reward functions by name: functions in TRL's form, or classes whose fields are settings.
 
-Those of leaves are among them: json_schema, judge_model, math_verify, unit_tests.
+Those of leaves are among them: regex, cosine_length, math_verify, unit_tests, ...
 """
 
-STEP_REWARDS: dict[str, Callable[..., Any]] = {"equation_steps": equation_steps}
+STEP_REWARDS = LeafNames("step_reward", {})
 """Process rewards: a value for each step of a completion."""
 
 

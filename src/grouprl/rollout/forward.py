@@ -18,7 +18,7 @@ from grouprl.forward.head import output_head
 from grouprl.forward.layouts import Prefix
 from grouprl.forward.products import padded_call
 from grouprl.forward.unpacked import picked_rows, read_on
-from grouprl.lean.recorders import HostReads, Recorder
+from grouprl.leaves import leaf
 from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
 from grouprl.rollout.rows import Rows
 
@@ -55,6 +55,18 @@ class Forward(Protocol):
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         """Copies the first `used` own tokens of rows (from, to)."""
+        ...
+
+
+class Recorder(Protocol):
+    """Records the operations of a function, and replays them."""
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Calls the function in the same state in which it will be recorded."""
+        ...
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Gives a replay, which reads the tensors' contents of its own time; recording may skip the operations."""
         ...
 
 
@@ -193,7 +205,7 @@ class ModuleForward:
         if self._step_counts:
             recorder.warm_up(step)
         else:
-            with HostReads() as reads:
+            with leaf("graphs").HostReads() as reads:
                 recorder.warm_up(step)
             if reads.found:
                 self._recorder = None

@@ -21,7 +21,7 @@ from grouprl.forward.precision import autocast
 from grouprl.forward.prefix import Read, read_prefix
 from grouprl.forward.progress import PROGRESS
 from grouprl.forward.workers import interleaved, one_thread, worker_count
-from grouprl.lean.recorders import CudaGraphs
+from grouprl.leaves import leaf
 from grouprl.models.load import end_token_ids
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
@@ -171,7 +171,7 @@ class NativeEngine:
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
         if self._recorded is None or not self._recorded.renew(shape, prefix):
             self._recorded = None  # frees its memory first
-            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device), prefix)
+            self._recorded = ModuleForward(self._model, shape, dtype, leaf("graphs").CudaGraphs(self._device), prefix)
         return [self._recorded]
 
     def _new_tree(self, prompt_ids: tuple[int, ...], forwards: Sequence[Forward]) -> PrefixTree | None:

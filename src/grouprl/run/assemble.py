@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig
-from grouprl.engines.ahead import Ahead
 from grouprl.forward.precision import resolve_device
 from grouprl.forward.recompute import recompute_activations, recomputes
 from grouprl.learner import Learner, Optimizer
@@ -53,7 +52,7 @@ class RunParts:
     step_parts: StepParts
     held_out: Sequence[Request]
     state: TrainerState
-    ahead: Ahead | None  # of a cluster whose samplers work ahead
+    ahead: Any | None  # `grouprl.engines.ahead.Ahead` of a cluster whose samplers work ahead
 
 
 def assemble(
@@ -244,10 +243,10 @@ def _engine(
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
-def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Ahead | None:
+def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Any | None:
     if not config.cluster.max_staleness or not isinstance(parts.engine, EarlyEngine):
         return None
-    ahead = Ahead(parts, parts.engine, config.steps)
+    ahead = leaf("cluster.ahead")(parts, parts.engine, config.steps)
     if saved is not None:
         ahead.load(saved[1].step + 1, saved[0].ahead)
     return ahead

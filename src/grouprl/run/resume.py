@@ -17,13 +17,13 @@ from grouprl.config.own_code import own_code
 from grouprl.config.run import RunConfig, dump_config, load_config
 from grouprl.files import read_json
 from grouprl.ranks import Ranks, note_begun, was_begun
-from grouprl.received.trust import code_of, refuse_changed_code
 from grouprl.record.files import json_text
 from grouprl.record.layout import Checkpoint, RunDirectory, lock_directory, refuse_links
 from grouprl.record.read import incomplete_steps, read_examples, read_json_lines, read_summary
 from grouprl.record.write import NoRecord, RunRecord
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, prune_checkpoints, read_state
+from grouprl.run.code import code_of, refuse_changed_code
 from grouprl.run.display import Display, RunEnd
 from grouprl.run.machine import with_dtype
 from grouprl.tasks import Task

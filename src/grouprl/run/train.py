@@ -19,7 +19,6 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
 from grouprl.ranks import Ranks, open_ranks
-from grouprl.received.trust import record_code
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
@@ -30,6 +29,7 @@ from grouprl.rewards.workers.pool import OpenWorkers
 from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
+from grouprl.run.code import record_code
 from grouprl.run.display import Display, RunEnd, StepBars
 from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from grouprl.files import DATA_KINDS, data_kind
-from grouprl.received.hub import is_out_of_reach
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
 from grouprl.tasks.base import Split
 from grouprl.types import Message, UserError, import_extra
@@ -145,7 +145,7 @@ def _hub_rows(address: str, split: str) -> list[Row]:
     """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
     repository, _, configuration = address.removeprefix(HUB).partition(":")
     datasets = import_extra("datasets", "data", f"the data set {repository}")
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = is_out_of_reach()
+    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = leaf("received.hub").is_out_of_reach()
     try:
         rows = datasets.load_dataset(repository, configuration or None, split=split)
     except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error

@@ -10,8 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from grouprl.problems.countdown import Countdown
-from grouprl.problems.word_problems import WordProblems
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import is_in_file
 from grouprl.tasks.base import LazyProblems, Split, Task
 from grouprl.types import Problem, UserError
@@ -96,7 +95,7 @@ class Mixture:
     """
 
     parts: Mapping[str, MixturePart] = field(
-        default_factory=lambda: {"word_problems": MixturePart(WordProblems()), "countdown": MixturePart(Countdown())}
+        default_factory=lambda: {name: MixturePart(leaf(f"task.{name}")()) for name in ("word_problems", "countdown")}
     )
     name = "mixture"
 

@@ -1,4 +1,4 @@
-"""The built-in tasks by name; each is one short file and one line here."""
+"""The built-in tasks by name; each is one short file and one line of leaves.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from pydantic import ValidationError
 
 from grouprl.files import DATA_KINDS
 from grouprl.leaves import LeafNames
-from grouprl.problems.chains import Chains
-from grouprl.problems.countdown import Countdown
-from grouprl.problems.gsm8k import Gsm8k
-from grouprl.problems.math_problems import MathProblems
-from grouprl.problems.sums import Sums
-from grouprl.problems.word_problems import WordProblems
 from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
 from grouprl.tasks.examples import with_examples
@@ -24,20 +18,8 @@ from grouprl.tasks.mixture import Mixture, MixturePart
 from grouprl.tasks.rows import Jsonl
 from grouprl.types import UserError, unknown_name
 
-TASKS = LeafNames(
-    "task",
-    {
-        "chains": Chains,
-        "countdown": Countdown,
-        "gsm8k": Gsm8k,
-        "jsonl": Jsonl,
-        "math": MathProblems,
-        "mixture": Mixture,
-        "sums": Sums,
-        "word_problems": WordProblems,
-    },
-)
-"""The classes of the built-in tasks, those of leaves (code, reasoning_gym:NAME) among them."""
+TASKS = LeafNames("task", {"jsonl": Jsonl, "mixture": Mixture})
+"""The classes of the built-in tasks: files and mixtures, and those of leaves (word_problems, reasoning_gym:NAME)."""
 
 _GYM = "reasoning_gym"
 _MIXTURE = "mixture"

@@ -29,10 +29,10 @@ from transformers import (
 from transformers.utils import logging
 
 from grouprl.files import read_json
+from grouprl.leaves import leaf
 from grouprl.models.load import hide_progress_bars, hide_warnings, refuse_other_weights
 from grouprl.models.names import is_gguf
 from grouprl.models.save import save_model
-from grouprl.received.files import refuse_config
 from grouprl.record.files import atomic_directory
 from grouprl.types import UserError, import_extra
 
@@ -201,7 +201,7 @@ def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenize
     try:
         with hide_progress_bars(), hide_warnings():
             config = AutoConfig.from_pretrained(str(file.parent), **place)
-            refuse_config(config.to_dict(), file.name)
+            leaf("received.files").refuse_config(config.to_dict(), file.name)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             if (needed := sum(weight.numel() for weight in model.parameters())) > _SPARE + 2 * weights:

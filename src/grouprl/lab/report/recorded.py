@@ -19,6 +19,7 @@ from grouprl.config.algorithm import from_file, with_options
 from grouprl.config.own_algorithm import is_in_file
 from grouprl.config.yaml_text import read_yaml
 from grouprl.files import read_file, refuse_depth
+from grouprl.leaves import find_leaf
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rollouts import empty_rollouts, open_recorded
 from grouprl.record.rows import checked_rows
@@ -89,9 +90,9 @@ def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
     section = config.get("algorithm", {})
     try:
         if is_in_file(name := section.get("name", "grpo")):
-            from grouprl.received.trust import load_known_algorithm
-
-            load_known_algorithm(name)
+            trust = find_leaf("received.trust")
+            if trust is not None:
+                trust.load_known_algorithm(name)
             return from_file(name, section)
         return with_options(NAMED.get(name, NAMED["grpo"]), section)
     except (AttributeError, TypeError, UserError) as error:

@@ -23,7 +23,7 @@ from grouprl.config.algorithm import all_options
 from grouprl.files import is_number, read_file
 from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
-from grouprl.received.files import refuse_tokenizer
+from grouprl.leaves import leaf
 from grouprl.record.branches import read_branches
 from grouprl.record.layout import RunDirectory
 from grouprl.record.rows import parsed, truth
@@ -233,7 +233,7 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple
             if path.resolve().is_relative_to(owner.resolve()):
                 file = read_file(path)
                 if file is not None:
-                    refuse_tokenizer(file, path)
+                    leaf("received.files").refuse_tokenizer(file, path)
                     return place, _loaded(file)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue

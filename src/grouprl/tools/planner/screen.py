@@ -15,7 +15,7 @@ from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
 from grouprl.forward.precision import faster_dtype
 from grouprl.forward.recompute import recomputes
-from grouprl.lean.library_adamw import refuse_paged
+from grouprl.learner.optimizer import refuse_paged
 from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.tools.planner.machine import Rates, measured_rates, total_memory
 from grouprl.tools.planner.memory import (
