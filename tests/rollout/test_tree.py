@@ -60,6 +60,7 @@ def test_a_sequence_shares_the_longest_path_that_was_read(reader: Reader):
     assert reader.through(tree, (*PROMPT, 50, 51, 60, 61)) == 2
     assert reader.through(tree, (*PROMPT, 50, 51, 60, 61, 62)) == 1
     assert reader.through(tree, (40, 41, 7)) == 1
+    assert reader.through(tree, (*PROMPT[:2], 50, 51)) == 2  # 50 comes behind the whole prompt alone
     assert reader.through(tree, PROMPT[:3]) == 1  # the hidden state of its last token is not that of the path's
     assert reader.through(tree, (8, *PROMPT)) == 5
 
