@@ -18,9 +18,11 @@ from grouprl.evaluation.statistics import t_probability, t_quantile
 from grouprl.tools.compare.claims import (
     answer_claims,
     claims_summary,
+    claims_table,
     combined,
     correct_over_table,
     difference_of,
+    is_share,
     values_of,
     verdict_of,
 )
@@ -185,6 +187,13 @@ def test_of_two_expectations_each_interval_is_wrong_half_as_often(two: Path) -> 
     both = claim(measure="seconds_per_step", expect=["b > a", "b >= a"])
     (answered,) = answer_claims(replace(read_comparison(two), claims={"both": both}))
     assert [one.interval for one in answered.measured] == [pytest.approx((0.25 - 6.363, 0.25 + 6.363), abs=1e-3)] * 2
+
+
+def test_margins_of_shares_are_points(two: Path) -> None:
+    shown = {"share": claim(margin=0.02), "seconds": claim(measure="seconds_per_step", margin=0.02)}
+    rows = [*claims_table(claims_summary(answer_claims(replace(read_comparison(two), claims=shown))))][2:]
+    assert [", points, margin 2: " in rows[0], ", margin 0.02: " in rows[1]] == [True, True]
+    assert [is_share(name) for name in ("speed", "frac_reward_zero_std", "kl")] == [True, True, False]
 
 
 def test_only_problems_of_every_evaluation_and_seed_are_compared(tmp_path: Path) -> None:
