@@ -138,7 +138,7 @@ def beginnings(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def _branches(read_ids: Mapping[int, tuple[int, ...]], prompt: int) -> tuple[int, list[_Branch]]:
-    """Divides rows behind a prompt of so many tokens so that the fewest are read; also gives their number.
+    """Divides rows behind a prompt of so many tokens so that fewer are read; also gives their number.
 
     Rows that begin alike become a branch of their own where what they share is more than the prompt, read once more.
     """
