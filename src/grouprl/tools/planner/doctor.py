@@ -109,7 +109,7 @@ def _speeds(device: str) -> Iterator[DoctorLine]:
 
 def _model(path: str) -> Iterator[DoctorLine]:
     config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
-    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
+    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None)
     step, pace = plan.step, plan.pace
     assert pace is not None
     said = (
