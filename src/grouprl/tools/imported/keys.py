@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grouprl.config.yaml_text import read_yaml
-from grouprl.tools.imported import trl_parts, trl_rules, verl_rules
+from grouprl.tools.imported import trl_rules, verl_rules
 from grouprl.tools.imported.table import Entry, Outcome, read_table
 
-TRL: Mapping[str, Entry] = MappingProxyType(read_table("trl.yaml", vars(trl_rules) | vars(trl_parts)))
+TRL: Mapping[str, Entry] = MappingProxyType(read_table("trl.yaml", vars(trl_rules)))
 """Key -> entry. A key that is missing is unsupported."""
 
 RENAMED: Mapping[str, str] = MappingProxyType(
