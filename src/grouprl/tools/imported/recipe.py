@@ -51,13 +51,8 @@ class ImportedRecipe:
     @property
     def missing(self) -> tuple[str, ...]:
         """What a run still needs and the file does not name: model, task, rewards."""
-        firsts = {key.partition(".")[0] for key in self.changes}
-        found = {
-            "model": "model.path" in self.changes,
-            "task": "task.path" in self.changes,
-            "reward": "rewards" in firsts,
-        }
-        return tuple(name for name, is_there in found.items() if not is_there)
+        needs = {"model": "model.path", "task": "task.path", "reward": "rewards"}
+        return tuple(name for name, key in needs.items() if key not in self.changes)
 
     def text(self, origin: str) -> str:
         """The recipe as YAML, with its origin in a comment."""

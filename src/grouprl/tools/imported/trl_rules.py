@@ -237,17 +237,3 @@ def trackers(_: Given, value: Any) -> Outcome:
     if not known:
         return Outcome("not needed", words="metrics.jsonl and the report have every metric")
     return Outcome("changed" if set(others) - {"none"} else "equal", {"trackers.names": known})
-
-
-def correction(given: Given, value: Any) -> Outcome:
-    """The weights for a sampler whose log-probs differ."""
-    if not given["use_vllm"] or given["vllm_mode"] != "server" or not given["vllm_importance_sampling_correction"]:
-        return Outcome("not needed", words="no correction: the native engine has the learner's log-probs")
-    level, _, kind = str(value).partition("_")
-    cap, floor = given["vllm_importance_sampling_clip_max"], given["vllm_importance_sampling_clip_min"]
-    if level not in ("token", "sequence") or kind not in ("truncate", "mask") or cap is None:
-        return unsupported("expected token_ or sequence_ with mask or truncate, and a clip_max")
-    if kind == "truncate" and floor:
-        return unsupported("expected no clip_min with truncate")
-    ours = {"algorithm.correction_kind": kind, "algorithm.correction_level": level, "algorithm.correction_cap": cap}
-    return Outcome("equal", {**ours, **({"algorithm.correction_floor": floor or 0.0} if kind == "mask" else {})})

@@ -17,14 +17,7 @@ from grouprl.models.precision import faster_dtype
 from grouprl.models.recompute import recomputes
 from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.tools.planner.machine import read_rate, total_memory
-from grouprl.tools.planner.memory import (
-    BLOCKS,
-    PARTS,
-    MemoryPlan,
-    Networks,
-    StepShape,
-    plan_memory,
-)
+from grouprl.tools.planner.memory import BLOCKS, PARTS, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.tools.planner.shapes import ModelShape, shape_of
 from grouprl.tools.planner.time import Pace, PromptSizes, measured_pace
 from grouprl.types import UserError
