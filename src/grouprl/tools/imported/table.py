@@ -189,7 +189,7 @@ class Reading:
         value = self.read(name)
         match test:
             case "set" | "unset":
-                return bool(value) == (test == "set")
+                return bool(bool(value) == (test == "set"))
             case {"above": limit}:
                 return bool(value > self.filled(limit))
             case {"below": limit}:
