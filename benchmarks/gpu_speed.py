@@ -126,7 +126,7 @@ def sampling(bench: Bench, subject: Subject, work: Work) -> dict[str, Any]:
     seconds = bench.seconds(lambda: groups.extend(subject.engine.generate(asked, parameters)))
     measured, tokens = largest(), sum(len(one) for group in groups for one in group.completions)
     limits = bench.found["device"]
-    rates = Rates(limits["flops_s"], limits["bytes_s"], "")
+    rates = Rates(limits["flops_s"], limits["bytes_s"])
     floor = floor_of_step(subject.shape, subject.networks, subject.step(bench, work), rates)
     return {
         "groups": groups,

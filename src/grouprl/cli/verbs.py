@@ -355,41 +355,35 @@ def plan(
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of the longest prompt; default: of the task's, or 256.")
     ] = None,
-    flops: Annotated[float | None, typer.Option(help="FLOPs per second, such as 4e14.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Memory on several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     trust_code: TrustOption = None,
 ) -> None:
-    """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes.
+    """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes on this CPU.
 
     This loads no model: its name or its config.json is enough. A folder's tokenizer counts the prompts of the task.
 
     Example: grouprl plan demo
 
-    Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB --flops 4e14 --bandwidth 3e12
+    Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB
 
     Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
     from grouprl.config.checks import check_sections
-    from grouprl.tools.planner.machine import Rates
     from grouprl.tools.planner.screen import parse_memory, plan_run, show_plan
     from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
-    if (flops is None) != (bandwidth is None):
-        raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
-    config = run_config(settings, {"model.path": model}, trust=trust_code)
+    config = run_config(settings, {"model.path": model}, trust=trust_code, loads_model=False)
     check_sections(config)
     if gpus is not None:
         from grouprl.tools.planner.layouts import show_layouts
 
         show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return
-    rates = None if flops is None or bandwidth is None else Rates(flops, bandwidth, "as given")
     available = None if memory is None else parse_memory(memory)
     sizes = prompt_sizes(config, say=partial(typer.echo, err=True)) if prompt_tokens is None else None
     longest = prompt_tokens or (sizes.longest if sizes else USUAL_PROMPT)
-    found = plan_run(config, prompt_tokens=longest, available=available, rates=rates, sizes=sizes)
+    found = plan_run(config, prompt_tokens=longest, available=available, sizes=sizes)
     show_plan(found, config.algorithm.name, as_json=as_json)
     if not as_json:
         suggest(again("train", settings, {"--model": model}))

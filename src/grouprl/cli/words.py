@@ -106,14 +106,21 @@ def options(
 
 
 def run_config(
-    settings: Sequence[str] | None, options: Mapping[str, object] | None = None, *, trust: Sequence[str] | None = None
+    settings: Sequence[str] | None,
+    options: Mapping[str, object] | None = None,
+    *,
+    trust: Sequence[str] | None = None,
+    loads_model: bool = True,
 ) -> RunConfig:
     """The configuration of a run; see `config_of`. This loads torch, which `--help` does not need (1.2 s).
+
+    Without `loads_model` the name of a model may be one that is not on this machine, and no network is needed.
 
     Raises:
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
-    check_models(settings, options)
+    if loads_model:
+        check_models(settings, options)
     from grouprl.config.own_algorithm import is_in_file, load_algorithm
     from grouprl.config.run import RunConfig, load_config
 

@@ -125,7 +125,7 @@ def _equal_rows(topic: str, sizes: Sizes) -> Iterator[DoctorLine]:
 
 def _model(path: str) -> Iterator[DoctorLine]:
     config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
-    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
+    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None)
     step, pace = plan.step, plan.pace
     assert pace is not None
     said = (
