@@ -103,7 +103,8 @@ class _NondeterministicAutomaton:
                     self._free[self.add(branch, flags, first)].append(end)
                 start = end
             elif name in _REPEATS:
-                start = self._repeat(*value, flags, start)
+                fewest, most, inner = value
+                start = self._repeat(fewest, most, inner, flags, start)
             else:
                 raise UserError(
                     f"{self._key}: expected an expression of characters, sets, groups, | and repetitions, got "
@@ -144,7 +145,7 @@ class _NondeterministicAutomaton:
         # Bytes that no row tells apart are one class.
         rows_RC, class_of = np.unique(np.stack([np.full(256, NONE), *self._rows]), axis=1, return_inverse=True)
         columns = rows_RC.T.tolist()
-        same_end = {}  # states after which the same follows
+        same_end = dict[frozenset[tuple[int, int]], int]()  # states after which the same follows
         ends = [same_end.setdefault(reached(state), state) for state in range(len(self._free))]
         start = reached(0)
         number, sets, moves = {frozenset[tuple[int, int]](): NONE, start: 0}, [start], list[list[int]]()
