@@ -20,7 +20,7 @@ from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
 from grouprl.ranks import Ranks, open_ranks
 from grouprl.record.layout import RunDirectory
-from grouprl.record.rollouts import recorded_verdicts
+from grouprl.record.queries import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
 from grouprl.rewards.configured import beside_environment, configured_scorer, is_measured_by, state_before
 from grouprl.rewards.functions import WeightedReward

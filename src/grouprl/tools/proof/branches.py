@@ -16,8 +16,8 @@ from grouprl.forward.attention import is_packed
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts
 from grouprl.record.branches import Branch, BranchedCompletion, BranchedToken
+from grouprl.record.queries import recorded_verdicts
 from grouprl.record.read import RecordedGroup, read_rollouts
-from grouprl.record.rollouts import recorded_verdicts
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout.engine import Request, structured_sampling
