@@ -40,9 +40,9 @@ def _listed(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
     return answer in metadata["valid_answers"]
 
 
-def _reaches(answer: str, given: list[int], target: int) -> bool:
+def _reaches(answer: str, operands: list[int], target: int) -> bool:
     try:
-        return Counter(numbers(answer)) == Counter(given) and bool(evaluate(answer, _SIGNED) == target)
+        return Counter(numbers(answer)) == Counter(operands) and bool(evaluate(answer, _SIGNED) == target)
     except UnreadableError:
         return False
 

@@ -154,8 +154,8 @@ def _is_text(spelled: str) -> bool:
     return _WORDS.search(_NAMES.sub(_upright, _OR.sub(" ", spelled))) is not None
 
 
-def _upright(found: re.Match[str]) -> str:
-    return found[0] if found[0] == "\\text" else " "
+def _upright(match: re.Match[str]) -> str:
+    return match[0] if match[0] == "\\text" else " "
 
 
 def _letters(text: str) -> str:
@@ -193,9 +193,9 @@ def _tree(text: str) -> Any | None:
         return None
     library, config = _library()
     # No search for LaTeX in the text, no further candidates, no signals (workers have their own limits).
-    found = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
+    parsed = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
     sympy = import_module("sympy")
-    tree = found[0] if found else None
+    tree = parsed[0] if parsed else None
     if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(*_not_read()) or _is_cut(text, tree):
         return None
     return tree
@@ -309,8 +309,8 @@ def _equal_at(gold: Any, answer: Any, letters: Sequence[str], number: int, digit
     places = {name: _number(_PLACES[(number + 3 * at) % 8] + str(ord(name[0]))) for at, name in enumerate(letters)}
     values = []
     for term in (gold, answer):
-        given = {symbol: places[symbol.name] for symbol in term.free_symbols}
-        values.append(term.evalf(digits + 10, subs=given, maxn=3 * digits))
+        value_by_symbol = {symbol: places[symbol.name] for symbol in term.free_symbols}
+        values.append(term.evalf(digits + 10, subs=value_by_symbol, maxn=3 * digits))
     if not all(value.is_number and value.is_finite for value in values):
         return None
     if letters and not gold.has(sympy.I) and not answer.has(sympy.I) and not any(value.is_real for value in values):

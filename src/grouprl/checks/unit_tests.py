@@ -51,8 +51,8 @@ class UnitTests:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        known = self.backend in ("auto", *BACKENDS)
-        check_arguments("unit_tests", self, ("backend", known, f"auto, {' or '.join(BACKENDS)}"))
+        is_backend = self.backend in ("auto", *BACKENDS)
+        check_arguments("unit_tests", self, ("backend", is_backend, f"auto, {' or '.join(BACKENDS)}"))
         # Checked here, where an error stops the run before it starts, not in a worker.
         if self.backend == "auto":
             object.__setattr__(self, "backend", choose_backend())
@@ -146,9 +146,9 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
     lines: list[str] = []
     for line in text.split("\n"):
         if opening is None:
-            found = _OPENING.match(line)
+            match = _OPENING.match(line)
             # A fence of backquotes has no further backquotes on its line: ```x``` is text.
-            opening = found if found and not (found["mark"][0] == "`" and "`" in found["info"]) else None
+            opening = match if match and not (match["mark"][0] == "`" and "`" in match["info"]) else None
             lines = []
         elif _closes(line, opening):
             yield opening["info"].strip(), "".join(lines)

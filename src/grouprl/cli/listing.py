@@ -66,8 +66,8 @@ def _gym_overview() -> RenderableType:
     table.columns[0].min_width = max(map(len, gym_names())) + len("reasoning_gym:")
     for name in gym_names():
         question = ReasoningGym(name).problems("train")[0].prompt[-1]
-        asked = question["content"] if isinstance(question, dict) else str(question)
-        table.add_row(Text(f"reasoning_gym:{name}", "bold"), Text(" ".join(asked.split())[:200]))
+        text = question["content"] if isinstance(question, dict) else str(question)
+        table.add_row(Text(f"reasoning_gym:{name}", "bold"), Text(" ".join(text.split())[:200]))
     return table
 
 
@@ -97,8 +97,8 @@ def _settings(name: str, kind: Any) -> RenderableType:
 
 def _made(kind: Any) -> Task | None:
     try:
-        made: Task = kind()
-        return made
+        task: Task = kind()
+        return task
     except UserError:  # its package is not installed; the overview lists it without details
         return None
 

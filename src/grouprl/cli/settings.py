@@ -30,12 +30,14 @@ def show_settings(prefix: str = "", console: Console | None = None) -> None:
         UserError: there is none.
     """
     rows = setting_rows()
-    found = [row for row in rows if row[0] == prefix or row[0].startswith(prefix.rstrip(".") + "." if prefix else "")]
-    found = found or [row for row in rows if row[0].startswith(prefix)]
-    if not found:
+    matching = [
+        row for row in rows if row[0] == prefix or row[0].startswith(prefix.rstrip(".") + "." if prefix else "")
+    ]
+    matching = matching or [row for row in rows if row[0].startswith(prefix)]
+    if not matching:
         raise unknown_name("grouprl settings", prefix, {row[0].partition(".")[0] for row in rows})
     table = Table("key", "default", "meaning", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for key, default, meaning in found:
+    for key, default, meaning in matching:
         table.add_row(Text(key, "bold"), Text(default, "dim"), Text(meaning))
     (console or Console()).print(table)
 
@@ -64,12 +66,12 @@ def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
 def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
     """Every option of an algorithm, with its value there instead of the default."""
     yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/algorithms.md"
-    own = options(default)
+    values = options(default)
     for part, kinds in part_kinds(default).items():
-        known = {one.name: one for kind in reversed(kinds) for one in fields(kind)}
+        option_fields = {option.name: option for kind in reversed(kinds) for option in fields(kind)}
         off = kinds[0].absent if getattr(default, part) is None else {}
-        for name, one in known.items():
-            value = own.get(name, off.get(name, one.default))
+        for name, option in option_fields.items():
+            value = values.get(name, off.get(name, option.default))
             types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
             absent = [Literal[word] for word in (kinds[0].absent.get(name),) if isinstance(word, str)]
             owner = next(kind for kind in kinds if name in hints(kind))
@@ -85,7 +87,7 @@ def _shared_about(kinds: Iterable[type[Part]], name: str) -> str:
 
 def _meaning(description: str, types: Iterable[Any]) -> str:
     """The description, after the choices that these types allow."""
-    kinds = [kind for one in types for kind in (one, *typing.get_args(one)) if typing.get_origin(kind) is Literal]
+    kinds = [kind for kind in types for kind in (kind, *typing.get_args(kind)) if typing.get_origin(kind) is Literal]
     choices = dict.fromkeys(choice for kind in kinds for choice in typing.get_args(kind))
     return f"{' | '.join(map(str, choices))}: {description}" if len(choices) > 1 else description
 

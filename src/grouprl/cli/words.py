@@ -57,11 +57,11 @@ TaskOption = Annotated[
 ]
 
 
-def _no_option(place: object) -> str:
+def _no_option(path: object) -> str:
     """Refuses an option that a verb does not have where a run or a model is expected."""
-    if str(place).startswith("-"):
-        raise UserError(f"{place}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
-    return str(place)
+    if str(path).startswith("-"):
+        raise UserError(f"{path}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
+    return str(path)
 
 
 RunArgument = Annotated[
@@ -69,7 +69,7 @@ RunArgument = Annotated[
     typer.Argument(
         help="Run directory, such as runs/demo.",
         autocompletion=completion.runs,
-        callback=lambda place: run_at(_no_option(place)),
+        callback=lambda path: run_at(_no_option(path)),
     ),
 ]
 ModelArgument = Annotated[
@@ -77,7 +77,7 @@ ModelArgument = Annotated[
     typer.Argument(
         help="Run or checkpoint folder, built-in name or hub id.",
         autocompletion=completion.models,
-        callback=lambda place: model_at(_no_option(place)),
+        callback=lambda path: model_at(_no_option(path)),
     ),
 ]
 RewardOption = Annotated[
@@ -89,8 +89,8 @@ TrustOption = Annotated[
 ]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"grouprl {__version__}")
         raise typer.Exit
 
@@ -131,8 +131,8 @@ def run_config(
     run = of_runs[-1].parent
     if config.runs_dir == load_config(RunConfig, [of_runs[-1]], []).runs_dir:
         # Where its first user kept it says nothing here, and could be any folder of this user.
-        place = run.parent if run.name not in ("", "..") else run.absolute().parent
-        config = config.model_copy(update={"runs_dir": str(place)})
+        folder = run.parent if run.name not in ("", "..") else run.absolute().parent
+        config = config.model_copy(update={"runs_dir": str(folder)})
     return config
 
 
@@ -191,7 +191,7 @@ def is_settings_file(text: str) -> bool:
     from grouprl.config.command_line import RECIPES
 
     return Path(text).suffix in (".yaml", ".yml", ".json") or any(
-        place.is_file() for place in (Path(text).expanduser(), RECIPES / f"{text}.yaml")
+        path.is_file() for path in (Path(text).expanduser(), RECIPES / f"{text}.yaml")
     )
 
 
@@ -235,8 +235,8 @@ def suggest(*commands: str) -> None:
 
 def again(verb: str, settings: Sequence[str] | None, options: Mapping[str, str | None]) -> str:
     """Writes the command of another verb with the same settings and options."""
-    given = [word for option, value in options.items() if value is not None for word in (option, value)]
-    return shlex.join(["grouprl", verb, *(settings or []), *given])
+    words = [word for option, value in options.items() if value is not None for word in (option, value)]
+    return shlex.join(["grouprl", verb, *(settings or []), *words])
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:

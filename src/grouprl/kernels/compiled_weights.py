@@ -71,8 +71,8 @@ class _LayerWeights(ctypes.Structure):
 @cache
 def torch_library() -> ctypes.CDLL:
     """The library of torch with its C functions, which Python has loaded already."""
-    (found,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
-    return ctypes.CDLL(str(found))
+    (file,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
+    return ctypes.CDLL(str(file))
 
 
 @cache

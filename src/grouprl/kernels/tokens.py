@@ -26,8 +26,8 @@ def logprobs(
     rows, padding = padded_chunks(count, rows, dtype, product_sizes(head))
     if padding:
         hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, padding)), F.pad(targets_S, (0, padding))
-    found = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
-    return found[0][:count], found[1][:count]
+    outputs = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
+    return outputs[0][:count], outputs[1][:count]
 
 
 def _logprob_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:

@@ -225,23 +225,23 @@ class _Requests:
 
     async def answer(self, waiting: Iterable[tuple[int, _Body]], replies: list[str | Invalid]) -> None:
         """Sends one body after another; several of these coroutines share `waiting`."""
-        for place, body in waiting:
-            replies[place] = await self._reply(json.dumps(body).encode())
+        for index, body in waiting:
+            replies[index] = await self._reply(json.dumps(body).encode())
 
     async def _reply(self, body: bytes) -> str | Invalid:
         if self._given_up >= max(FEW, self._server.concurrency):
             return Invalid(f"was not asked: the server failed for {self._given_up} completions in a row")
         end, attempt = time.monotonic() + self._server.deadline, 0
-        while isinstance(found := await self._attempt(body, end - time.monotonic()), _Retry):
-            wait = wait_seconds(attempt, found.retry_after, self._chance.random())
+        while isinstance(outcome := await self._attempt(body, end - time.monotonic()), _Retry):
+            wait = wait_seconds(attempt, outcome.retry_after, self._chance.random())
             attempt += 1
             if attempt > self._server.retries or time.monotonic() + wait >= end:
                 self._given_up += 1
-                return Invalid(f"got no answer to {attempt} requests, at last: {found.reason}")
+                return Invalid(f"got no answer to {attempt} requests, at last: {outcome.reason}")
             await asyncio.sleep(wait)
             self._meter.add({"retries": 1})
         self._given_up = 0
-        return found
+        return outcome
 
     async def _attempt(self, body: bytes, seconds_left: float) -> str | Invalid | _Retry:
         import httpx2
@@ -266,8 +266,8 @@ class _Requests:
         if status >= 300:
             got = f"status {status}: {self._words(content)}: {_REMEDIES.get(status, 'fix the arguments')}"
             if status < 400:
-                place = self._printable(reply.headers.get("Location", "nowhere"))
-                got = f"a redirect to {place}, which is not followed: fix base_url"
+                target = self._printable(reply.headers.get("Location", "nowhere"))
+                got = f"a redirect to {target}, which is not followed: fix base_url"
             raise UserError(f"reward judge_model: expected an answer from {self._server.url}, got {got}")
         return Invalid(f"got a reply of more than {LONGEST_REPLY} bytes") if content is None else self._text(content)
 

@@ -97,8 +97,8 @@ class Grading:
             "seed": self.seed,
             "response_format": {"type": "json_object"} if self.json else None,
         }
-        given = {name: value for name, value in settings.items() if value is not None}
-        return {"model": self.model, "messages": [{"role": "user", "content": text}], **given}
+        options = {name: value for name, value in settings.items() if value is not None}
+        return {"model": self.model, "messages": [{"role": "user", "content": text}], **options}
 
     def score(self, reply: str | Invalid) -> float | Invalid:
         """The score in a reply, in [0, 1]."""
@@ -144,12 +144,12 @@ class JudgeModel:
             UserError: the server rejects the requests (key, model, address), or the budget is used up.
         """
         rows = self._rows(prompts, completions, answer)
-        asked = list(dict.fromkeys(row for row in rows if row is not None))
-        replies = ask(self.server, [self.grading.body(row) for row in asked], self.meter)
-        scores = {row: self.grading.score(reply) for row, reply in zip(asked, replies, strict=True)}
-        found = [None if row is None else scores[row] for row in rows]
-        self.meter.add({"failures": sum(isinstance(score, Invalid) for score in found)})
-        return found
+        requests = list(dict.fromkeys(row for row in rows if row is not None))
+        replies = ask(self.server, [self.grading.body(row) for row in requests], self.meter)
+        scores = {row: self.grading.score(reply) for row, reply in zip(requests, replies, strict=True)}
+        row_scores = [None if row is None else scores[row] for row in rows]
+        self.meter.add({"failures": sum(isinstance(score, Invalid) for score in row_scores)})
+        return row_scores
 
     def usage(self) -> dict[str, float]:
         """Returns sums since the start, `judge/requests` and others: see `Meter.metrics`."""
@@ -189,7 +189,7 @@ def grading_text(template: str, texts: Mapping[str, str], scale: Sequence[float]
     clean = {name: _CHAT_MARK.sub(r"\g<0> ", text).encode("utf-8", "replace").decode() for name, text in texts.items()}
     code = sha256(json.dumps(clean, sort_keys=True).encode()).hexdigest()[:16]
     blocks = {name: f"<{name}-{code}>\n{text}\n</{name}-{code}>" for name, text in clean.items()}
-    filled = _PLACEHOLDER.sub(lambda found: blocks[found[1]], template)
+    filled = _PLACEHOLDER.sub(lambda match: blocks[match[1]], template)
     form = (_JSON_FORM if as_json else _LINE_FORM).format(low=scale[0], high=scale[1])
     return _OPENING + filled + _CLOSING.format(code=code) + form
 
@@ -223,5 +223,5 @@ def _json_score(reply: str) -> float | None:
 
 def _line_score(reply: str) -> float | None:
     line = reply.rstrip().rpartition("\n")[2].strip()
-    found = _SCORE_LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
-    return float(found[1]) if found else None
+    match = _SCORE_LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
+    return float(match[1]) if match else None

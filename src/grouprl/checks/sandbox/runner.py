@@ -152,14 +152,14 @@ def why_unavailable(name: str) -> str | None:
     try:
         if user() is not None and not _may_end_others():
             return "root may not end processes of the user it becomes here (CAP_KILL)"
-        [found] = run_in_sandbox(_PROBE, [probe], limits=Limits(seconds=30.0), backend=name).outcomes
+        [outcome] = run_in_sandbox(_PROBE, [probe], limits=Limits(seconds=30.0), backend=name).outcomes
     except SandboxError as error:
         return str(error)
     except OSError as error:
         return f"a file that it needs, such as /proc, is missing: {error}"
-    if isinstance(found, CallFailure):
-        return f"a test program failed: {found.reason}"
-    return None if found == ReturnValue([]) else f"a test program was not confined, it {', '.join(found.value)}"
+    if isinstance(outcome, CallFailure):
+        return f"a test program failed: {outcome.reason}"
+    return None if outcome == ReturnValue([]) else f"a test program was not confined, it {', '.join(outcome.value)}"
 
 
 def _may_end_others() -> bool:

@@ -87,7 +87,7 @@ def _found(name: str) -> Path | None:
 @lru_cache(maxsize=1)
 def _folders() -> tuple[Path, ...]:
     """The search path of a loader: the interpreter's own folders, then those of the system in Debian's order."""
-    own = (PREFIX / "lib", PREFIX / sys.platlibdir)
+    prefix_folders = (PREFIX / "lib", PREFIX / sys.platlibdir)
     multiarch = (f"/lib/{_MULTIARCH}", f"/usr/lib/{_MULTIARCH}")
-    names = (*own, "/usr/local/lib", *multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+    names = (*prefix_folders, "/usr/local/lib", *multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
     return tuple(dict.fromkeys(path for path in (Path(name).resolve() for name in names) if path.is_dir()))
