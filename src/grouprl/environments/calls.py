@@ -101,7 +101,7 @@ def read_calls(text: str, form: CallForm, tools: Sequence[Schema] = (), *, in_th
 
 
 def before_calls(text: str, form: CallForm, *, in_thought: bool = False) -> str:
-    """What a turn says before its first call, see `read_calls`."""
+    """What a turn says before its first call; the arguments are those of `read_calls`."""
     position = _after_thought(text, 0) if in_thought else 0
     while (match := form.opening.search(text, position)) and match[0] == THINK:
         position = _after_thought(text, match.end())
@@ -181,11 +181,8 @@ def _named(name: Any, arguments: Any, identity: Any = "") -> Entry:
     return Call(name, arguments, identity if isinstance(identity, str) else "")
 
 
-_TOOL_CALL_END = re.compile("</tool_call>")
-
-
 def _read_hermes(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    value, end = _json(turn.text, match.end(), _TOOL_CALL_END)
+    value, end = _json(turn.text, match.end(), re.compile("</tool_call>"))
     return [_call(value, "arguments")], end
 
 
@@ -216,30 +213,35 @@ def _read_mistral(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
     return [_call(item, "arguments") for item in (value if value and isinstance(value, list) else [value])], end
 
 
+@dataclass(frozen=True)
+class _Json:
+    """Marks of a form that writes a name, then the arguments as JSON. The name is the one group of `name` with text."""
+
+    name: re.Pattern[str]
+    end: re.Pattern[str]
+    expected: str
+
+    def read(self, turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+        """Reads one call."""
+        if not (named := self.name.match(turn.text, match.end())):
+            raise ValueError(self.expected)
+        value, end = _json(turn.text, named.end(), self.end)
+        return [_named(next(filter(None, named.groups()), ""), value)], end
+
+
 _BEGINS, _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-# function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>JSON (V3.1); a name has no mark in it
-_DEEPSEEK_NAME = re.compile(r"(?P<kind>[^\n<]*)<｜tool▁sep｜>(?:(?P<name>[^\n<]*)\n```json\n)?")
-_DEEPSEEK_END = re.compile(rf"(?:```\s*)?{_END}")
-
-
-def _read_deepseek(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    named = _DEEPSEEK_NAME.match(turn.text, match.end()) if match[0].endswith(_BEGIN) else None
-    if named is None:
-        raise ValueError("no call with a name follows the mark of a call")
-    value, end = _json(turn.text, named.end(), _DEEPSEEK_END)
-    return [_named(named["kind"] if named["name"] is None else named["name"], value)], end
-
-
-_HARMONY_NAME = re.compile(r"\.([^\s<]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?(?:\w+\s*)?<\|message\|>")
-_HARMONY_END = re.compile(r"<\|call\|>")
-
-
-def _read_harmony(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    """The name stands before the channel, as the template writes it, or after it, as the model does."""
-    if not (named := _HARMONY_NAME.match(turn.text, match.end())):
-        raise ValueError("expected to=functions.NAME, then <|message|> and the arguments")
-    value, end = _json(turn.text, named.end(), _HARMONY_END)
-    return [_named(named[1], value)], end
+_DEEPSEEK = _Json(
+    # function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>JSON (V3.1); a name has no mark in it
+    re.compile(rf"(?<={_BEGIN})(?:[^\n<]*<｜tool▁sep｜>([^\n<]*)\n```json\n|([^\n<]*)<｜tool▁sep｜>)"),
+    re.compile(rf"(?:```\s*)?{_END}"),
+    "no call with a name follows the mark of a call",
+)
+_HARMONY = _Json(
+    # The name stands before the channel, as the template writes it, or after it, as the model does.
+    re.compile(r"\.([^\s<]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?(?:\w+\s*)?<\|message\|>"),
+    re.compile(r"<\|call\|>"),
+    "expected to=functions.NAME, then <|message|> and the arguments",
+)
 
 
 @dataclass(frozen=True)
@@ -333,66 +335,62 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"} | {letter: letter for letter in "\\'\"/"}
 
 
-def _tokens(token: re.Pattern[str], text: str, position: int) -> tuple[list[re.Match[str]], int]:
-    matches = []
+def _translated(
+    text: str, position: int, token: re.Pattern[str], end: re.Pattern[str], write: Callable[[re.Match[str]], str]
+) -> tuple[Any, int]:
+    """The value of tokens that `write` gives as JSON has them, and the place after the pattern that ends them."""
+    words = []
     while match := token.match(text, position):
-        matches.append(match)
+        words.append(write(match))
         position = match.end()
-    return matches, position
-
-
-def _read_gemma(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    """Strings stand between <|"|>, and keys are bare."""
-    if not (name := _GEMMA_NAME.match(turn.text, match.end())):
-        raise ValueError('expected call:NAME{KEY:VALUE, ...} with texts between <|"|>')
-    tokens, position = _tokens(_GEMMA_TOKEN, turn.text, name.end())
-    written = []
-    for token in tokens:
-        string, word, colon = token.groups()
-        as_json = (
-            json.dumps(string) if string is not None else _word(word, is_key=colon is not None) if word else token[0]
-        )
-        written.append(as_json + ":" * bool(colon))
-    return [_named(name[1], _whole("".join(written)))], _ended(_GEMMA_END, turn.text, position)
+    written = "".join(words).strip()
+    value, length = _decoded(written, 0)
+    if length < len(written):
+        raise ValueError("the call cannot be read: more text follows its arguments")
+    if not (closed := end.match(text, position)):
+        raise ValueError(f"the call cannot be read at {text[position : position + 20]!r}")
+    return value, closed.end()
 
 
 def _word(word: str, *, is_key: bool) -> str:
     return json.dumps(word) if is_key else json.dumps(_WORDS[word]) if word in _WORDS else word
 
 
+def _read_gemma(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    """Strings stand between <|"|>, and keys are bare."""
+    if not (name := _GEMMA_NAME.match(turn.text, match.end())):
+        raise ValueError('expected call:NAME{KEY:VALUE, ...} with texts between <|"|>')
+
+    def write(token: re.Match[str]) -> str:
+        string, word, colon = token.groups()
+        if string is not None:
+            return json.dumps(string)
+        return _word(word, is_key=bool(colon)) + ":" * bool(colon) if word else token[0]
+
+    arguments, end = _translated(turn.text, name.end(), _GEMMA_TOKEN, _GEMMA_END, write)
+    return [_named(name[1], arguments)], end
+
+
 def _read_lfm(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
     """A list of calls as in Python, [f(a=1, b='x'), g()]: it becomes [["f", {"a": 1, "b": "x"}], ["g", {}]]."""
-    tokens, position = _tokens(_LFM_TOKEN, turn.text, match.end())
-    written = []
-    for token in tokens:
-        if (string := token[1] if token[1] is not None else token[2]) is not None:
-            written.append(json.dumps(_ESCAPE.sub(_unescaped, string)))
-        elif token[3]:
-            word = _word(token[3], is_key=token[4] is not None)
-            written.append(f"[{word},{{" if token[4] == "(" else f"{word}:" if token[4] else word)
-        else:
-            written.append("}]" if token[0].strip() == ")" else token[0])
-    calls = _whole("".join(written))
+
+    def unescaped(escape: re.Match[str]) -> str:
+        return chr(int(escape[1][1:], 16)) if len(escape[1]) > 1 else _ESCAPES.get(escape[1], escape[0])
+
+    def write(token: re.Match[str]) -> str:
+        single, double, word, mark = token.groups()
+        string = double if single is None else single
+        if string is not None:
+            return json.dumps(_ESCAPE.sub(unescaped, string))
+        if not word:
+            return "}]" if token[0].strip() == ")" else token[0]
+        word = _word(word, is_key=mark is not None)
+        return f"[{word},{{" if mark == "(" else f"{word}:" if mark else word
+
+    calls, end = _translated(turn.text, match.end(), _LFM_TOKEN, _LFM_END, write)
     if not isinstance(calls, list) or not all(isinstance(item, list) and len(item) == 2 for item in calls) or not calls:
         raise ValueError("expected a list of calls, [NAME(KEY=VALUE, ...)]")
-    return [_named(*call) for call in calls], _ended(_LFM_END, turn.text, position)
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return chr(int(match[1][1:], 16)) if len(match[1]) > 1 else _ESCAPES.get(match[1], match[0])
-
-
-def _whole(text: str) -> Any:
-    value, end = _decoded(text.strip(), 0)
-    if end < len(text.strip()):
-        raise ValueError("the call cannot be read: more text follows its arguments")
-    return value
-
-
-def _ended(end: re.Pattern[str], text: str, position: int) -> int:
-    if not (match := end.match(text, position)):
-        raise ValueError(f"the call cannot be read at {text[position : position + 20]!r}")
-    return match.end()
+    return [_named(*call) for call in calls], end
 
 
 def _opening(*marks: str) -> re.Pattern[str]:
@@ -406,13 +404,13 @@ FORMS: Sequence[CallForm] = (
     CallForm("GLM", _opening("<tool_call>"), _TAG_ENDS, _GLM.read),
     CallForm("Mistral", _opening(r"\[TOOL_CALLS\]"), re.compile(r"\[TOOL_CALLS\]"), _read_mistral),
     CallForm(
-        "DeepSeek", _opening(rf"{_BEGINS}\s*+(?:{_BEGIN})?", _BEGIN), re.compile(f"{_END}|{_BEGIN}"), _read_deepseek
+        "DeepSeek", _opening(rf"{_BEGINS}\s*+(?:{_BEGIN})?", _BEGIN), re.compile(f"{_END}|{_BEGIN}"), _DEEPSEEK.read
     ),
     CallForm(
         "gpt-oss",
         _opening(r"(?:\A|<\|start\|>assistant|<\|channel\|>\w+)\s*to=functions\b"),
         re.compile(r"<\|(?:call|start)\|>"),
-        _read_harmony,
+        _HARMONY.read,
     ),
     CallForm("Gemma", _opening(r"<\|tool_call>"), re.compile(r"<\|?tool_call\|?>"), _read_gemma),
     CallForm("LFM", _opening(r"<\|tool_call_start\|>"), re.compile(r"<\|tool_call_(?:start|end)\|>"), _read_lfm),

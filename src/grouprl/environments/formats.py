@@ -65,7 +65,7 @@ class ToolFormat:
             got = "no template" if tokenizer.is_fast else "a tokenizer without offsets"
             raise _refusal(tokenizer, "renders a conversation", got)
         ends = tuple(end_ids) or (tokenizer.eos_token_id,)
-        tool_format = _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
+        tool_format = _probed(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
         return _with_tools(tool_format, json.dumps(list(map(dict, tools))))
 
     def calls(self, text: str, *, after_results: bool = False) -> list[Entry]:
@@ -122,20 +122,17 @@ class ToolFormat:
         Returns:
             Token ids up to the beginning of the next turn, and how many of `read` stay before them; None = all.
         """
-        ids = self._whole_ids(
-            [dict(message) for message in problem.prompt if not isinstance(message, str)], said, problem.tools
-        )
-        kept_count = same_tokens((tuple(read), ids))
-        return ids[kept_count:], None if kept_count == len(read) else kept_count
-
-    def _whole_ids(self, prompt: Messages, said: Sequence[Message], tools: Sequence[Schema]) -> tuple[int, ...]:
+        prompt = [dict(message) for message in problem.prompt if not isinstance(message, str)]
         shown = [_named(message) for message in said if message["role"] != "assistant"]
 
         def filled(contents: Sequence[str]) -> Messages:
             answers = iter(_filled(shown, contents))
             return [*prompt, *(dict(message) if message["role"] == "assistant" else next(answers) for message in said)]
 
-        return encoded_pieces(self.tokenizer, self._pieces(filled, [message["content"] for message in shown], tools))
+        pieces = self._pieces(filled, [message["content"] for message in shown], problem.tools)
+        ids = encoded_pieces(self.tokenizer, pieces)
+        kept_count = same_tokens((tuple(read), ids))
+        return ids[kept_count:], None if kept_count == len(read) else kept_count
 
     def written(self, content: str, calls: Sequence[Call]) -> str:
         """The text of an authored turn, as the template writes it without its end token.
@@ -202,7 +199,10 @@ class ToolFormat:
     def _pieces(
         self, filled: Callable[[Sequence[str]], Messages], texts: Sequence[str], tools: Sequence[Schema] | None = None
     ) -> list[str]:
-        """See `text_pieces`. With `tools` of all that is rendered, else from the probe's end token on."""
+        """The pieces of a rendered text that are encoded one by one, as in `text_pieces`.
+
+        With `tools` those of all that is rendered, else those from the probe's end token on.
+        """
         render = partial(self.rendered, tools=False if tools is None else tools)
         return text_pieces(
             lambda contents: render(filled(contents)),
@@ -249,7 +249,7 @@ def _refusal(tokenizer: PreTrainedTokenizerBase, expected: str, got: str) -> Use
 
 
 @lru_cache(maxsize=8)
-def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, end_ids: tuple[int, ...]) -> ToolFormat:
+def _probed(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, end_ids: tuple[int, ...]) -> ToolFormat:
     try_template([*_TURN, _USER], tokenizer, [_TOOL] if has_tools else [])
     tool_format = ToolFormat(tokenizer, end_ids)
     if has_tools:

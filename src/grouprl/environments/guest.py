@@ -90,34 +90,31 @@ class EnvironmentWork:
             for key, maker in self.makers.items():
                 name = f"environment {key or getattr(maker, '__name__', type(maker).__name__)}"
                 report(name)
-                built = self._built(name, maker)
+                try:
+                    built = maker()
+                except BaseException as error:  # user code may raise anything
+                    raise UserError(
+                        f"{name}: expected a class or function that makes the environment without arguments, got "
+                        f"{describe(error)}: fix it"
+                    ) from error
+                for needed in ("reset", "step") if self.is_game else ("reset",):
+                    if not callable(getattr(built, needed, None)):
+                        got = f"{type(built).__name__} without one"
+                        raise UserError(f"{name}: expected a method `{needed}`, got {got}: add it to the class")
                 gives = self.is_game or _has_reward(built)
                 kinds[f"of {key}"] = self._kind(name, self._methods(name, built)) | {"gives_reward": gives}
             return kinds
         except UserError as error:
             return {"error": str(error)}
 
-    def _built(self, name: str, maker: Callable[[], Any]) -> Any:
-        try:
-            built = maker()
-        except BaseException as error:  # user code may raise anything
-            raise UserError(
-                f"{name}: expected a class or function that makes the environment without arguments, got "
-                f"{describe(error)}: fix it"
-            ) from error
-        for needed in ("reset", "step") if self.is_game else ("reset",):
-            if not callable(getattr(built, needed, None)):
-                raise UserError(
-                    f"{name}: expected a method `{needed}`, got {type(built).__name__} without one: add it to the class"
-                )
-        return built
-
     def _methods(self, name: str, built: Any) -> dict[str, Callable[..., Any]]:
         if self.is_game:
             return {}
         methods = dict(self.tools)
-        for method in _method_names(built):
-            _add(methods, method, getattr(built, method), name)
+        # In TRL's order; looked up in the class, because properties may run code.
+        for method, _ in inspect.getmembers(type(built), predicate=inspect.isfunction):
+            if method not in _RESERVED and not method.startswith("_"):
+                _add(methods, method, getattr(built, method), name)
         if not methods:
             raise UserError(
                 f"{name}: expected public methods, which are its tools, got {type(built).__name__} with "
@@ -169,12 +166,6 @@ def _add(tools: dict[str, Callable[..., Any]], name: str, tool: Callable[..., An
     tools[name] = tool
 
 
-def _method_names(built: object) -> list[str]:
-    """The methods that are tools, in TRL's order; looked up in the class, because properties may run code."""
-    names = [name for name, _ in inspect.getmembers(type(built), predicate=inspect.isfunction)]
-    return [name for name in names if name not in _RESERVED and not name.startswith("_")]
-
-
 def _has_reward(built: object) -> bool:
     return callable(getattr(type(built), "get_reward", None))
 
@@ -215,26 +206,25 @@ class _Guest:
 
     def answer(self, kind: str, arguments: Sequence[Any], send: Callable[[int, Reply], None]) -> None:
         """Does what is asked, and sends one reply for each call, otherwise one."""
-        if kind == "call":
-            tools = [self._work.tools.get(name) or getattr(self._object, name) for name, _ in arguments]
-            if len(tools) > 1:  # coroutine functions alone: the others of an environment come one by one
-                self._runner.run(self._side_by_side(tools, [keywords for _, keywords in arguments], send))
-            else:
-                send(0, self._outcome(lambda: self._written(self._finished(tools[0](**arguments[0][1])))))
+        if kind != "call":
+            send(0, self._outcome(lambda: getattr(self, f"_{kind}")(*arguments)))
             return
-        send(0, self._outcome(lambda: getattr(self, f"_{kind}")(*arguments)))
+        tools = [self._work.tools.get(name) or getattr(self._object, name) for name, _ in arguments]
+        if len(tools) == 1:
+            send(0, self._outcome(lambda: self._written(self._finished(tools[0](**arguments[0][1])))))
+            return
 
-    async def _side_by_side(
-        self, tools: Sequence[Callable[..., Any]], keywords: Sequence[Any], send: Callable[[int, Reply], None]
-    ) -> None:
-        async def one(index: int) -> None:
+        async def call(index: int) -> None:
             try:
-                reply = self._written(await tools[index](**keywords[index]))
+                reply = self._written(await tools[index](**arguments[index][1]))
             except BaseException as error:  # noqa: BLE001  user code may raise anything
                 reply = self._failed(error)
             send(index, reply)
 
-        await asyncio.gather(*map(one, range(len(tools))))
+        async def call_all() -> None:  # coroutine functions alone: the others of an environment come one by one
+            await asyncio.gather(*map(call, range(len(tools))))
+
+        self._runner.run(call_all())
 
     def _outcome(self, what: Callable[[], Reply]) -> Reply:
         try:
@@ -253,7 +243,10 @@ class _Guest:
         return {"fault": Fault.EXCEPTION, "text": self._cut(said)}
 
     def _finished(self, value: Any) -> Any:
-        return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+        async def awaited() -> Any:
+            return await value
+
+        return self._runner.run(awaited()) if inspect.isawaitable(value) else value
 
     def _written(self, value: Any) -> Reply:
         return {"text": self._cut(_content(value))}
@@ -268,23 +261,15 @@ class _Guest:
             numpy.random.seed(seed % 2**32)
         self._object = self._work.makers[key]()
         observation = self._finished(self._object.reset(**accepted(self._object.reset, row, seed)))
-        if (
-            self._work.is_game
-            and isinstance(observation, tuple)
-            and len(observation) == 2
-            and isinstance(observation[1], Mapping | None)
-        ):
+        is_pair = self._work.is_game and isinstance(observation, tuple) and len(observation) == 2
+        if is_pair and isinstance(observation[1], Mapping | None):
             observation = observation[0]  # the other is gymnasium's info
         return self._written(observation)
 
     def _step(self, message: str) -> Reply:
         step_result = self._finished(self._object.step(message))
         if isinstance(step_result, Mapping):  # of skyrl-gym
-            observation, reward, done = (
-                step_result.get("observations"),
-                step_result.get("reward"),
-                step_result.get("done"),
-            )
+            observation, reward, done = (step_result.get(key) for key in ("observations", "reward", "done"))
         elif isinstance(step_result, tuple) and len(step_result) in (4, 5):
             observation, reward, done = step_result[0], step_result[1], any(step_result[2:-1])
         else:
@@ -314,10 +299,6 @@ class _Guest:
         if self._work.is_game and callable(getattr(held, "close", None)):
             self._finished(held.close())
         return {"text": ""}
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
 
 
 def cut(text: str, most: int) -> str:
@@ -367,13 +348,6 @@ def accepted(function: Callable[..., Any], row: Mapping[str, Any], seed: int) ->
     return {"seed": seed} | columns if "seed" in parameters else columns
 
 
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # a number of too many digits
-        return type(value).__name__
-
-
 def _number(method: str, value: Any) -> float:
     plain = value.item() if hasattr(value, "item") else value
     try:
@@ -381,7 +355,9 @@ def _number(method: str, value: Any) -> float:
     except OverflowError:  # such as 10^400
         number = math.nan
     if not math.isfinite(number):
-        got = f"{_shown(value)} ({type(value).__name__})"
+        got = type(value).__name__
+        with suppress(ValueError):  # a number of too many digits
+            got = f"{value!r:.80} ({got})"
         raise TypeError(f"expected a finite number as the reward of {method}, got {got}")
     return number
 
