@@ -158,11 +158,11 @@ def _datasets() -> Mapping[str, tuple[Any, Any]]:
 
 
 def _library(dataset: str, arguments: Mapping[str, Any], seed: int, size: int) -> Any:
-    return _made(dataset, json.dumps(dict(arguments), sort_keys=True), seed, size)
+    return _created(dataset, json.dumps(dict(arguments), sort_keys=True), seed, size)
 
 
 @lru_cache(maxsize=_BATCHES + 8)
-def _made(dataset: str, arguments: str, seed: int, size: int) -> Any:
+def _created(dataset: str, arguments: str, seed: int, size: int) -> Any:
     with _isolate(seed):
         return import_module("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **json.loads(arguments))
 

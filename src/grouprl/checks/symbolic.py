@@ -103,7 +103,10 @@ class MathVerify:
 def _means(answer: str | None, gold: str) -> bool:
     if answer is not None and answer.strip() == gold:
         return True
-    kind = _read_gold(gold)
+    kind: Any = gold_value(gold)  # a number, words in small letters, or an object of sympy
+    cleaned = "" if isinstance(kind, Fraction) else _cleaned(without_units(gold))
+    if kind is None:
+        kind = _letters(gold) if _is_text(without_units(gold)) else _gold_tree(cleaned)
     if answer is None or not answer.strip() or len(answer) > LONGEST_FORMULA:
         return False
     if equals_gold(answer, gold):
@@ -117,7 +120,6 @@ def _means(answer: str | None, gold: str) -> bool:
     written = without_units(answer)
     if _is_text(written):
         return False
-    cleaned = "" if isinstance(kind, Fraction) else _cleaned(without_units(gold))
     joints = [set(_JOINT.findall(text)) for text in (answer, gold)]
     if all(joints) and joints[0] != joints[1] and _INEQUALITY.search(written):
         return False
@@ -127,14 +129,6 @@ def _means(answer: str | None, gold: str) -> bool:
         return False
     braces = "\\{" in (written[:2], expected[:2])
     return _same(_rational(kind) if isinstance(kind, Fraction) else _gold_tree(expected), tree, braces)
-
-
-def _read_gold(gold: str) -> Fraction | str | Any:
-    """A gold answer as a number, as words in small letters, or as an object of sympy."""
-    if (value := gold_value(gold)) is not None:
-        return value
-    spelled = without_units(gold)
-    return _letters(gold) if _is_text(spelled) else _gold_tree(_cleaned(spelled))
 
 
 @lru_cache(maxsize=1024)
@@ -151,11 +145,9 @@ def _cleaned(spelled: str) -> str:
 
 
 def _is_text(spelled: str) -> bool:
-    return _WORDS.search(_NAMES.sub(_upright, _OR.sub(" ", spelled))) is not None
-
-
-def _upright(match: re.Match[str]) -> str:
-    return match[0] if match[0] == "\\text" else " "
+    # What stands in \text is words; other commands are none.
+    upright = _NAMES.sub(lambda name: name[0] if name[0] == "\\text" else " ", _OR.sub(" ", spelled))
+    return _WORDS.search(upright) is not None
 
 
 def _letters(text: str) -> str:
@@ -196,15 +188,11 @@ def _tree(text: str) -> Any | None:
     parsed = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
     sympy = import_module("sympy")
     tree = parsed[0] if parsed else None
-    if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(*_not_read()) or _is_cut(text, tree):
+    if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(sympy.Derivative, sympy.nan, sympy.zoo):
         return None
-    return tree
-
-
-def _is_cut(text: str, tree: Any) -> bool:
-    """Whether the library parsed only the last part of a chain of equations."""
-    equations = text.count("=")
-    return equations > 1 and not {",", ";"} & {*text} and len(getattr(tree, "_unsorted_args", ())) < equations
+    # The library may have parsed only the last part of a chain of equations.
+    is_chain = text.count("=") > 1 and not {",", ";"} & {*text}
+    return None if is_chain and len(getattr(tree, "_unsorted_args", ())) < text.count("=") else tree
 
 
 @cache
@@ -237,11 +225,6 @@ def _number(text: str) -> Any:
 
 def _rational(value: Fraction) -> Any:
     return import_module("sympy").Rational(value.numerator, value.denominator)
-
-
-def _not_read() -> tuple[Any, ...]:
-    sympy = import_module("sympy")
-    return sympy.Derivative, sympy.nan, sympy.zoo
 
 
 def _same(gold: Any, answer: Any, braces: bool) -> bool:

@@ -97,7 +97,13 @@ def library_file() -> Path | None:
     if compiler is None or platform.system() == "Windows":
         return None
     try:
-        file = cache_folder() / f"kernels-{_key(compiler)}.so"
+        digest = hashlib.blake2b(digest_size=12)  # with the processor, which "native" means
+        for name in (*_SOURCES, *_HEADERS):
+            digest.update((_HERE / name).read_bytes())
+        command = [compiler, "--version"]
+        version = subprocess.run(command, capture_output=True, check=False, timeout=_COMPILER_SECONDS).stdout
+        digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, processor())).encode())
+        file = cache_folder() / f"kernels-{digest.hexdigest()}.so"
         return file if is_intact(file) or _compile(compiler, file) else None
     except subprocess.TimeoutExpired:
         return None
@@ -112,18 +118,6 @@ def is_intact(file: Path) -> bool:
 
 def _digest_file(file: Path) -> Path:
     return file.with_suffix(".sha256")
-
-
-def _key(compiler: str) -> str:
-    """A hash of the sources, the compiler and the processor that "native" means."""
-    digest = hashlib.blake2b(digest_size=12)
-    for name in (*_SOURCES, *_HEADERS):
-        digest.update((_HERE / name).read_bytes())
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=False, timeout=_COMPILER_SECONDS
-    ).stdout
-    digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, processor())).encode())
-    return digest.hexdigest()
 
 
 def _compile(compiler: str, target: Path) -> bool:

@@ -85,7 +85,7 @@ def timings(contest: Contest) -> Sequence[Timing]:
     with _LOCK:
         if contest not in _KNOWN:
             with _alone(compiled):
-                _KNOWN[contest] = _kept_or_measured(contest, compiled.with_suffix(".json"))
+                _KNOWN[contest] = _read_or_measured(contest, compiled.with_suffix(".json"))
         return _KNOWN[contest]
 
 
@@ -93,13 +93,22 @@ _LOCK = threading.Lock()
 _KNOWN: dict[Contest, Sequence[Timing]] = {}
 
 
-def _kept_or_measured(contest: Contest, file: Path) -> Sequence[Timing]:
-    contents = _read(file)
+def _read_or_measured(contest: Contest, file: Path) -> Sequence[Timing]:
+    contents: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # missing or damaged
+        contents = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(contents, dict) or contents.get("torch") != torch.__version__:
+        contents = {}
     times = _parse(contents.get(contest.name), contest)
     if not times:
         with ThreadPoolExecutor(1) as pool:
             times = pool.submit(_measure, contest).result()
-        _write(file, {**contents, "torch": torch.__version__, contest.name: [asdict(timing) for timing in times]})
+        contents |= {"torch": torch.__version__, contest.name: [asdict(timing) for timing in times]}
+        # Renamed, so that no process reads half a file. Where writing fails, this process keeps its times to itself.
+        with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            new_file = Path(folder) / file.name
+            new_file.write_text(json.dumps(contents, indent=1), encoding="utf-8")
+            new_file.replace(file)
     return times
 
 
@@ -130,15 +139,6 @@ def _alone(compiled: Path) -> Iterator[None]:
                 fcntl.flock(opened, fcntl.LOCK_UN)  # closing would not unlock it for a process forked meanwhile
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The contents of the file; nothing where it is missing, damaged or of another torch."""
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return contents if isinstance(contents, dict) and contents.get("torch") == torch.__version__ else {}
-
-
 def _parse(entries: Any, contest: Contest) -> list[Timing]:
     """The timings of all shapes of a contest; nothing where some are missing or senseless."""
     try:
@@ -147,14 +147,6 @@ def _parse(entries: Any, contest: Contest) -> list[Timing]:
     except TypeError:
         return []
     return times if sound and [(timing.width, timing.dtype) for timing in times] == _shapes(contest) else []
-
-
-def _write(file: Path, contents: dict[str, Any]) -> None:
-    # Renamed, so that no process reads half a file. Where writing fails, this process keeps its times to itself.
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        new_file = Path(folder) / file.name
-        new_file.write_text(json.dumps(contents, indent=1), encoding="utf-8")
-        new_file.replace(file)
 
 
 def _measure(contest: Contest) -> list[Timing]:

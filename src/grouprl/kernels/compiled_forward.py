@@ -75,19 +75,24 @@ class CompiledCache:
         )
 
     def load_prompt(self, slot: int, pairs: Tensor, *, of_rows: bool = False) -> None:
-        """See `grouprl.rollout.cache.GroupCache`; the keys have their positions, so they are rotated by no angle."""
+        """Loads keys, which have their positions, and values of a prompt into a slot.
+
+        Args:
+            slot: the group's slot; with `of_rows` the row.
+            pairs: keys and values, [layers, 2, tokens, heads, head size].
+        """
         tokens, d = pairs.shape[2], self.shape.head_size
         places = [torch.tensor([number]) for number in (0, tokens, slot)]
         for layer, (key, value) in enumerate(pairs.float()):
             self.keep(layer, (key, value), (torch.ones(tokens, d), torch.zeros(tokens, d)), places, of_rows=of_rows)
 
     def load_row(self, row: int, pairs: Tensor) -> None:
-        """See `grouprl.rollout.cache.GroupCache`."""
+        """Loads a row's own keys and values, as `load_prompt`."""
         self.reserve(pairs.shape[2], row)
         self.load_prompt(row, pairs, of_rows=True)
 
     def read_row(self, row: int, begin: int, end: int) -> Tensor:
-        """See `grouprl.rollout.cache.GroupCache`."""
+        """The own keys and values of a row from one token to another, in the form of `load_row`."""
         heads, d, first, last = self.shape.kv_heads, self.shape.head_size, begin // self.tile, -(-end // self.tile)
         word, layers = kernels().cache_word(self.dtype == torch.bfloat16), []
         for cache in self.own:
@@ -174,7 +179,12 @@ class CompiledForward:
 
     def __init__(self, weights: CompiledWeights, shape: CacheShape, prefix: Prefix | None = None) -> None:
         dtype = weights.dtype
-        self.prefix, self._kept_prefix = prefix, None if prefix is None else _kept(prefix, shape, dtype)
+        self.prefix = prefix
+        self._kept_prefix: CompiledCache | None = None
+        if prefix is not None:  # as a cache of one prompt
+            self._kept_prefix = CompiledCache(replace(shape, groups=1, prompt_tokens=shape.before), dtype)
+            pairs = zip(prefix.keys, prefix.values, strict=True)
+            self._kept_prefix.load_prompt(0, torch.stack([torch.stack(pair) for pair in pairs]))
         self.shape, self._weights, self._dtype = shape, weights, dtype
         self._sizes = product_sizes(weights.decoder, weights.output)
         self.cache = CompiledCache(shape, dtype)
@@ -303,13 +313,6 @@ class CompiledForward:
         for source, target in moves if self.cache.own else ():
             for cache in self.cache.own:
                 cache[target, :, :, :filled] = cache[source, :, :, :filled]
-
-
-def _kept(prefix: Prefix, shape: CacheShape, dtype: torch.dtype) -> CompiledCache:
-    """A cache of one prompt, the prefix."""
-    cache = CompiledCache(replace(shape, groups=1, prompt_tokens=shape.before), dtype)
-    cache.load_prompt(0, torch.stack([torch.stack(pair) for pair in zip(prefix.keys, prefix.values, strict=True)]))
-    return cache
 
 
 def is_faster(model: PreTrainedModel, dtype: torch.dtype) -> bool:
