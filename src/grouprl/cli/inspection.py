@@ -23,7 +23,7 @@ from grouprl.run.machine import with_dtype
 from grouprl.tasks import Task, load_task
 from grouprl.trainer.terminal import Terminal, visible
 from grouprl.trainer.verdict import counted
-from grouprl.types import Episode, Problem, RewardOutcome, UserError
+from grouprl.types import Episode, Problem, UserError
 
 _OTHERS = 20  # problems whose prompts are compared
 
@@ -121,13 +121,20 @@ def _known_rewards(config: RunConfig, task: Task, terminal: Terminal) -> tuple[W
 def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     """Samples one group from `config.model` and prints each completion with its reward and advantage."""
     config, task = with_dtype(config), load_task(**config.task.model_dump())
-    prompt_or_problem = _problem(config, task, problem) if prompt is None else prompt
-    sampled = sample_group(config, task, prompt_or_problem, configured_rewards(config, task) if prompt is None else ())
-    terminal, others = Terminal(), task.problems(config.evaluation.split)[:_OTHERS] if prompt is None else ()
-    terminal.say(f"\n{_prompt(sampled.group.problem, others)}\n")
+    terminal, problems = Terminal(), task.problems(config.evaluation.split) if prompt is None else ()
+    if prompt is None and problem >= len(problems):
+        size = f"{len(problems)}, the size of the split {config.evaluation.split}"
+        raise UserError(f"--problem: expected less than {size}, got {problem}")
+    rewards = configured_rewards(config, task) if prompt is None else ()
+    sampled = sample_group(config, task, problems[problem] if prompt is None else prompt, rewards)
+    terminal.say(f"\n{_prompt(sampled.group.problem, problems[:_OTHERS])}\n")
     terminal.console.print(_completion_grid(sampled), soft_wrap=False)
-    if sampled.outcomes:
-        terminal.say(_spread(config, sampled.outcomes))
+    if outcomes := sampled.outcomes:
+        std = deviation_kind(config.algorithm)
+        spread = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
+        numbers = f"group mean {spread.mean:.3f}, {std} deviation {spread.deviation:.3f}"
+        few = f"{spread.count} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
+        terminal.say(few if spread.count < 2 else numbers)
 
 
 def _prompt(problem: Problem, others: Sequence[Problem]) -> str:
@@ -173,19 +180,3 @@ def _conversation(episode: Episode) -> str:
     verdict = "" if episode.reward is None else f"; the environment's reward: {episode.reward:g}"
     invalid = f"; invalid: {episode.invalid}" if episode.invalid else ""
     return "\n".join((*lines, f"(ended: {episode.ended}{verdict}{invalid})"))
-
-
-def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
-    std = deviation_kind(config.algorithm)
-    spread = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
-    if spread.count < 2:
-        return f"{spread.count} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
-    return f"group mean {spread.mean:.3f}, {std} deviation {spread.deviation:.3f}"
-
-
-def _problem(config: RunConfig, task: Task, index: int) -> Problem:
-    problems = task.problems(config.evaluation.split)
-    if index >= len(problems):
-        size = f"{len(problems)}, the size of the split {config.evaluation.split}"
-        raise UserError(f"--problem: expected less than {size}, got {index}")
-    return problems[index]

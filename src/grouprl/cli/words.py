@@ -7,7 +7,6 @@ import shlex
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
@@ -117,7 +116,8 @@ def run_config(
     from grouprl.config.run import RunConfig, load_config
     from grouprl.received.trust import refuse_foreign_code
 
-    settings = [_file_of_run(text) for text in settings or []]
+    words = [(text, RunDirectory(text)) for text in settings or []]  # the folder of a run stands for its configuration
+    settings = [str(run.config) if not is_change(text) and run.exists else text for text, run in words]
     of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]
     for file in of_runs:
         refuse_links(file.parent)
@@ -216,12 +216,6 @@ def settings_of_run(checkpoint: str) -> list[str]:
     return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
 
 
-def _file_of_run(text: str) -> str:
-    """The configuration of a run that is named by its folder; other settings as they are."""
-    run = RunDirectory(text)
-    return str(run.config) if not is_change(text) and run.exists else text
-
-
 def place_of_run(settings: Sequence[str] | None) -> dict[str, object]:
     """Returns the name and the parent of the run directory among the settings, where `--resume` continues it."""
     runs = [RunDirectory(text).path for text in settings or [] if not is_change(text) and RunDirectory(text).exists]
@@ -254,7 +248,13 @@ def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
 def main() -> None:
     """The entry point: an error of the user or the machine is one message and code 2, a diverged run has code 1."""
-    _open_standard_streams()
+    for number in range(3):  # a standard stream that is closed: else a run's file would get its number
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     elif sys.argv[1:2] == ["version"]:
@@ -270,29 +270,14 @@ def main() -> None:
         if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("grouprl."):
             raise
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
-        if _reports():
+        is_reported = os.environ.get("WORLD_SIZE", "1") == "1"
+        if not is_reported:
+            from grouprl.ranks import may_report  # loads torch
+
+            is_reported = may_report()
+        if is_reported:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
         sys.exit(1 if isinstance(error, FloatingPointError) else 2)
-
-
-def _reports() -> bool:
-    """Whether this process shows its error; see `may_report`, which loads torch."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return True
-    from grouprl.ranks import may_report
-
-    return may_report()
-
-
-def _open_standard_streams() -> None:
-    """Opens nothing in the place of a standard stream that is closed: else a run's file would get its number."""
-    for number in range(3):
-        with suppress(OSError):
-            os.fstat(number)
-            continue
-        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
 
 
 def _of_the_machine(error: Exception) -> str:
