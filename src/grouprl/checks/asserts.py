@@ -191,9 +191,7 @@ class _CallExtractor(ast.NodeTransformer):
     def _check_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> None:
         """Raises SplitError for constants that no return value equals: another object under `is`, or another type."""
         constants: list[object] = [part.value for part in (node, *parts) if isinstance(part, ast.Constant)]
-        inside = isinstance(node, ast.Compare) and all(
-            isinstance(operation, ast.In | ast.NotIn) for operation in node.ops
-        )
+        inside = isinstance(node, ast.Compare) and {type(operation) for operation in node.ops} <= {ast.In, ast.NotIn}
         if any(constant is ... or (isinstance(constant, range) and not inside) for constant in constants):
             raise SplitError(f"expected something that a program can return, got {self._source!r}")
         if isinstance(node, ast.Compare):

@@ -83,10 +83,8 @@ def show_pass_at(configs: Mapping[str, RunConfig], *, as_json: bool) -> None:
         table.add_column(name, justify="right")
     for k in counts:
         name, difference = f"pass_at_{k}", differences.get(k)
-        cells = [
-            _with_interval(evaluation.metrics[name], evaluation.metrics[f"{name}_interval"], ".1%")
-            for evaluation in evaluations.values()
-        ]
+        metrics = [evaluation.metrics for evaluation in evaluations.values()]
+        cells = [_with_interval(values[name], values[f"{name}_interval"], ".1%") for values in metrics]
         if difference is not None:
             cells.append(_with_interval(difference.mean, difference.interval, "+.1%"))
         table.add_row(str(k), *cells)

@@ -49,9 +49,8 @@ def show_replay(replay: Replay, model: str, changes: str, as_json: Path | None) 
         terminal.console.print(table)
     if replay.update.error:
         where = ", ".join(f"{group}.{completion}" for group, completion in not_finite(replay.update)) or "none"
-        terminal.say(
-            f"The update of this step fails: {replay.update.error}\nCompletions without a finite push: {where}"
-        )
+        terminal.say(f"The update of this step fails: {replay.update.error}")
+        terminal.say(f"Completions without a finite push: {where}")
     elif replay.is_identical:
         values = sum(difference.values for difference in replay.differences)
         terminal.say(f"Bit-identical: all {values:,} values equal the record.")
@@ -189,9 +188,8 @@ def _branch_table(branched: BranchedCompletion, room: int) -> Table:
         recorded = _text(repr(token.token)), f"{token.probability:.1%}", _number(branched.reward)
         table.add_row(str(token.position), *recorded, mean, span, style="bold")
         for other in token.branches:
-            change = (
-                "-" if other.reward is None or branched.reward is None else f"{other.reward - branched.reward:+.3f}"
-            )
+            rewards = other.reward, branched.reward
+            change = "-" if rewards[0] is None or rewards[1] is None else f"{rewards[0] - rewards[1]:+.3f}"
             text = other.text if len(other.text) <= room else f"{other.text[: room - 1]}…"
             numbers = f"{other.probability:.1%}", _number(other.reward), change
             table.add_row("", _text(repr(other.token)), *numbers, _text(text.replace("\n", "⏎")))

@@ -30,9 +30,8 @@ def show_settings(prefix: str = "", console: Console | None = None) -> None:
         UserError: there is none.
     """
     rows = setting_rows()
-    matching = [
-        row for row in rows if row[0] == prefix or row[0].startswith(prefix.rstrip(".") + "." if prefix else "")
-    ]
+    section = prefix.rstrip(".") + "." if prefix else ""
+    matching = [row for row in rows if row[0] == prefix or row[0].startswith(section)]
     matching = matching or [row for row in rows if row[0].startswith(prefix)]
     if not matching:
         raise unknown_name("grouprl settings", prefix, {row[0].partition(".")[0] for row in rows})

@@ -207,11 +207,9 @@ def evaluate(
         show_evaluation(config, as_json=as_json)
     else:
         show_pass_at(models, as_json=as_json)
-    own_split = run_config(of_run, options, trust=trust_code).evaluation.split
-    if of_run and own_split != (split := config.evaluation.split) != "train":
-        typer.echo(
-            f"The run evaluates {own_split}: if its data has no split {split}, it trained on these rows.", err=True
-        )
+    theirs, split = run_config(of_run, options, trust=trust_code).evaluation.split, config.evaluation.split
+    if of_run and theirs != split != "train":
+        typer.echo(f"The run evaluates {theirs}: if its data has no split {split}, it trained on these rows.", err=True)
     if not as_json:
         suggest(f"grouprl sample {checkpoint}")
 

@@ -83,14 +83,10 @@ def answer_of(message: Mapping[str, Any], turn: Completion, read: Sequence[int])
         turn: the turn.
         read: token ids that the policy had read, those of the turn included.
     """
-    calls = [
-        {
-            "id": f"call{index:05d}",
-            "type": "function",
-            "function": {"name": function["name"], "arguments": json.dumps(function["arguments"])},
-        }
-        for index, function in enumerate(call["function"] for call in message.get("tool_calls", ()))
-    ]
+    calls = []
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
+        calls.append({"id": f"call{index:05d}", "type": "function", "function": function})
     reason = "length" if turn.stop_reason is StopReason.LENGTH else "tool_calls" if calls else "stop"
     return {
         "message": {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})},
@@ -116,13 +112,7 @@ def written_anew(form: ToolFormat, messages: Sequence[Mapping[str, Any]]) -> Mes
     """
     written = []
     for message in messages:
-        calls = [
-            Call(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
-        ]
-        written.append(
-            {
-                "role": message["role"],
-                "content": form.written(message["content"], calls) if calls else message["content"],
-            }
-        )
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [Call(function["name"], function["arguments"]) for function in functions]
+        written.append({"role": message["role"], "content": form.written(message["content"], calls)})
     return written

@@ -80,10 +80,7 @@ def fitted_value(path: str, value: Any, schema: Schema) -> Any:
         return [fitted_value(f"{path}[{n}]", *pair) for n, pair in enumerate(zip(value, parts, strict=True))]
     if isinstance(value, Mapping):
         others = schema.get("additionalProperties")
-        schemas = {
-            **dict.fromkeys(value, others if isinstance(others, Mapping) else {}),
-            **schema.get("properties", {}),
-        }
+        schemas = dict.fromkeys(value, others if isinstance(others, Mapping) else {}) | schema.get("properties", {})
         return {key: fitted_value(f"{path}.{key}", item, schemas[key]) for key, item in value.items()}
     return value
 

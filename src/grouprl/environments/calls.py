@@ -262,9 +262,8 @@ class _Tags:
         position = name.end()
         while key := self.key.match(text, position):
             if not (closed := turn.search(self.value_end, key.end())):
-                raise _BrokenCallError(
-                    f"the value of {key[1].strip()} is not closed: expected {self.expected}", position
-                )
+                reason = f"the value of {key[1].strip()} is not closed: expected {self.expected}"
+                raise _BrokenCallError(reason, position)
             spans.append((key[1].strip(), key.end(), closed.start()))
             position = closed.end()
         if not (end := self.end.match(text, position)):

@@ -67,9 +67,8 @@ class ToolConversations:
         context: int = 1 << 30,
     ) -> ToolConversation:
         """The conversations of one model, whose tokenizer writes them; as `grouprl.rollout.episodes.Conversations`."""
-        conversation = ToolConversation(
-            self._source, self._settings, self._begins, tokenizer, end_ids, max_tokens, context
-        )
+        of_run = self._source, self._settings, self._begins
+        conversation = ToolConversation(*of_run, tokenizer, end_ids, max_tokens, context)
         self._bound.append(conversation)
         return conversation
 
@@ -182,10 +181,9 @@ class ToolConversation:
     def forks(self) -> bool:
         """Whether a turn may not go on from the last: an agent may ask anything, a template may drop thoughts."""
         beginnings = list(self._begins.values())
-        return any(
-            beginning.opening.prompt is not None or any(self.format_of(beginning.opened).rewrites)
-            for beginning in beginnings
-        )
+        if any(beginning.opening.prompt is not None for beginning in beginnings):
+            return True
+        return any(any(self.format_of(beginning.opened).rewrites) for beginning in beginnings)
 
     def answer(
         self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]

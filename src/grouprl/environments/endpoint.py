@@ -25,6 +25,7 @@ from threading import Semaphore, Thread
 from typing import Any
 
 from grouprl.environments.arguments import is_schema
+from grouprl.environments.base import NOT_AS_EXPECTED
 from grouprl.environments.guest import accepted
 from grouprl.types import UserError
 
@@ -183,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if not isinstance(function["name"], str) or not is_schema(function.get("parameters", {})):
                     raise ValueError(f"expected tools with a name and a JSON schema, got {tool!r:.80}")
             request = _Request(messages, tools, SimpleQueue())
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except NOT_AS_EXPECTED as error:
             said = f"expected `messages` with role and text, and n = 1, got {type(error).__name__}: {error}"
             self._send(400, {"error": {"message": said, "type": "invalid_request_error"}})
             return

@@ -254,9 +254,8 @@ def _probed(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, 
     tool_format = ToolFormat(tokenizer, end_ids)
     if has_tools:
         tool_format = _with_form(tool_format)
-        after_results = [
-            tool_format.check(*tool_format.exchange([_CALL] * count), f"{count} results of tools") for count in (1, 2)
-        ]
+        exchanges = [tool_format.exchange([_CALL] * count) for count in (1, 2)]
+        after_results = [tool_format.check(*pair, f"{len(pair[1])} results of tools") for pair in exchanges]
     after_message = False
     try:
         after_message = tool_format.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import fitted, is_schema
-from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
+from grouprl.environments.base import NOT_AS_EXPECTED, Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import as_text, cut
 from grouprl.rewards.http import fetch
 from grouprl.types import Problem, UserError, import_extra
@@ -98,7 +98,7 @@ class OpenEnvSource:
                 self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
             except OSError as error:
                 raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError, HTTPException) as error:
+            except (*NOT_AS_EXPECTED, HTTPException) as error:
                 raise UserError(
                     f"{self.url}: expected an OpenEnv {_VERSION} server, got another answer ({error!r:.80}): install "
                     f"openenv {_VERSION} there"
@@ -173,7 +173,7 @@ class OpenEnvEnvironment:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
         except OSError:
             why = "closed the connection"
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError):
+        except NOT_AS_EXPECTED:
             why = f"gave no answer of OpenEnv {_VERSION}"
         self._connection.close()
         self._gone = f"the environment is gone, because the server {why}"
