@@ -50,7 +50,7 @@ _COSTLY = re.compile(
         )
     )
 )
-_NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
+_NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\(?!text(?![A-Za-z]))[A-Za-z]+")  # \text holds words
 _OR = re.compile(r"\\text\{\s?(?:or|and)\s?\}")
 _JOINT = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq")
@@ -145,9 +145,7 @@ def _cleaned(spelled: str) -> str:
 
 
 def _is_text(spelled: str) -> bool:
-    # What stands in \text is words; other commands are none.
-    upright = _NAMES.sub(lambda name: name[0] if name[0] == "\\text" else " ", _OR.sub(" ", spelled))
-    return _WORDS.search(upright) is not None
+    return _WORDS.search(_NAMES.sub(" ", _OR.sub(" ", spelled))) is not None
 
 
 def _letters(text: str) -> str:

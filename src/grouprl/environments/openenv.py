@@ -95,7 +95,7 @@ class OpenEnvSource:
             try:
                 action = json.loads(fetch(f"{self.url}/schema", self.limits.tool_seconds, _LONGEST))["action"]
                 self.calls_tools = "tool_name" in action["properties"]
-                self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
+                self._tools = self._listed() if self.calls_tools else (_step(action),)
             except OSError as error:
                 raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
             except (*NOT_AS_EXPECTED, HTTPException) as error:
@@ -105,13 +105,13 @@ class OpenEnvSource:
                 ) from error
         return self
 
-    def _listed(self) -> list[Schema]:
+    def _listed(self) -> tuple[Schema, ...]:
         connection = _Session(self.url, self.limits.tool_seconds)
         try:
             tools = connection.asked({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
         finally:
             connection.close()
-        return [_tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools]
+        return tuple(_tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools)
 
     def open(self, problem: Problem) -> OpenEnvEnvironment:
         """Makes the environment of an episode; it connects with `reset`. Raises UserError as `ready`."""

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import fitted
-from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
+from grouprl.environments.base import NOT_AS_EXPECTED, Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import EnvironmentWork, cut
 from grouprl.rewards.workers.frames import ParcelError, Unsent, is_quiet, pack, receive_frame, send_frame
 from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
@@ -285,12 +285,10 @@ class ProcessEnvironment:
         if self._home is None or self._gone:
             return [_Reply(f"cannot be called: {self._gone or 'no reset'}", Fault.CRASH, lost=True)] * count
         replies = self._ask(self._home, kind, arguments, count, seconds)
-        for reply in replies:
-            if reply.lost:
-                self._gone = f"the environment is gone, because it {reply.text}"
-        return [
-            replace(reply, text=f"{reply.text}; the environment is gone") if reply.lost else reply for reply in replies
-        ]
+        if lost := [reply.text for reply in replies if reply.lost]:
+            self._gone = f"the environment is gone, because it {lost[-1]}"
+        gone = "; the environment is gone"
+        return [replace(reply, text=reply.text + gone) if reply.lost else reply for reply in replies]
 
     def _forked(self) -> Worker:
         worker = self._source.processes.fork()
@@ -338,14 +336,7 @@ class ProcessEnvironment:
         except (EOFError, OSError):
             why = cause_of_death(self._end(worker)).replace("crashed its process (SIGKILL)", _KILLED)
             why = "was stopped: the episode is closed" if self._closed else why
-        except (
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            RecursionError,
-            ArithmeticError,
-        ):  # no worker's JSON
+        except NOT_AS_EXPECTED:  # no worker's JSON
             why = "wrote into the connection of its process"
         self._end(worker)
         return [replies.get(index, _Reply(why, fault, lost=True)) for index in range(count)]

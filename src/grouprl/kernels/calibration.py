@@ -99,8 +99,12 @@ def _read_or_measured(contest: Contest, file: Path) -> Sequence[Timing]:
         contents = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(contents, dict) or contents.get("torch") != torch.__version__:
         contents = {}
-    times = _parse(contents.get(contest.name), contest)
-    if not times:
+    times: list[Timing] = []
+    with suppress(TypeError):  # missing or senseless
+        times = [Timing(**entry) for entry in contents.get(contest.name, ())]
+    seconds = [number for timing in times for number in (timing.kernel, timing.torch)]
+    sound = all(isinstance(number, int | float) and 0 < number < math.inf for number in seconds)
+    if not sound or [(timing.width, timing.dtype) for timing in times] != _shapes(contest):
         with ThreadPoolExecutor(1) as pool:
             times = pool.submit(_measure, contest).result()
         contents |= {"torch": torch.__version__, contest.name: [asdict(timing) for timing in times]}
@@ -137,16 +141,6 @@ def _alone(compiled: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 fcntl.flock(opened, fcntl.LOCK_UN)  # closing would not unlock it for a process forked meanwhile
-
-
-def _parse(entries: Any, contest: Contest) -> list[Timing]:
-    """The timings of all shapes of a contest; nothing where some are missing or senseless."""
-    try:
-        times = [Timing(**entry) for entry in entries]
-        sound = all(0 < seconds < math.inf for timing in times for seconds in (timing.kernel, timing.torch))
-    except TypeError:
-        return []
-    return times if sound and [(timing.width, timing.dtype) for timing in times] == _shapes(contest) else []
 
 
 def _measure(contest: Contest) -> list[Timing]:

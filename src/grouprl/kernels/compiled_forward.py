@@ -249,23 +249,23 @@ class CompiledForward:
         return padded_rows(rows, self._dtype, self._sizes, decoding=True)
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """See `Forward.prefill`."""
+        """Logits [P, V] behind prompts, whose keys and values go to group slots from `first` on."""
         ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self.prefix)
         layout = _KernelPrefill(tree, self.cache, torch.arange(first, first + len(prompts)))
         return self.output(self.read(ids_S, tree.position_ids_S, layout)[last_P])
 
     def read(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
-        """See `grouprl.rollout.forward.ModuleForward`."""
+        """Last hidden states [S, H] of packed tokens under a layout."""
         return llama_hidden_states(self._weights.decoder, input_ids_S, position_ids_S, layout)
 
     def output(self, hidden_PH: Tensor) -> Tensor:
-        """See `grouprl.rollout.forward.ModuleForward`."""
+        """Logits [P, V] of hidden states."""
         count = len(hidden_PH)
         logits_PV: Tensor = self._weights.output(F.pad(hidden_PH, (0, 0, 0, self._padded(count) - count)))
         return logits_PV[:count].to(self._dtype)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.decode_step`."""
+        """Logits [n, V] after the newest token of each live row, which joins the cache."""
         if self._version != rows.version:
             self._divide(rows, members, prompts)
         self.cache.reserve(self._longest, rows.count)
@@ -301,13 +301,13 @@ class CompiledForward:
         self._longest, self._version = int((rows.history + rows.length)[: rows.count].max()), rows.version
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `Forward.move_groups`."""
+        """Copies the prompts of group slots (from, to)."""
         for source, target in moves:
             for cache in self.cache.prompts:
                 cache[:, target] = cache[:, source]
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
-        """See `Forward.move_rows`."""
+        """Copies the first `used` own tokens of rows (from, to)."""
         tile = self.cache.tile
         filled = -(-used // tile) * tile * self.shape.head_size
         for source, target in moves if self.cache.own else ():

@@ -48,8 +48,12 @@ class AttentionInput(NamedTuple):
 
 def has_llama_form(decoder: nn.Module) -> bool:
     """Whether `llama_hidden_states` computes this decoder's forward pass here."""
-    if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
+    if type(decoder).__name__ not in _DECODERS:
         return False
+    for module in decoder.modules():  # of known classes, without hooks but the one of rounded embeddings
+        hooks = {*module._forward_hooks.values(), *module._forward_pre_hooks.values()} - {as_float32}
+        if hooks or not type(module).__module__.startswith(_KNOWN):
+            return False
     config: Any = decoder.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
@@ -60,12 +64,6 @@ def has_llama_form(decoder: nn.Module) -> bool:
         and head <= 512
         and fits(config.hidden_size, config.intermediate_size, head)
     )
-
-
-def _is_untouched(module: nn.Module) -> bool:
-    """Whether a module is of a known class and has no hooks but the one of rounded embeddings."""
-    hooks = {*module._forward_hooks.values(), *module._forward_pre_hooks.values()} - {as_float32}
-    return type(module).__module__.startswith(_KNOWN) and not hooks
 
 
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
