@@ -37,19 +37,16 @@ _COMMAND = re.compile(r"(?<!\\)(?:\\\\)*\\([A-Za-z]+)")
 _SMALL = r"(?:[0-9]{1,3}|[a-z])"
 _CHEAP = re.compile(rf"(?<![0-9!.}}]){_SMALL}!(?!!)|\\binom ?\{{ ?{_SMALL} ?\}} ?\{{ ?{_SMALL} ?\}}")
 _COMBINATORIAL = re.compile(r"!|\\binom")
-_COSTLY = re.compile(
-    "|".join(
-        (
-            r"\^ ?[{(]? ?[-+]? ?[0-9]{5,}",  # an exponent of more than four digits
-            r"\^ ?[{(][^{}()]*(?:!|[0-9)}\]] ?\^)",  # a factorial, or the power of a number, in an exponent
-            r"[)}] ?\^ ?[{(]? ?[0-9]{3,}",  # a large power of a group
-            r"[0-9]{65}",
-            r"[0-9][eE][-+]?[0-9]",  # 1e9 would be read as 1 * e * 9
-            r"[0-9] +[0-9]",  # 2 7 would be read as a mixed number
-            r"\.[0-9]*\.",  # 1.000.000 would be read as 0
-        )
-    )
+_COSTLY_FORMS = (
+    r"\^ ?[{(]? ?[-+]? ?[0-9]{5,}",  # an exponent of more than four digits
+    r"\^ ?[{(][^{}()]*(?:!|[0-9)}\]] ?\^)",  # a factorial, or the power of a number, in an exponent
+    r"[)}] ?\^ ?[{(]? ?[0-9]{3,}",  # a large power of a group
+    r"[0-9]{65}",
+    r"[0-9][eE][-+]?[0-9]",  # 1e9 would be read as 1 * e * 9
+    r"[0-9] +[0-9]",  # 2 7 would be read as a mixed number
+    r"\.[0-9]*\.",  # 1.000.000 would be read as 0
 )
+_COSTLY = re.compile("|".join(_COSTLY_FORMS))
 _NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\(?!text(?![A-Za-z]))[A-Za-z]+")  # \text holds words
 _OR = re.compile(r"\\text\{\s?(?:or|and)\s?\}")
 _JOINT = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")

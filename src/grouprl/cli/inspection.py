@@ -20,7 +20,7 @@ from grouprl.lab.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
-from grouprl.tasks import Task, load_task
+from grouprl.tasks import load_task
 from grouprl.trainer.terminal import Terminal, visible
 from grouprl.trainer.verdict import counted
 from grouprl.types import Episode, Problem, UserError
@@ -98,22 +98,16 @@ def _with_interval(value: object, interval: object, form: str) -> str:
 def _evaluated(config: RunConfig, terminal: Terminal) -> Evaluation:
     config, task = with_dtype(config), load_task(**config.task.model_dump())
     count = len(task.problems(config.evaluation.split)[: config.evaluation.problems])
-    rewards = _known_rewards(config, task, terminal)
+    rewards: tuple[WeightedReward, ...] = ()  # none for a task without any
+    if config.rewards or task.default_rewards or task.verifier is not None:
+        try:
+            rewards = configured_rewards(config, task)
+        except UserError as error:  # the functions of a program, which only it has
+            if any(reward.path is not None for reward in config.rewards):
+                raise
+            terminal.say(f"Rewards are not evaluated ({error}). Functions of a program: use Trainer.evaluate() in it.")
     with terminal.progress("evaluate", count * (config.evaluation.samples + 1)) as advance:
         return evaluate_model(config, task, rewards, on_finished=advance)
-
-
-def _known_rewards(config: RunConfig, task: Task, terminal: Terminal) -> tuple[WeightedReward, ...]:
-    """The rewards of the run; none where a program gave functions, which only it has, and for a task without any."""
-    if not config.rewards and not task.default_rewards and task.verifier is None:
-        return ()
-    try:
-        return configured_rewards(config, task)
-    except UserError as error:
-        if any(reward.path is not None for reward in config.rewards):
-            raise
-        terminal.say(f"Rewards are not evaluated ({error}). Functions of a program: use Trainer.evaluate() in it.")
-        return ()
 
 
 def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:

@@ -61,18 +61,14 @@ def show_tasks(name: str | None = None, console: Console | None = None) -> None:
             table.add_row(Text(f"reasoning_gym:{dataset}", "bold"), Text(" ".join(text.split())[:200]))
         console.print(table)
     elif name in TASKS or name.startswith("reasoning_gym:"):
-        console.print(_details(name))
+        kind = TASKS[name.partition(":")[0]]
+        task = load_task(name)
+        problems = [kind.example()] if name in _FROM_FILES else task.problems("train")[:_SHOWN]
+        head = (Text(name, "bold"), _about(kind), Text(), _settings(name, kind), Text(), _rewards(task))
+        examples = ((Rule(style="dim"), _example(problem, task, columns=True)) for problem in problems)
+        console.print(Group(*head, *chain.from_iterable(examples)))
     else:
         raise unknown_name("grouprl tasks", name, [*TASKS, "reasoning_gym:NAME"])
-
-
-def _details(name: str) -> RenderableType:
-    kind = TASKS[name.partition(":")[0]]
-    task = load_task(name)
-    problems = [kind.example()] if name in _FROM_FILES else task.problems("train")[:_SHOWN]
-    head = (Text(name, "bold"), _about(kind), Text(), _settings(name, kind), Text(), _rewards(task))
-    examples = ((Rule(style="dim"), _example(problem, task, columns=True)) for problem in problems)
-    return Group(*head, *chain.from_iterable(examples))
 
 
 def _settings(name: str, kind: Any) -> RenderableType:

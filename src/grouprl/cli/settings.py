@@ -86,7 +86,7 @@ def _shared_about(kinds: Iterable[type[Part]], name: str) -> str:
 
 def _meaning(description: str, types: Iterable[Any]) -> str:
     """The description, after the choices that these types allow."""
-    kinds = [kind for kind in types for kind in (kind, *typing.get_args(kind)) if typing.get_origin(kind) is Literal]
+    kinds = [kind for hint in types for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is Literal]
     choices = dict.fromkeys(choice for kind in kinds for choice in typing.get_args(kind))
     return f"{' | '.join(map(str, choices))}: {description}" if len(choices) > 1 else description
 

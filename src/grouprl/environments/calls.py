@@ -84,10 +84,7 @@ def read_calls(text: str, form: CallForm, tools: Sequence[Schema] = (), *, in_th
     """
     turn, entries = Turn(text, tools), list[Entry]()
     position = _after_thought(text, 0) if in_thought else 0
-    while match := form.opening.search(text, position):
-        if match[0] == THINK:
-            position = _after_thought(text, match.end())
-            continue
+    while match := _next_call(text, form, position):
         if len(entries) == _MOST_CALLS:
             return [*entries, WrongCall(text[match.start() :], f"a turn makes at most {_MOST_CALLS:,} calls")]
         try:
@@ -102,10 +99,15 @@ def read_calls(text: str, form: CallForm, tools: Sequence[Schema] = (), *, in_th
 
 def before_calls(text: str, form: CallForm, *, in_thought: bool = False) -> str:
     """What a turn says before its first call; the arguments are those of `read_calls`."""
-    position = _after_thought(text, 0) if in_thought else 0
+    match = _next_call(text, form, _after_thought(text, 0) if in_thought else 0)
+    return text[: match.start()] if match else text
+
+
+def _next_call(text: str, form: CallForm, position: int) -> re.Match[str] | None:
+    """The opening of the first call from a place on that is outside of thoughts."""
     while (match := form.opening.search(text, position)) and match[0] == THINK:
         position = _after_thought(text, match.end())
-    return text[: match.start()] if match else text
+    return match
 
 
 def _after_thought(text: str, position: int) -> int:

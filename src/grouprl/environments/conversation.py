@@ -52,9 +52,9 @@ class ToolConversations:
     """The environments of a run, before a tokenizer is there."""
 
     def __init__(self, source: EnvironmentSource | AgentSource, settings: EnvironmentConfig) -> None:
-        self._source, self._settings = source, settings
+        self.source, self.settings = source, settings
+        self.begins: dict[str, _Beginning] = {}  # by the problem's id
         self._bound: list[ToolConversation] = []
-        self._begins: dict[str, _Beginning] = {}  # by the problem's id
         self.gives_reward = not isinstance(source, ProcessSource) or source.gives_reward
         self.has_objects = isinstance(source, ProcessSource) and source.has_objects
 
@@ -67,8 +67,7 @@ class ToolConversations:
         context: int = 1 << 30,
     ) -> ToolConversation:
         """The conversations of one model, whose tokenizer writes them; as `grouprl.rollout.episodes.Conversations`."""
-        of_run = self._source, self._settings, self._begins
-        conversation = ToolConversation(*of_run, tokenizer, end_ids, max_tokens, context)
+        conversation = ToolConversation(self, tokenizer, end_ids, max_tokens, context)
         self._bound.append(conversation)
         return conversation
 
@@ -76,7 +75,7 @@ class ToolConversations:
         """Ends all environments."""
         for conversation in self._bound:
             conversation.close()
-        self._source.close()
+        self.source.close()
 
     def opened(self, problem: Problem) -> Problem:
         """The problem with the tools, and with what `reset` adds to its prompt.
@@ -84,8 +83,8 @@ class ToolConversations:
         Raises:
             UserError: the environment cannot begin, or the chat template cannot write its tools.
         """
-        if (begins := self._begins.get(problem.id)) is None:
-            environment = self._source.open(problem)
+        if (begins := self.begins.get(problem.id)) is None:
+            environment = self.source.open(problem)
             try:
                 opening = environment.reset(problem, _seed(problem))
                 tools = tuple(environment.tools)
@@ -95,7 +94,7 @@ class ToolConversations:
             opened = replace(problem, prompt=prompt, tools=tools, plain_from=plain_from)
             for conversation in self._bound[-1:]:
                 conversation.format_of(opened)  # a template that cannot write tools is refused before a turn is sampled
-            begins = self._begins[problem.id] = _Beginning(problem, opening, opened)
+            begins = self.begins[problem.id] = _Beginning(problem, opening, opened)
         return begins.opened
 
 
@@ -158,22 +157,20 @@ class ToolConversation:
 
     def __init__(
         self,
-        source: EnvironmentSource | AgentSource,
-        settings: EnvironmentConfig,
-        begins: Mapping[str, _Beginning],
+        of_run: ToolConversations,
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         max_tokens: int,
         context: int,
     ) -> None:
-        if (longest := settings.longest(max_tokens)) < max_tokens:
+        if (longest := of_run.settings.longest(max_tokens)) < max_tokens:
             raise UserError(
                 f"environment.max_tokens: expected at least rollout.max_tokens={max_tokens}, one turn, got "
                 f"{longest}: raise it"
             )
         self.most_tokens, self._context = longest, context
-        self._source, self._settings, self._max_tokens = source, settings, max_tokens
-        self._begins, self._tokenizer, self._end_ids = begins, tokenizer, end_ids
+        self._source, self._settings, self._begins = of_run.source, of_run.settings, of_run.begins
+        self._max_tokens, self._tokenizer, self._end_ids = max_tokens, tokenizer, end_ids
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
         self._live: dict[tuple[str, str, int], _Live] = {}
 

@@ -95,7 +95,13 @@ class OpenEnvSource:
             try:
                 action = json.loads(fetch(f"{self.url}/schema", self.limits.tool_seconds, _LONGEST))["action"]
                 self.calls_tools = "tool_name" in action["properties"]
-                self._tools = self._listed() if self.calls_tools else (_step(action),)
+                if self.calls_tools:
+                    self._tools = self._listed()
+                else:  # the form of an action as a tool
+                    properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
+                    rest = {name: action[name] for name in ("required", "$defs") if name in action}
+                    form = {"properties": properties, **rest}
+                    self._tools = (_tool("step", action.get("description", "Acts."), form),)
             except OSError as error:
                 raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
             except (*NOT_AS_EXPECTED, HTTPException) as error:
@@ -235,13 +241,6 @@ def _ordered(schema: Any, *, names: bool = False) -> Any:
         if names or (name != "title" and (name, schema[name]) != ("additionalProperties", False))
     ]
     return {name: _ordered(schema[name], names=not names and name == "properties") for name in said}
-
-
-def _step(action: Mapping[str, Any]) -> Schema:
-    """The form of an action as a tool."""
-    properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
-    extras = {name: action[name] for name in ("required", "$defs") if name in action}
-    return _tool("step", action.get("description", "Acts."), {"properties": properties, **extras})
 
 
 def _failed(fault: Fault, text: str, seconds: float = 0.0) -> Observation:

@@ -129,10 +129,8 @@ class _DecodeStep(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cosine", "sine")),
         *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "own", "prefix_keys", "prefix_values")),
         *((name, ctypes.c_void_p) for name in ("order", "begin", "slot", "prompt", "length")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles", "before", "window")
-        ),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "d", "prompt_tiles")),
+        *((name, ctypes.c_int64) for name in ("own_tiles", "before", "window")),
         ("scaling", ctypes.c_float),
         ("half", ctypes.c_int),
         ("cache_half", ctypes.c_int),
