@@ -283,8 +283,8 @@ def main() -> None:
 def _of_the_machine(error: Exception) -> str:
     """A sentence about a full disk, a folder that cannot be written, a damaged or locked database."""
     match error:
-        case OSError(filename=str() | Path() as place):
-            return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
+        case OSError(filename=str() | Path() as path):
+            return f"{path}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
             return f"{error}: check the disk and the limits of this machine; continue with --resume"
         case ModuleNotFoundError():

@@ -43,7 +43,7 @@ class _Session:
         except self._lost as error:
             raise ConnectionError(str(error)) from error
 
-    def asked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def request(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a message; ValueError for what is no JSON."""
         started = time.monotonic()
 
@@ -114,7 +114,7 @@ class OpenEnvSource:
     def _listed(self) -> tuple[Schema, ...]:
         connection = _Session(self.url, self.limits.tool_seconds)
         try:
-            tools = connection.asked({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
+            tools = connection.request({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
         finally:
             connection.close()
         return tuple(_tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools)
@@ -141,7 +141,7 @@ class OpenEnvEnvironment:
         where = f"{self._source.url} of {problem.where}"
         try:
             self._connection, self._gone = _Session(self._source.url, self._source.limits.tool_seconds), ""
-            observation = self._asked({"type": "reset", "data": {**problem.columns, "seed": seed}})
+            observation = self._exchange({"type": "reset", "data": {**problem.columns, "seed": seed}})
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{where}: expected a server that resets, got {error!r:.200}: see its log") from error
         if observation.fault:
@@ -166,14 +166,14 @@ class OpenEnvEnvironment:
         if self._gone:
             return _failed(Fault.CRASH, f"{call.tool} cannot be called: {self._gone}")
         named = {"type": "call_tool", "tool_name": call.tool, "arguments": arguments}
-        return self._asked({"type": "step", "data": named if self._source.calls_tools else arguments})
+        return self._exchange({"type": "step", "data": named if self._source.calls_tools else arguments})
 
-    def _asked(self, message: Mapping[str, Any]) -> Observation:
+    def _exchange(self, message: Mapping[str, Any]) -> Observation:
         assert self._connection is not None
         seconds, started = self._source.limits.tool_seconds, time.monotonic()
         fault = Fault.CRASH
         try:
-            reply = self._connection.asked(message)
+            reply = self._connection.request(message)
             return self._read(reply["type"], reply["data"], time.monotonic() - started)
         except TimeoutError:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
@@ -234,13 +234,11 @@ def _ordered(schema: Any, *, names: bool = False) -> Any:
     """A schema as transformers writes it: a policy reads the same of a function and of a tool behind a server."""
     if not isinstance(schema, Mapping):
         return schema
-    ordered = (*schema,) if names else dict.fromkeys(name for name in (*_FIRST, *schema) if name in schema)
-    said = [
-        name
-        for name in ordered
-        if names or (name != "title" and (name, schema[name]) != ("additionalProperties", False))
-    ]
-    return {name: _ordered(schema[name], names=not names and name == "properties") for name in said}
+    keys = list(schema)
+    if not names:
+        skipped = {"title"} | ({"additionalProperties"} if schema.get("additionalProperties") is False else set())
+        keys = [name for name in dict.fromkeys((*_FIRST, *schema)) if name in schema and name not in skipped]
+    return {name: _ordered(schema[name], names=not names and name == "properties") for name in keys}
 
 
 def _failed(fault: Fault, text: str, seconds: float = 0.0) -> Observation:

@@ -169,7 +169,7 @@ class ProcessEnvironment:
         with self._busy:
             try:
                 self._home = self._forked()
-                reply = self._asked("reset", self._key, row, seed)
+                reply = self._request("reset", self._key, row, seed)
             except (ParcelError, EOFError, OSError) as error:
                 raise UserError(
                     f"{where}: expected a process that takes its columns, got {type(error).__name__}: {error}: use "
@@ -217,7 +217,7 @@ class ProcessEnvironment:
             return None
         started = time.monotonic()
         with self._busy:
-            reply = self._asked("step", message, seconds=self._source.limits.tool_seconds)
+            reply = self._request("step", message, seconds=self._source.limits.tool_seconds)
         return reply.shown("the game ", time.monotonic() - started)
 
     def verdict(self) -> Verdict:
@@ -225,7 +225,7 @@ class ProcessEnvironment:
         if self._key is None:
             return Verdict()
         with self._busy:
-            reply = self._asked("verdict")
+            reply = self._request("verdict")
         held = reply.held
         if reply.fault and held is None:
             held = base64.b64encode(pack(Unsent(reply.text))).decode()
@@ -244,7 +244,7 @@ class ProcessEnvironment:
                     worker.channel.shutdown(socket.SHUT_RDWR)  # who reads it gets the end at once
             free = self._busy.acquire(timeout=_CLOSING_SECONDS)
         if self._home and not self._gone:
-            self._asked("close", seconds=_CLOSING_SECONDS)
+            self._request("close", seconds=_CLOSING_SECONDS)
         for worker in list(self._workers):
             self._end(worker)
         self._gone = "the episode is closed"
@@ -259,7 +259,7 @@ class ProcessEnvironment:
             started = time.monotonic()
             wired = [(calls[index].tool, dict(calls[index].arguments)) for index in places]
             if wired[0][0] in self._methods:
-                replies = self._asked_all("call", wired, len(places), self._source.limits.tool_seconds)
+                replies = self._ask_object("call", wired, len(places), self._source.limits.tool_seconds)
             else:
                 replies = [self._call_function(wired)]
             for index, reply in zip(places, replies, strict=True):
@@ -277,10 +277,10 @@ class ProcessEnvironment:
         self._spares += [worker] * (not worker.ended)
         return reply
 
-    def _asked(self, kind: str, *arguments: object, seconds: float | None = None) -> _Reply:
-        return self._asked_all(kind, arguments, 1, seconds or self._source.limits.episode_seconds)[0]
+    def _request(self, kind: str, *arguments: object, seconds: float | None = None) -> _Reply:
+        return self._ask_object(kind, arguments, 1, seconds or self._source.limits.episode_seconds)[0]
 
-    def _asked_all(self, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
+    def _ask_object(self, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
         """Asks the object. When its process does not answer, it is gone."""
         if self._home is None or self._gone:
             return [_Reply(f"cannot be called: {self._gone or 'no reset'}", Fault.CRASH, lost=True)] * count
