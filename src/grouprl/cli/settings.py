@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.algorithms.option import Part, about, hints
+from grouprl.algorithms.option import about, hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options, part_kinds, plain
 from grouprl.config.run import RunConfig
@@ -74,14 +74,10 @@ def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
             types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
             absent = [Literal[word] for word in (kinds[0].absent.get(name),) if isinstance(word, str)]
             owner = next(kind for kind in kinds if name in hints(kind))
-            meaning = about(owner, name) if len(set(types)) == 1 else _shared_about(kinds, name)
-            yield f"{above}{name}", plain(value), _meaning(meaning, [*absent, *types])
-
-
-def _shared_about(kinds: Iterable[type[Part]], name: str) -> str:
-    """The description of an option in the first class that declares it, which holds for all kinds of the part."""
-    above = (base for kind in kinds for base in reversed(kind.__mro__))
-    return about(next(base for base in above if name in vars(base).get("__annotations__", {})), name)
+            if len(set(types)) > 1:  # the first class that declares it describes it for all kinds of the part
+                bases = (base for kind in kinds for base in reversed(kind.__mro__))
+                owner = next(base for base in bases if name in vars(base).get("__annotations__", {}))
+            yield f"{above}{name}", plain(value), _meaning(about(owner, name), [*absent, *types])
 
 
 def _meaning(description: str, types: Iterable[Any]) -> str:

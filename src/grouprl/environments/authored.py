@@ -53,24 +53,20 @@ def authored_episode(
             said.append({"role": "assistant", "content": text})
             thinks |= form.thinks(text, after_results=after_results)
         else:
-            ids, kept_count = _shown(form, problem, calls, part), None
+            kept_count = None
+            if not calls and len(part) == 1:
+                ids = form.message_ids(str(part[0]["role"]), str(part[0]["content"]), ended=True)
+            elif len(calls) == len(part):
+                pairs = [(call, str(message["content"])) for call, message in zip(calls, part, strict=True)]
+                ids = form.observation_ids(pairs, ended=True)
+            else:
+                raise UserError(
+                    f"{problem.where}: expected a result for each of {len(calls)} calls, got {len(part)} messages: add "
+                    "or remove messages of the role tool"
+                )
             said += [dict(message) for message in part]
             if thinks and form.rewrites[bool(calls)]:
                 thinks = False
                 ids, kept_count = form.rewritten(read_tokens(prompt_ids, turns, observations), problem, said)
             observations.append(ObservedTokens(sum(map(len, turns)), ids, kept_count))
     return joined(turns, observations, Episode((), tuple(dict(message) for message in messages)))
-
-
-def _shown(
-    form: ToolFormat, problem: Problem, calls: Sequence[Call], part: Sequence[Mapping[str, Any]]
-) -> tuple[int, ...]:
-    if not calls and len(part) == 1:
-        return form.message_ids(str(part[0]["role"]), str(part[0]["content"]), ended=True)
-    if len(calls) != len(part):
-        raise UserError(
-            f"{problem.where}: expected a result for each of {len(calls)} calls, got {len(part)} messages: add or "
-            "remove messages of the role tool"
-        )
-    pairs = [(call, str(message["content"])) for call, message in zip(calls, part, strict=True)]
-    return form.observation_ids(pairs, ended=True)
