@@ -67,13 +67,13 @@ def train(
 
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
-    given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
-    given |= {"algorithm.name": algorithm}
+    options_by_key = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
+    options_by_key |= {"algorithm.name": algorithm}
     for text in settings or [] if resume else ():
         if "=" not in text and not text.startswith("-") and not is_settings_file(text):
             run_at(text)
     options = place_of_run(settings) if resume else {}
-    options |= {key: value for key, value in given.items() if value is not None}
+    options |= {key: value for key, value in options_by_key.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
     from grouprl.run.resume import resumes, saved_path, with_run_dtype
 
@@ -202,9 +202,9 @@ def evaluate(
         show_evaluation(config, as_json=as_json)
     else:
         show_pass_at(models, as_json=as_json)
-    own = run_config(of_run, options, trust=trust_code).evaluation.split
-    if of_run and own != (split := config.evaluation.split) != "train":
-        typer.echo(f"The run evaluates {own}: if its data has no split {split}, it trained on these rows.", err=True)
+    theirs, split = run_config(of_run, options, trust=trust_code).evaluation.split, config.evaluation.split
+    if of_run and theirs != split != "train":
+        typer.echo(f"The run evaluates {theirs}: if its data has no split {split}, it trained on these rows.", err=True)
     if not as_json:
         suggest(f"grouprl sample {checkpoint}")
 
@@ -383,7 +383,7 @@ def plan(
     available = None if memory is None else parse_memory(memory)
     sizes = prompt_sizes(config, say=partial(typer.echo, err=True)) if prompt_tokens is None else None
     longest = prompt_tokens or (sizes.longest if sizes else USUAL_PROMPT)
-    found = plan_run(config, prompt_tokens=longest, available=available, sizes=sizes)
-    show_plan(found, config.algorithm.name, as_json=as_json)
+    plan = plan_run(config, prompt_tokens=longest, available=available, sizes=sizes)
+    show_plan(plan, config.algorithm.name, as_json=as_json)
     if not as_json:
         suggest(again("train", settings, {"--model": model}))
