@@ -147,20 +147,20 @@ def other_sampler(rows: Sequence[Row], limits: GapLimits) -> Finding | None:
 
 
 def warnings(
-    rows: Sequence[Row], evaluations: Sequence[Row], given: Sequence[Row], limits: GapLimits = GAPS["vllm"]
+    rows: Sequence[Row], evaluations: Sequence[Row], earlier: Sequence[Row], limits: GapLimits = GAPS["vllm"]
 ) -> list[Finding]:
     """The warnings of the newest step.
 
     Args:
         rows: the metrics of all steps.
         evaluations: the evaluations on held-out problems so far.
-        given: earlier findings, with `step` and `kind`; a kind is not given again within `QUIET` steps.
+        earlier: earlier findings, with `step` and `kind`; a kind is not earlier again within `QUIET` steps.
         limits: of the run's kind of sampler.
     """
     if not rows:
         return []
     step = rows[-1]["step"]
-    recent = {row.get("kind") for row in given if step - row["step"] < QUIET}
+    recent = {row.get("kind") for row in earlier if step - row["step"] < QUIET}
     checks: Mapping[str, _Check] = {**_CHECKS, _GAP: partial(_gap, limits)}
     return [
         Finding(step, kind, metric, f"Step {step}: {sentence}", setting)

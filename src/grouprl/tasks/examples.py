@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grouprl.tasks.base import Split, Task, derived, each, solution
-from grouprl.tasks.files import Row, column, read_rows, text_or_messages
+from grouprl.tasks.files import column, read_rows, text_or_messages
 from grouprl.types import Message, Problem, UserError
 
 
@@ -25,13 +25,13 @@ def with_examples(task: Task, examples: int | str) -> Task:
     if examples == 0:
         return task
     shown = _of_file(examples) if isinstance(examples, str) else _of_train(task, examples)
-    asked = {_question(example) for example, _ in shown}
+    questions = {_question(example) for example, _ in shown}
 
     def problems(split: Split) -> Sequence[Problem]:
         first = examples if split == "train" and isinstance(examples, int) else 0
 
         def change(problem: Problem) -> Problem:
-            if split != "train" and _question(problem) in asked:
+            if split != "train" and _question(problem) in questions:
                 raise UserError(
                     f"task.examples: expected examples that are not evaluated, got one that is {problem.where}: remove "
                     f"{f'it from {examples}, or ' * isinstance(examples, str)}the problem from the {split} split"
@@ -59,17 +59,16 @@ def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
 
 
 def _of_file(path: str) -> list[tuple[Problem, str]]:
+    examples = []
     try:
-        return [(_asked(row), column(row, "completion")) for row in read_rows(path)]
+        for row in read_rows(path):
+            prompt = text_or_messages(row, "prompt")
+            if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
+                raise UserError(f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it")
+            examples.append((Problem(row[0], prompt), column(row, "completion")))
     except UserError as error:
         raise UserError(f"task.examples: {error}") from error
-
-
-def _asked(row: Row) -> Problem:
-    prompt = text_or_messages(row, "prompt")
-    if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
-        raise UserError(f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it")
-    return Problem(row[0], prompt)
+    return examples
 
 
 def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
@@ -85,8 +84,8 @@ def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
 
 def _turns(example: Problem, solution: str) -> list[Message]:
     prompt = example.prompt
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    turns = [message for message in asked if message["role"] != "system"]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    turns = [message for message in messages if message["role"] != "system"]
     if example.begun:  # the solution goes on where the prompt's last message ends
         turns, solution = turns[:-1], example.begun + solution
     return [*turns, {"role": "assistant", "content": solution}]

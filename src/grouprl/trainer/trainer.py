@@ -186,12 +186,11 @@ class Trainer:
             rows = self._with_an_end(self.task)
             task = rows if hasattr(rows, "problems") else task_from_list(rows, prompts=self._has_prompts)
             task = with_examples(self._evaluated_on(cast(Task, task)), self.config.task.examples)
+        elif self.eval_task is None or self._task_config().name == "mixture":  # whose parts have their own examples
+            task = self._evaluated_on(load_task(**self._task_config().model_dump()))
         else:
-            config = self._task_config()
-            # The parts of a mixture have examples of their own.
-            examples = 0 if self.eval_task is None or config.name == "mixture" else config.examples
-            task = self._evaluated_on(load_task(**config.model_dump() | ({"examples": 0} if examples else {})))
-            task = with_examples(task, examples) if examples else task  # in the evaluated prompts, too
+            task = load_task(**self._task_config().model_dump() | {"examples": 0})
+            task = with_examples(self._evaluated_on(task), self.config.task.examples)  # in the evaluated prompts, too
         return with_environment(task, self.tools, self.environment_factory)
 
     def _evaluated_on(self, task: Task) -> Task:

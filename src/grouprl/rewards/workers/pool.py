@@ -86,8 +86,8 @@ class RewardPool:
         self._signatures: Mapping[str, Signature] | None = None
         self._processes = WorkerProcesses(RewardWork(dict(functions), limits.memory_mib, limits.cpu_seconds))
         self._threads = [
-            threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
-            for place in range(limits.workers or cores())
+            threading.Thread(target=self._serve, daemon=True, name=f"reward-{number}")
+            for number in range(limits.workers or cores())
         ]
 
     def signatures(self) -> Mapping[str, Signature]:
@@ -97,7 +97,7 @@ class RewardPool:
             UserError: a function cannot be loaded.
         """
         if self._signatures is None:
-            self._signatures = {name: signature_of(found) for name, found in self._processes.loaded().items()}
+            self._signatures = {name: signature_of(parts) for name, parts in self._processes.loaded().items()}
             for thread in self._threads:
                 thread.start()
         return self._signatures
@@ -160,19 +160,19 @@ class RewardPool:
 
     def _run(self, job: _Job, worker: Worker) -> Worker:
         """Runs a job; returns the worker for the next one."""
-        found = self._attempt(job.call, worker)
-        if isinstance(found, _Failure) and not job.call.divides and not found.hung and (worker.jobs or found.died):
+        result = self._attempt(job.call, worker)
+        if isinstance(result, _Failure) and not job.call.divides and not result.hung and (worker.jobs or result.died):
             # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
             self._processes.end(worker)
             worker = self._processes.fork()
-            found = self._attempt(job.call, worker)
+            result = self._attempt(job.call, worker)
         worker.jobs += 1
-        if isinstance(found, _Failure):
-            if found.died:
+        if isinstance(result, _Failure):
+            if result.died:
                 self._processes.end(worker)
-            job.future.set_result(self._apart(job.call, found))
+            job.future.set_result(self._apart(job.call, result))
         else:
-            called, grown = found
+            called, grown = result
             if grown > self._limits.memory_mib // 2:
                 self._processes.end(worker)
             job.future.set_result(called)
