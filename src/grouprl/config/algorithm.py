@@ -118,7 +118,7 @@ def as_tree(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def from_file(name: str, changes: Mapping[str, Any]) -> Algorithm:
-    """The algorithm `FILE.py:NAME` with the options that `changes` changes or that `as_tree` recorded.
+    """The algorithm `FILE.py:NAME` with options that the program changes or that `as_tree` recorded.
 
     Before the file has run in this process: what is recorded, with `missing`.
     """
@@ -219,12 +219,12 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
 
 
 def part_kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
-    """Returns the kinds of each part by its name, beginning with the algorithm's current_kind."""
+    """Returns the kinds of each part by its name, beginning with the kind that the algorithm has."""
     kinds_of = {}
     for part, kinds in KINDS.items():
         current = getattr(base, part)
-        current_kind = () if current is None else (type(current),)
-        kinds_of[part] = (*current_kind, *(kind for kind in kinds if kind not in current_kind))
+        current_kinds = () if current is None else (type(current),)
+        kinds_of[part] = (*current_kinds, *(kind for kind in kinds if kind not in current_kinds))
     return kinds_of
 
 
@@ -264,20 +264,15 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
             )
 
 
+def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
+    """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
+    types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
+    return tuple(dict.fromkeys(word for hint in types if get_origin(hint) is Literal for word in get_args(hint)))
+
+
 def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], changes: Mapping[str, Any]) -> UserError:
-    """Names the others_text word that no kind allows, or two values that contradict each other."""
-    # The words that an option may be in some kind of the part, in order; none for an option of another type.
-    choices = {
-        name: tuple(
-            dict.fromkeys(
-                word
-                for kind in kinds
-                if get_origin(hints(kind).get(name)) is Literal
-                for word in get_args(hints(kind)[name])
-            )
-        )
-        for name in changes
-    }
+    """Names the word that no kind allows, or two values that contradict each other."""
+    choices = {name: _choices(kinds, name) for name in changes}
     for name, words in choices.items():
         if words and changes[name] not in words:
             near = nearest_name(str(changes[name]), words)
@@ -287,12 +282,12 @@ def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], changes: Ma
     for kind in kinds:
         if not faults(kind, changes):
             others = _other_words(kind, merged)
-            others_text = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+            beside = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
             remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
             return UserError(
-                f"algorithm.{first}: expected another value with {others_text}, got {changes[first]!r}: set {remedy}"
+                f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: set {remedy}"
             )
-    others_text = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
+    beside = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
     return UserError(
-        f"algorithm.{first}: expected another value with {others_text}, got {changes[first]!r}: change one of them"
+        f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: change one of them"
     )

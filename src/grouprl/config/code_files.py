@@ -37,7 +37,7 @@ def read_code(path: Path) -> dict[str, bytes]:
             continue
         data = read_file(file)
         if data is None:
-            raise UserError(f"{file}: expected a Python file, sources none: check the path")
+            raise UserError(f"{file}: expected a Python file, found none: check the path")
         sources[str(file)] = data
         if len(sources) > _MOST_MODULES or sum(map(len, sources.values())) > _MOST_BYTES:
             most = f"{_MOST_MODULES} modules of {_MOST_BYTES} bytes in all"

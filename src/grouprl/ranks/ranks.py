@@ -58,7 +58,7 @@ class Ranks:
     # What this rank computes
 
     def shards(self, costs: Sequence[int]) -> list[list[int]]:
-        """The parts of some work whose results this rank adds up, one after the other: places in each part.
+        """The parts of some work whose results this rank adds up, one after the other: indices in each part.
 
         Args:
             costs: of each piece of work, for example its tokens; the same on every rank.
@@ -69,11 +69,11 @@ class Ranks:
         return shares(costs, _SHARDS)[self.rank * count : (self.rank + 1) * count]
 
     def own(self, costs: Sequence[int]) -> list[int]:
-        """The places of the work that this rank does, ascending."""
+        """The indices of the work that this rank does, ascending."""
         return sorted(chain.from_iterable(self.shards(costs)))
 
     def passes(self, costs: Sequence[int]) -> list[int]:
-        """The places of `share`, and repetitions of the cheapest one whose result does not count.
+        """The indices of `own`, and repetitions of the cheapest one whose result does not count.
 
         Ranks that keep a part of the weights each must all make as many passes, because a pass gathers weights.
         """

@@ -154,7 +154,7 @@ def warnings(
     Args:
         rows: the metrics of all steps.
         evaluations: the evaluations on held-out problems so far.
-        earlier: earlier findings, with `step` and `kind`; a kind is not earlier again within `QUIET` steps.
+        earlier: findings with `step` and `kind`; a kind is not reported again within `QUIET` steps.
         limits: of the run's kind of sampler.
     """
     if not rows:

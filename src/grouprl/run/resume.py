@@ -255,12 +255,12 @@ def code_of_run(
         UserError: a run that is resumed was started with other code.
     """
     scorer = parts.step_parts.scorer
-    functions = [*scorer.rewards, *filter(None, [scorer.verifier])]
+    rewards = [*scorer.rewards, *filter(None, [scorer.verifier])]
     # In no file of code: by name, with a digest.
-    named = {f"reward {function.name}": function.function for function in functions} | {"task": task}
+    named = {f"reward {reward.name}": reward.function for reward in rewards} | {"task": task}
     digests = {name: own_code(value) for name, value in named.items()}
     objects = {name: digest for name, digest in digests.items() if digest is not None}
-    code = code_of(functions, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
+    code = code_of(rewards, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
     if resumed is not None:
         refuse_changed_code(resumed, code, trusted)
         refuse_changed_objects(resumed, objects)

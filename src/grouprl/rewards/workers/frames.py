@@ -197,7 +197,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _file_of(value: Any) -> str | None:
-    """The user's file at whose top level a class or function can be value."""
+    """The user's file at whose top level a class or function is defined."""
     module = sys.modules.get(value.__module__ or "")
     path = next((path for path, loaded in CODE.items() if loaded is module), None)
     try:
