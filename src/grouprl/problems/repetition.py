@@ -28,7 +28,7 @@ class Repetition:
 
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number above -1, up to 0, for each completion."""
-        values = []
+        values: Values = []
         for ids in completion_ids:
             total = len(ids) - self.ngram + 1
             different = {tuple(ids[start : start + self.ngram]) for start in range(total)}

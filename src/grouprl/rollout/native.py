@@ -83,11 +83,13 @@ class NativeEngine:
         workers = self._workers(requests)
         lanes = max(1, workers)
         rows = self._max_rows // lanes
-        units = [
-            self._unit(index, request, first, rows)
-            for index, request in enumerate(requests)
-            for first in range(0, request.completions, rows)
-        ]
+        units = []
+        for index, request in enumerate(requests):
+            keys = tuple(
+                row_key(self._seed, request.stream, request.problem.id, number) for number in range(request.completions)
+            )
+            for first in range(0, request.completions, rows):
+                units.append(Unit(index, request.prompt_ids, keys[first : first + rows], first))
         if self._conversation is None:
             waiting = UnitQueue(units)
         else:
@@ -138,12 +140,6 @@ class NativeEngine:
             return worker_count(self._model, 1)  # modules take turns in Python
         rows = min(self._max_rows, sum(request.completions for request in requests))
         return worker_count(self._model, rows // _LANE_ROWS, sampling=True)
-
-    def _unit(self, index: int, request: Request, first: int, rows: int) -> Unit:
-        """At most `rows` completions of a request, from `first` on."""
-        last = min(first + rows, request.completions)
-        keys = (row_key(self._seed, request.stream, request.problem.id, number) for number in range(first, last))
-        return Unit(index, request.prompt_ids, tuple(keys), first)
 
     def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int, shared: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""

@@ -36,7 +36,12 @@ class Evaluations:
         """Records the examples and the evaluation that are due after this step, if they are not recorded."""
         every = self.config.evaluation.every
         if step in COURSE_STEPS:
-            self._record_course(step)
+            # How the policy completes the examples after a few of the first steps: 5 greedy completions.
+            prompts, when, files = self.parts.held_out[:_EXAMPLES], f"step {step}", RunDirectory(self.record.directory)
+            ranks = self.parts.step_parts.learner.ranks
+            is_recorded = ranks.decided(lambda: when in read_examples(files.examples), "recorded examples")
+            if not is_recorded and prompts and self.parts.ahead is None:  # else the engine is sampling the next step
+                self.record.examples(when, _examples(self._evaluated(step, prompts, 0)))
         if every and self.parts.held_out and step % every == 0 and step < self.config.steps:
             self.evaluate(step)
 
@@ -86,15 +91,6 @@ class Evaluations:
         if before is None or after is None or not set(before.problem_ids) & set(after.problem_ids):
             return {}
         return {name: asdict(change) for name, change in compare_results(after, before).items()}
-
-    def _record_course(self, step: int) -> None:
-        """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
-        prompts, when, files = self.parts.held_out[:_EXAMPLES], f"step {step}", RunDirectory(self.record.directory)
-        ranks = self.parts.step_parts.learner.ranks
-        if ranks.decided(lambda: when in read_examples(files.examples), "recorded examples"):
-            return
-        if prompts and self.parts.ahead is None:  # else the engine is sampling the next step
-            self.record.examples(when, _examples(self._evaluated(step, prompts, 0)))
 
     def _evaluated(self, step: int, prompts: Sequence[Any], samples: int, **more: Any) -> Evaluation:
         parts = self.parts.step_parts

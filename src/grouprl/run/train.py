@@ -278,13 +278,10 @@ class _RunLoop:
         )
         self._saved = self._state.step
 
-    def _networks_mib(self) -> dict[str, float]:
-        parts = self._parts.step_parts
-        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
-        return networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {})
-
     def _finish(self, evaluations: dict[str, Any], finished: bool) -> RunEnd:
         config, state, directory = self._config, self._state, self._record.directory
+        parts = self._parts.step_parts
+        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
         summary = evaluations | {
             "state": "finished" if finished else "stopped",
             "train_seconds": state.train_seconds,
@@ -294,9 +291,9 @@ class _RunLoop:
             "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
             "completion_tokens": state.completion_tokens,
             "model": config.model.path,
-            "task": self._parts.step_parts.task.name,
+            "task": parts.task.name,
             "algorithm": config.algorithm.name,
-            "networks_mib": self._networks_mib(),
+            "networks_mib": networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {}),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
         end = RunEnd(directory, summary, finished, config.steps)

@@ -24,7 +24,16 @@ def with_examples(task: Task, examples: int | str) -> Task:
     """
     if examples == 0:
         return task
-    shown = _of_file(examples) if isinstance(examples, str) else _of_train(task, examples)
+    if isinstance(examples, str):
+        shown = _of_file(examples)
+    else:
+        train = task.problems("train")
+        if len(train) <= examples:
+            raise UserError(
+                f"task.examples: expected fewer than the {len(train)} train problems of {task.name}, got {examples}: "
+                "lower it, or name a file with examples"
+            )
+        shown = [(problem, solution(task, problem, "task.examples")) for problem in train[:examples]]
     questions = {_question(example) for example, _ in shown}
 
     def problems(split: Split) -> Sequence[Problem]:
@@ -48,16 +57,6 @@ def _question(problem: Problem) -> str:
     return " ".join(text.split())
 
 
-def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
-    problems = task.problems("train")
-    if len(problems) <= count:
-        raise UserError(
-            f"task.examples: expected fewer than the {len(problems)} train problems of {task.name}, got {count}: "
-            "lower it, or name a file with examples"
-        )
-    return [(problem, solution(task, problem, "task.examples")) for problem in problems[:count]]
-
-
 def _of_file(path: str) -> list[tuple[Problem, str]]:
     examples = []
     try:
@@ -73,9 +72,10 @@ def _of_file(path: str) -> list[tuple[Problem, str]]:
 
 def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
     if isinstance(problem.prompt, str):
-        texts = (
-            f"{example.prompt_text}{_space(example.prompt_text, solution)}{solution}" for example, solution in shown
-        )
+        texts = []
+        for example, solution in shown:
+            has_space = example.prompt_text[-1:].isspace() or solution[:1].isspace()
+            texts.append(f"{example.prompt_text}{'' if has_space else ' '}{solution}")
         return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
     turns = [message for example, solution in shown for message in _turns(example, solution)]
     first = 1 if problem.prompt[0]["role"] == "system" else 0
@@ -89,7 +89,3 @@ def _turns(example: Problem, solution: str) -> list[Message]:
     if example.begun:  # the solution goes on where the prompt's last message ends
         turns, solution = turns[:-1], example.begun + solution
     return [*turns, {"role": "assistant", "content": solution}]
-
-
-def _space(before: str, after: str) -> str:
-    return "" if before[-1:].isspace() or after[:1].isspace() else " "

@@ -84,17 +84,16 @@ def rows_of_table(data: Any) -> list[Mapping[str, Any]]:
     if hasattr(data, "to_pylist"):  # Arrow
         return list(data.to_pylist())
     if hasattr(data, "to_dict") and hasattr(data, "iterrows"):  # pandas, which writes NaN where a value is missing
-        return [{name: _or_none(value) for name, value in row.items()} for row in data.to_dict(orient="records")]
+        return [
+            {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+            for row in data.to_dict(orient="records")
+        ]
     if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
         raise UserError(
             f"task: expected a task's name, a Task, a data file or rows such as [{{'prompt': '2 + 2 = ?'}}], got "
             f"{type(data).__name__}: give one of them"
         )
     return list(data)
-
-
-def _or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass(frozen=True)

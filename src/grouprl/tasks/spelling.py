@@ -240,14 +240,10 @@ def _spelled(text: str) -> list[str]:
             out.append("{" + token + "}" if single else token)
             missing = missing - 1 if single else _ARGUMENTS.get(token.partition("[")[0].strip(), 0)
             depth += (token in ("(", "[", "\\{")) - (token in (")", "]", "\\}"))
-    return _apart(out)
-
-
-def _apart(tokens: list[str]) -> list[str]:
-    """Puts a space between a command and a letter behind it."""
+    # A space parts a command and a letter behind it.
     return [
         token + " " if token[:1] == "\\" and token[-1].isalpha() and after[0].isalpha() else token
-        for token, after in zip(tokens, [*tokens[1:], " "], strict=False)
+        for token, after in zip(out, [*out[1:], " "], strict=False)
     ]
 
 

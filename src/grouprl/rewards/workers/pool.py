@@ -136,21 +136,17 @@ class RewardPool:
             try:
                 _, _, job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
             except queue.Empty:
-                worker = self._kept_alive(worker)
+                try:
+                    worker = self._alive(worker)
+                except (UserError, EOFError, OSError):  # no process can be started now
+                    time.sleep(_CHECK_SECONDS)
+                    worker = None
                 continue
             try:
                 with PROGRESS.doing(partial(_described, job.call, worker)):
                     worker = self._run(job, self._alive(worker))
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
                 job.future.set_exception(_user_error(error))
-
-    def _kept_alive(self, worker: Worker | None) -> Worker | None:
-        """Returns a living idle worker; None if none can be started."""
-        try:
-            return self._alive(worker)
-        except (UserError, EOFError, OSError):
-            time.sleep(_CHECK_SECONDS)
-            return None
 
     def _alive(self, worker: Worker | None) -> Worker:
         """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
@@ -204,7 +200,10 @@ class RewardPool:
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
-            return _Failure(_death(self._processes.end(worker), limits), died=True)
+            status = self._processes.end(worker)
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+                return _Failure(f"used more than {limits.cpu_seconds} s of CPU time", died=True)
+            return _Failure(cause_of_death(status), died=True)
         except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
             return _Failure("wrote into the connection of its worker", died=True)
 
@@ -227,12 +226,6 @@ def _user_error(error: BaseException) -> BaseException:
             "machine is out of processes, files or memory"
         )
     return error
-
-
-def _death(status: int, limits: ScoringConfig) -> str:
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-        return f"used more than {limits.cpu_seconds} s of CPU time"
-    return cause_of_death(status)
 
 
 def cores() -> int:
