@@ -74,16 +74,15 @@ def settings_file(text: str, kind: type[BaseModel] | None = None) -> Path:
     if path.is_file() or path.suffix:
         return path
     if not built_in.is_file():
-        recipes = [recipe.stem for recipe in RECIPES.glob("*.yaml") if kind is None or _is_for(kind, recipe)]
+        from grouprl.config.yaml_text import read_yaml
+
+        recipes = []
+        for recipe in RECIPES.glob("*.yaml"):
+            keys = set(read_yaml(recipe.read_text(encoding="utf-8")))
+            if kind is None or keys <= kind.model_fields.keys():
+                recipes.append(recipe.stem)
         raise unknown_name("settings (a file, a built-in recipe or a change such as steps=10)", text, recipes)
     return built_in
-
-
-def _is_for(kind: type[BaseModel], recipe: Path) -> bool:
-    from grouprl.config.yaml_text import read_yaml
-
-    keys = set(read_yaml(recipe.read_text(encoding="utf-8")))
-    return keys <= kind.model_fields.keys()
 
 
 def reward_settings(texts: Sequence[str] | None) -> list[dict[str, object]] | None:

@@ -77,10 +77,15 @@ def load_config(
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer, above)]
     config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context or {})
     misplaced_keys = {key for _, (key, _) in misplaced}
-    invalid = [(key, text) for key, text in invalid if not any(key[: len(above)] == above for above in misplaced_keys)]
+    invalid = [(key, text) for key, text in invalid if not any(key[: len(bad)] == bad for bad in misplaced_keys)]
     mistakes = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
     if config is None or mistakes:
-        raise _all_of([f"{_place(origin, key, files)}: {'.'.join(key)}: {text}" for origin, (key, text) in mistakes])
+        sentences = []
+        for origin, (key, text) in mistakes:
+            path = next((path for path in files if str(path) == origin), None)
+            line = "" if path is None else f":{line_of(read_file(path) or b'', key)}"
+            sentences.append(f"{origin}{line}: {'.'.join(key)}: {text}")
+        raise _all_of(sentences)
     return config
 
 
@@ -282,12 +287,6 @@ def _origin(layers: Sequence[_Source], key: _Key) -> str:
 
     nearest = max(reversed(layers), key=lambda layer: held(layer.tree), default=_Source("defaults", {}))
     return nearest.origin
-
-
-def _place(origin: str, key: _Key, files: Sequence[Path]) -> str:
-    """Adds the line to the name of a file."""
-    file = next((path for path in files if str(path) == origin), None)
-    return origin if file is None else f"{origin}:{line_of(read_file(file) or b'', key)}"
 
 
 # Keys that exist

@@ -134,7 +134,7 @@ class ModuleForward:
         return True
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """See `Forward.prefill`."""
+        """Reads prompts into the slots first, first + 1, ...; logits [P, V] after each prompt."""
         ids_S, tree, last_P = pack_prompts(prompts, self._device, self.shape.before, self.prefix)
         return self.output(self.read(ids_S, tree.position_ids_S, PrefillLayout(tree, self.cache, first))[last_P])
 
@@ -149,7 +149,7 @@ class ModuleForward:
             return padded_call(self._head, hidden_PH, partial(self._call, self._head))
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.decode_step`."""
+        """Reads the newest token of every live row; logits [n, V] after each of them."""
         live = slice(0, rows.count)
         newest, row_place, prompt, length = self._columns
         if self._version != rows.version:
@@ -167,11 +167,11 @@ class ModuleForward:
         return self._logits[live]
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `Forward.move_groups`."""
+        """Copies the prompts of group slots (from, to)."""
         self.cache.move_groups(moves)
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
-        """See `Forward.move_rows`."""
+        """Copies the first `used` own tokens of rows (from, to)."""
         self.cache.move_rows(moves, used)
 
     def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
@@ -266,7 +266,7 @@ class UnpackedForward:
         self._groups: dict[int, tuple[Any, Tensor | None]] = {}  # state, and members of its rows; None = the prompt
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """See `Forward.prefill`."""
+        """Reads prompts into the slots first, first + 1, ...; logits [P, V] after each prompt."""
         logits = []
         for slot, prompt in enumerate(prompts, first):
             logits_1V, state = self._read(torch.tensor([prompt], device=self._device), None)
@@ -275,7 +275,7 @@ class UnpackedForward:
         return torch.cat(logits)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.decode_step`."""
+        """Reads the newest token of every live row; logits [n, V] after each of them."""
         place_n, newest_n = rows.place[: rows.count], rows.newest[: rows.count]
         parts, order = [], []
         for slot in range(len(prompts)):
@@ -294,7 +294,7 @@ class UnpackedForward:
         return torch.cat(parts)[torch.cat(order).argsort()]
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `Forward.move_groups`."""
+        """Copies the prompts of group slots (from, to)."""
         self._groups |= {target: self._groups[source] for source, target in moves}
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:

@@ -77,7 +77,7 @@ class NativeEngine:
         on_finished: Callable[[int], None] | None = None,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
-        """See `Engine.generate`."""
+        """Samples one group per request, in the order of the requests: an `Engine.generate`."""
         if not requests:
             return []
         workers = self._workers(requests)

@@ -23,7 +23,7 @@ class SpreadEngine:
         self._engine, self._ranks, self._policy = engine, ranks, policy
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`."""
+        """Makes this rank's engine sample from the policy's weights after `version` updates."""
         self._engine.load_weights(version)
 
     def generate(

@@ -44,7 +44,7 @@ class RewardWorkers(Protocol):
         ...
 
     def submit(self, call: RewardCall) -> PendingValues:
-        """See `RewardPool.submit`."""
+        """Starts one call; `gather` waits for its values."""
         ...
 
 
