@@ -18,9 +18,7 @@ Place = Annotated[Text, AfterValidator(os.path.expanduser)]
 Arguments = Annotated[
     dict[str, Any],
     AfterValidator(
-        lambda arguments: {
-            key: os.path.expanduser(value) if isinstance(value, str) else value for key, value in arguments.items()
-        }
+        lambda items: {key: os.path.expanduser(v) if isinstance(v, str) else v for key, v in items.items()},
     ),
 ]
 Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

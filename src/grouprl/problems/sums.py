@@ -59,6 +59,4 @@ def _splits(largest: int) -> dict[Split, tuple[Problem, ...]]:
             prompt = ({"role": "user", "content": f"What is {left} + {right}?"},)
             columns = {"left": left, "right": right, "answer": str(left + right)}
             splits[split].append(Problem(f"sums/{left}+{right}", prompt, columns))
-    return {
-        split: tuple(sorted(problems, key=lambda problem: position(problem.id))) for split, problems in splits.items()
-    }
+    return {split: tuple(sorted(part, key=lambda problem: position(problem.id))) for split, part in splits.items()}

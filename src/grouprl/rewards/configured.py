@@ -90,11 +90,8 @@ def beside_recorded(
     config: RunConfig, task: Task, rewards: Sequence[WeightedReward], groups: Sequence[Group]
 ) -> tuple[WeightedReward, ...]:
     """The same for groups of a record, whose episodes have what their environments gave."""
-    gave = any(
-        completion.episode and completion.episode.reward is not None
-        for group in groups
-        for completion in group.completions
-    )
+    episodes = [completion.episode for group in groups for completion in group.completions]
+    gave = any(episode and episode.reward is not None for episode in episodes)
     return beside_environment(config, task, rewards, True) if gave or not rewards else tuple(rewards)
 
 
@@ -340,9 +337,8 @@ def in_memory(part: Sequence[Problem]) -> Sequence[Problem]:
 def _reads_answers(reward: WeightedReward, scorer: Scorer) -> bool:
     function = reward.function
     parts = function.functions.values() if isinstance(function, PartReward) else [function]
-    is_built_in = all(
-        (getattr(part, "__module__", None) or type(part).__module__).startswith("grouprl.") for part in parts
-    )
+    modules = [getattr(part, "__module__", None) or type(part).__module__ for part in parts]
+    is_built_in = all(module.startswith("grouprl.") for module in modules)
     if not is_built_in or reward.in_process or isinstance(function, FromFile):
         return False
     return isinstance(function, PartReward) or "answer" in signature_of(reward, scorer.pool).required

@@ -94,11 +94,9 @@ class LearnedReward:
 
     def _scores(self, pack: Sequence[_Row]) -> list[float]:
         groups = [(prompt, [row[1] for row in rows]) for prompt, rows in groupby(pack, key=lambda row: row[0])]
-        layout = TreeLayout(
-            tuple(len(prompt) for prompt, _ in groups),
-            tuple(tuple(map(len, members)) for _, members in groups),
-            self.device,
-        )
+        prompt_lengths = tuple(len(prompt) for prompt, _ in groups)
+        lengths = tuple(tuple(map(len, members)) for _, members in groups)
+        layout = TreeLayout(prompt_lengths, lengths, self.device)
         ids = [token for prompt, members in groups for span in (prompt, *members) for token in span]
         scores: list[float] = completion_scores(self.model, torch.tensor(ids, device=self.device), layout).tolist()
         return scores

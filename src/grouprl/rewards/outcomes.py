@@ -32,15 +32,12 @@ def rows_of(calls: Mapping[str, CallValues], group: Group) -> list[Row]:
     """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
     prefill = len(group.problem.begun)
 
-    def without_prefill(value: Value) -> Value:
+    def shifted(value: Value) -> Value:
         if not isinstance(value, tuple) or not prefill:
             return value
         return tuple((end - prefill, reward) for end, reward in value if end > prefill)
 
-    return [
-        {name: without_prefill(called.values[n]) for name, called in calls.items()}
-        for n in range(len(group.completions))
-    ]
+    return [{name: shifted(called.values[n]) for name, called in calls.items()} for n in range(len(group.completions))]
 
 
 def extras_of(calls: Mapping[str, CallValues], group: Group) -> list[dict[str, Any]]:

@@ -162,15 +162,11 @@ class Scorer:
         """Starts the calls for one group in the workers; `rewards` are those to call, None = all."""
         keywords = call_keywords([group])
         by_group = [reward for reward in rewards or self.called if not reward.has_one_call]
-        return PendingGroup(
-            group,
-            {
-                reward.name: self.pool.submit(
-                    RewardCall(reward.name, keywords, reward.per_step, group.problem.id, self._state)
-                )
-                for reward in by_group
-            },
-        )
+        calls = {}
+        for reward in by_group:
+            call = RewardCall(reward.name, keywords, reward.per_step, group.problem.id, self._state)
+            calls[reward.name] = self.pool.submit(call)
+        return PendingGroup(group, calls)
 
     def finish(
         self,

@@ -85,9 +85,8 @@ class NativeEngine:
         rows = self._max_rows // lanes
         units = []
         for index, request in enumerate(requests):
-            keys = tuple(
-                row_key(self._seed, request.stream, request.problem.id, number) for number in range(request.completions)
-            )
+            numbers = range(request.completions)
+            keys = tuple(row_key(self._seed, request.stream, request.problem.id, number) for number in numbers)
             for first in range(0, request.completions, rows):
                 units.append(Unit(index, request.prompt_ids, keys[first : first + rows], first))
         if self._conversation is None:

@@ -53,13 +53,11 @@ class SpreadEngine:
             write=completion_rows,
             read=completions_of,
         )
+        pairs = zip(requests, completions, strict=True)
+        groups = [Group(request.problem, request.prompt_ids, group) for request, group in pairs]
         if on_finished is not None:
-            of_others = sum(request.completions for request in requests) - sum(request.completions for request in share)
-            on_finished(of_others)
-        return [
-            Group(request.problem, request.prompt_ids, group)
-            for request, group in zip(requests, completions, strict=True)
-        ]
+            on_finished(sum(request.completions for index, request in enumerate(requests) if index not in indices))
+        return groups
 
 
 def completion_rows(completions: Sequence[Completion]) -> list[list[Any]]:

@@ -66,11 +66,8 @@ def save_checkpoint(
         UserError: a weight or a moment is not finite; nothing is written.
     """
     # A moment may overflow although each update of the weights is finite.
-    bad_of_rank = None
-    for file, tensors in _tensors(learner):
-        if bad_of_rank is None and (name := not_finite(tensors.items())) is not None:
-            bad_of_rank = f"{file}: {name}"
-    bad = next(filter(None, learner.ranks.gather(bad_of_rank, "moments that are not finite")), None)
+    named = ((f"{file}: {name}", tensor) for file, tensors in _tensors(learner) for name, tensor in tensors.items())
+    bad = next(filter(None, learner.ranks.gather(not_finite(named), "moments that are not finite")), None)
     if bad is not None:
         raise UserError(
             f"{run}: step {state.step} is not saved: expected finite moments, got NaN or infinity in {bad}: lower "

@@ -282,20 +282,18 @@ class EdgeOrder:
 
     def _first(self, count: int, problems: Sequence[Problem], step: int, rates: PassRates) -> list[Visit]:
         """The first `count` visits of a step; the visits of a smaller count begin those of a larger one."""
-        total, seen_ids = len(problems), list(rates.counts)
+        total, seen = len(problems), list(rates.counts)
         share = Fraction(str(self.floor)) * self.problems_per_step  # exact: 15 * 3.2 is 48, not a little more
         turns = range(math.ceil((step - 1) * share), math.ceil(step * share))
-        if not min(turns.start, total) <= len(seen_ids) <= total:
-            raise ValueError(
-                f"expected the pass rates of all steps before {step}, got those of {len(seen_ids)} problems"
-            )
+        if not min(turns.start, total) <= len(seen) <= total:
+            raise ValueError(f"expected the pass rates of all steps before {step}, got those of {len(seen)} problems")
         streams = {turn % total: f"epoch {turn // total}" for turn in turns}
         streams |= dict.fromkeys(self._drawn(count - len(streams), total, streams, step, rates), f"edge {step}")
         order, visits = epoch_order(self.seed, 0, total), []
         for rank, stream in streams.items():
             problem = problems[order[rank]]
-            if rank < len(seen_ids) and seen_ids[rank] != problem.id:
-                raise ValueError(f"expected {problem.id} as number {rank} of the pass rates, got {seen_ids[rank]}")
+            if rank < len(seen) and seen[rank] != problem.id:
+                raise ValueError(f"expected {problem.id} as number {rank} of the pass rates, got {seen[rank]}")
             visits.append((problem, stream))
         return visits
 

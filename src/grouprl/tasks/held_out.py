@@ -35,9 +35,8 @@ def trained_on_the_rest(task: Task, evaluated: Split | None) -> Task:
     """
     if isinstance(task, Mixture):
         parts = task.parts.items()
-        return Mixture(
-            {name: MixturePart(trained_on_the_rest(part.task, evaluated), part.ratio) for name, part in parts}
-        )
+        trained = {name: MixturePart(trained_on_the_rest(part.task, evaluated), part.ratio) for name, part in parts}
+        return Mixture(trained)
     splits = getattr(task, "given", None)
     if splits is None:
         return task

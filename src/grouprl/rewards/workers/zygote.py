@@ -303,9 +303,7 @@ def load_object(source: Source, modules: dict[str, ModuleType]) -> Any:
         code = rest[0] if rest else read_code(Path(path))
         modules[path] = import_code(path, code, f"reward_file_{len(modules)}")
     if not hasattr(modules[path], name):
-        there = [
-            attribute for attribute, value in vars(modules[path]).items() if callable(value) and attribute[0] != "_"
-        ]
+        there = [key for key, value in vars(modules[path]).items() if callable(value) and key[0] != "_"]
         raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
     return getattr(modules[path], name)
 
