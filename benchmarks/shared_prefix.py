@@ -23,7 +23,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
-from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.tasks import load_task
 from grouprl.types import Sampling
 
@@ -67,7 +67,7 @@ def main() -> None:
     tokenizer, task = load_tokenizer(path), load_task(name, path=file, examples=EXAMPLES)
     problems = task.problems("train")[:PROBLEMS]
     visits = [(problem, "") for problem in problems]
-    together = requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
+    together = make_requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
     lengths = [len(one.prompt_ids) for one in together]
     print(
         f"{PROBLEMS} prompts of {min(lengths)} to {max(lengths)} tokens, {COMPLETIONS} completions of each; CPU seconds"

@@ -23,7 +23,7 @@ from grouprl.learner import (
     trace_updates,
 )
 from grouprl.rewards.scorer import Scorer, Scoring
-from grouprl.rollout import Engine, requests
+from grouprl.rollout import Engine, make_requests
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, ProblemOrder
 from grouprl.types import Group, Problem, RewardOutcome, Sampling, StepRecord
@@ -69,7 +69,7 @@ def grpo_step(
     for refill in range(1, selection.refills + 2):
         scoring = Scoring(parts.scorer, tokenizer)
         with clock("rollout"):  # workers score a group while the engine samples the others
-            asked = requests(
+            asked = make_requests(
                 visits,
                 tokenizer,
                 completions=parts.group_size,

@@ -18,7 +18,7 @@ from grouprl.kernels import calibration
 from grouprl.learner import runner as runner_module
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_tokenizer
-from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.rollout.native import common_tokens
 from grouprl.types import Group, Problem, Sampling
 from learner_setting import EXAMPLES, SAMPLING, batch_of, gap, learn, learner_of, loaded, sampled
@@ -46,7 +46,7 @@ def threads() -> Iterator[None]:
 def asked_of(folder: Path, *texts: str) -> list[Request]:
     """Two completions for each text after the same examples."""
     visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
-    return requests(visits, load_tokenizer(str(folder)), completions=2, longest_prompt=500)
+    return make_requests(visits, load_tokenizer(str(folder)), completions=2, longest_prompt=500)
 
 
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def broken_gradients() -> None:
 
 def broken_weights() -> None:
     """After each step from the second on, a weight of rank 1 is NaN, and those of rank 0 are as they were."""
-    original: Callable[..., Any] = train.look_on_all
+    original: Callable[..., Any] = train.check_health_on_all_ranks
 
     def look(health: Any, number: int, metrics: Any, learner: Any) -> None:
         if number >= 2:
@@ -56,7 +56,7 @@ def broken_weights() -> None:
         original(health, number, metrics, learner)
 
     if RANK == 1:
-        train.look_on_all = look
+        train.check_health_on_all_ranks = look
 
 
 if __name__ == "__main__":

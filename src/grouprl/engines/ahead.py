@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from grouprl.files import parse, read_text
-from grouprl.rollout import Request, requests
+from grouprl.rollout import Request, make_requests
 from grouprl.rollout.engine import EarlyEngine
 from grouprl.rollout.spread import completion_rows, completions_of
 from grouprl.step import StepParts
@@ -60,4 +60,4 @@ class Ahead:
     def _requests(self, step: int) -> list[Request]:
         parts = self._parts
         visits = parts.order.visits(parts.task.problems("train"), step=step, rates=PassRates())
-        return requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)
+        return make_requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)

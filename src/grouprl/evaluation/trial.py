@@ -20,7 +20,7 @@ from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import beside_environment, configured_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.rollout.engine import structured_sampling
 from grouprl.rollout.episodes import Conversations, bound, open_conversations
 from grouprl.tasks import Task
@@ -56,7 +56,7 @@ def evaluate_model(
         problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
         visits = [(problem, "") for problem in problems]
         opened = None if conversations is None else conversations.opened
-        prompts = requests(visits, tokenizer, completions=1, longest_prompt=longest, opened=opened)
+        prompts = make_requests(visits, tokenizer, completions=1, longest_prompt=longest, opened=opened)
         if not prompts:
             raise UserError(
                 f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "

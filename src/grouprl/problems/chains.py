@@ -103,5 +103,5 @@ class Chains(DrawnProblems, BoxedAnswers):
 
 def _possible(value: int, symbol: str) -> Sequence[int]:
     """The operands with which a number stays whole and within 1.._LARGEST."""
-    whole = [k for k in range(2, 10) if symbol != "/" or value % k == 0]
-    return [k for k in whole if 1 <= SYMBOLS[symbol](value, k) <= _LARGEST]
+    divisors = [k for k in range(2, 10) if symbol != "/" or value % k == 0]
+    return [k for k in divisors if 1 <= SYMBOLS[symbol](value, k) <= _LARGEST]

@@ -49,21 +49,21 @@ class Countdown(DrawnProblems, BoxedAnswers):
         rng = random.Random(f"countdown/{self.difficulty}/{self.seed}/{split}/{index}")
         rule = "exactly" if self.use_all else "at most"
         for _ in range(ATTEMPTS):
-            given, target, solution = _draw(rng, self.difficulty)
-            if target not in TARGETS or target in given:
+            chosen, target, solution = _draw(rng, self.difficulty)
+            if target not in TARGETS or target in chosen:
                 continue
             question = (
-                f"Write an expression that equals {target}, with the numbers {', '.join(map(str, given[:-1]))} and "
-                f"{given[-1]}. Use each number {rule} once. You may use +, -, *, / and parentheses."
+                f"Write an expression that equals {target}, with the numbers {', '.join(map(str, chosen[:-1]))} and "
+                f"{chosen[-1]}. Use each number {rule} once. You may use +, -, *, / and parentheses."
             )
-            columns = {"numbers": given, "target": target, "solution": solution}
+            columns = {"numbers": chosen, "target": target, "solution": solution}
             problem = Problem(f"countdown/{split}/{index}", boxed_prompt(question), columns)
-            yield f"{sorted(given)} -> {target}", problem
+            yield f"{sorted(chosen)} -> {target}", problem
 
-    def too_few(self, split: Split, found: int) -> UserError:
-        """The error for a split with only `found` different problems."""
+    def too_few(self, split: Split, count: int) -> UserError:
+        """The error for a split with only `count` different problems."""
         return UserError(
-            f"task.eval_problems: expected at most {found} different problems of {self.difficulty} numbers for "
+            f"task.eval_problems: expected at most {count} different problems of {self.difficulty} numbers for "
             f"{split}, got {self.eval_problems}: lower it, or raise task.difficulty"
         )
 
@@ -100,18 +100,18 @@ class CountdownReward:
     ) -> list[float | None]:
         """1.0 or 0.0 for each completion."""
         return [
-            float(self._solves(completion, given, goal))
-            for completion, given, goal in zip(completions, numbers, target, strict=True)
+            float(self._solves(completion, allowed, goal))
+            for completion, allowed, goal in zip(completions, numbers, target, strict=True)
         ]
 
-    def _solves(self, completion: Any, given: Sequence[int], target: int) -> bool:
+    def _solves(self, completion: Any, allowed: Sequence[int], target: int) -> bool:
         answer = final_text(completion_text(completion))
         if answer is None:
             return False
         expression, equals, result = answer.partition("=")
         try:
             used = Counter(numbers(expression))  # checked before the computation, which it bounds
-            fits = used == Counter(given) if self.use_all else used <= Counter(given)
+            fits = used == Counter(allowed) if self.use_all else used <= Counter(allowed)
             return fits and evaluate(expression) == target and (not equals or evaluate(result) == target)
         except UnreadableError:
             return False
@@ -119,8 +119,8 @@ class CountdownReward:
 
 def _draw(rng: random.Random, count: int) -> tuple[list[int], int, str]:
     """Draws numbers and joins two at a time by an operation with a whole, positive result until one is left."""
-    given = [rng.randint(1, LARGEST_NUMBER) for _ in range(count)]
-    parts = [(number, str(number), "atom") for number in given]
+    chosen = [rng.randint(1, LARGEST_NUMBER) for _ in range(count)]
+    parts = [(number, str(number), "atom") for number in chosen]
     while len(parts) > 1:
         (a, left, a_kind), (b, right, b_kind) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
         results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if a % b == 0 else 0}
@@ -129,4 +129,4 @@ def _draw(rng: random.Random, count: int) -> tuple[list[int], int, str]:
         left = f"({left})" if kind == "product" and a_kind == "sum" else left
         right = f"({right})" if b_kind != "atom" and (kind, b_kind, symbol) != ("sum", "product", symbol) else right
         parts.append((results[symbol], f"{left} {symbol} {right}", kind))
-    return given, parts[0][0], parts[0][1]
+    return chosen, parts[0][0], parts[0][1]

@@ -33,14 +33,12 @@ class ThinkFormat:
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns 1.0 or 0.0 for each completion."""
         start = "<think>" if self.opened else ""
-        return [float(_is_r1(start + completion_text(completion))) for completion in completions]
-
-
-def _is_r1(text: str) -> bool:
-    if any(text.count(tag) != 1 for tag in _TAGS):
-        return False
-    match = _R1.fullmatch(text)
-    return match is not None and all(part.strip() for part in match.groups())
+        values: Values = []
+        for completion in completions:
+            text = start + completion_text(completion)
+            match = _R1.fullmatch(text) if all(text.count(tag) == 1 for tag in _TAGS) else None
+            values.append(float(match is not None and all(part.strip() for part in match.groups())))
+        return values
 
 
 @dataclass(frozen=True)

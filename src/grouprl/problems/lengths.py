@@ -45,12 +45,12 @@ class CosineLength:
     verifier: str | RewardFunction = "correct_answer"
 
     def __post_init__(self) -> None:
-        known = callable(self.verifier) or self.verifier in _VERIFIERS
+        is_known = callable(self.verifier) or self.verifier in _VERIFIERS
         check_arguments(
             "cosine_length",
             self,
             ("max_tokens", type(self.max_tokens) is int and self.max_tokens >= 1, "at least 1"),
-            ("verifier", known, f"one of {', '.join(_VERIFIERS)} or a function"),
+            ("verifier", is_known, f"one of {', '.join(_VERIFIERS)} or a function"),
             *((name, is_finite(getattr(self, name)), "a finite number") for name in _ENDS),
         )
         self._verify()  # raises now if its extra is missing
@@ -59,7 +59,7 @@ class CosineLength:
         """Returns a number between the smallest and the largest value, or None, for each completion."""
         verdicts = self._verify()(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         return [
-            None if verdict is None else self._value(_is_correct(verdict), len(ids))
+            None if verdict is None else self._value(verdict, len(ids))
             for verdict, ids in zip(verdicts, completion_ids, strict=True)
         ]
 
@@ -68,10 +68,12 @@ class CosineLength:
             return self.verifier
         return leaf("reward.math_verify")() if self.verifier == "math_verify" else correct_answer
 
-    def _value(self, correct: bool, length: int) -> float:
+    def _value(self, verdict: float, length: int) -> float:
+        if math.isnan(verdict):  # would compare as wrong
+            raise ValueError("expected a number from the verifier, got nan")
         if length >= self.max_tokens:
             return self.at_limit
-        short, long = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
+        short, long = (self.correct_short, self.correct_long) if verdict >= 1.0 else (self.wrong_short, self.wrong_long)
         return long + (short - long) * (1.0 + math.cos(math.pi * length / self.max_tokens)) / 2.0
 
 
@@ -99,10 +101,4 @@ class NearLength:
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number of at most 0 for each completion."""
         counted = completion_ids if self.unit == "tokens" else map(completion_text, completions)
-        return [float(-abs(len(one) - self.ideal)) for one in counted]
-
-
-def _is_correct(verdict: float) -> bool:
-    if math.isnan(verdict):  # would compare as wrong
-        raise ValueError("expected a number from the verifier, got nan")
-    return verdict >= 1.0
+        return [float(-abs(len(units) - self.ideal)) for units in counted]

@@ -45,10 +45,10 @@ class MathProblems(FileProblems, BoxedAnswers):
     def read(self, row: Row) -> PromptRow:
         """The problem, and all columns with the answer."""
         where, columns = row
-        given: Any = columns.get("answer")
-        if given is not None:
+        stated: Any = columns.get("answer")
+        if stated is not None:
             check_answer(row)
-        answer = last_boxed(column(row, "solution")) if given is None else str(given)
+        answer = last_boxed(column(row, "solution")) if stated is None else str(stated)
         if answer is None or not answer.strip():
             raise UserError(
                 f"{where}: expected a solution with its answer in \\boxed{{}}, got none: add it, or an answer"

@@ -28,9 +28,9 @@ class Repetition:
 
     def __call__(self, prompts: Texts, completions: Texts, completion_ids: Ids, **columns: Any) -> Values:
         """Returns a number above -1, up to 0, for each completion."""
-        return [_fresh_share(tuple(ids), self.ngram) - 1.0 for ids in completion_ids]
-
-
-def _fresh_share(ids: tuple[int, ...], n: int) -> float:
-    total = len(ids) - n + 1
-    return len({ids[start : start + n] for start in range(total)}) / total if total > 0 else 1.0
+        values: Values = []
+        for ids in completion_ids:
+            total = len(ids) - self.ngram + 1
+            different = {tuple(ids[start : start + self.ngram]) for start in range(total)}
+            values.append(len(different) / total - 1.0 if total > 0 else 0.0)
+        return values

@@ -205,7 +205,9 @@ def _write(rng: Random, clauses_by_owner: Mapping[str, Sequence[str]], question:
             links = [rng.choice(LINKS).format(They=they.capitalize(), they=they, name=owner) for _ in clauses[1:]]
             sentences += [f"{link}{clause}." for link, clause in zip([f"{owner} ", *links], clauses, strict=True)]
         else:
-            sentences.append(f"{owner} {_join_clauses(clauses)}.")
+            comma = "," if len(clauses) > 2 else ""
+            joined = f"{', '.join(clauses[:-1])}{comma} and then {clauses[-1]}" if len(clauses) > 1 else clauses[0]
+            sentences.append(f"{owner} {joined}.")
     if form == "if":
         last = sentences.pop()
         question = f"If {last[:-1]}, {question[0].lower()}{question[1:]}"
@@ -213,10 +215,3 @@ def _write(rng: Random, clauses_by_owner: Mapping[str, Sequence[str]], question:
         where = 0 if text in PERSONAL else rng.randint(0, len(sentences))
         sentences.insert(where, text.format(name=next(iter(clauses_by_owner)), k=rng.randint(3, 15)))
     return " ".join([*sentences, question])
-
-
-def _join_clauses(clauses: Sequence[str]) -> str:
-    if len(clauses) == 1:
-        return clauses[0]
-    comma = "," if len(clauses) > 2 else ""
-    return f"{', '.join(clauses[:-1])}{comma} and then {clauses[-1]}"

@@ -51,12 +51,12 @@ class Sums(BoxedAnswers):
 
 @lru_cache(maxsize=4)
 def _splits(largest: int) -> dict[Split, tuple[Problem, ...]]:
-    found: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
+    splits: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
     for left in range(_SMALLEST, largest + 1):
         for right in range(_SMALLEST, largest + 1):
-            place = position(f"{min(left, right)} + {max(left, right)}")
-            split: Split = "test" if place < _TEST else "validation" if place < _VALIDATION else "train"
+            share = position(f"{min(left, right)} + {max(left, right)}")
+            split: Split = "test" if share < _TEST else "validation" if share < _VALIDATION else "train"
             prompt = ({"role": "user", "content": f"What is {left} + {right}?"},)
             columns = {"left": left, "right": right, "answer": str(left + right)}
-            found[split].append(Problem(f"sums/{left}+{right}", prompt, columns))
-    return {split: tuple(sorted(problems, key=lambda one: position(one.id))) for split, problems in found.items()}
+            splits[split].append(Problem(f"sums/{left}+{right}", prompt, columns))
+    return {split: tuple(sorted(part, key=lambda problem: position(problem.id))) for split, part in splits.items()}

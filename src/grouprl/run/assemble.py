@@ -32,7 +32,7 @@ from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
-from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
+from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, make_requests
 from grouprl.rollout.engine import EarlyEngine, structured_sampling
 from grouprl.rollout.episodes import Conversation, Conversations, bound
 from grouprl.rollout.verify import check_sampler
@@ -101,7 +101,7 @@ def assemble(
     opened = None if conversations is None else conversations.opened
     parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
     visits = [(problem, "") for problem in evaluated]
-    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
+    held_out = make_requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(

@@ -34,7 +34,7 @@ from grouprl.run.display import Display, RunEnd, StepBars
 from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
-from grouprl.run.needs import episode_length, needs_of, warnings_of
+from grouprl.run.needs import episode_length, resource_notes, warnings_of
 from grouprl.run.process import Interrupted, StopRequest, stop_on_signal
 from grouprl.run.resume import (
     chosen_on_all,
@@ -44,7 +44,7 @@ from grouprl.run.resume import (
     open_record,
     with_run_dtype,
 )
-from grouprl.run.watch import Explosion, Health, go_back, look_on_all, record_going_back
+from grouprl.run.watch import Explosion, Health, check_health_on_all_ranks, go_back, record_going_back
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts
@@ -83,9 +83,19 @@ def run_to_end(
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
     task = trained_on_the_rest(task, config.evaluation.split if config.evaluation.problems else None)
-    config = with_run_dtype(_in_steps(config, task), resume=resume)
+    if config.epochs is not None:  # the last step completes the last epoch
+        visits = config.epochs * len(task.problems("train"))
+        steps = max(1, math.ceil(visits / config.rollout.problems_per_step))
+        config = config.model_copy(update={"steps": steps, "epochs": None})
+    config = with_run_dtype(config, resume=resume)
     check_sections(config)
-    directory = _directory(config, resume=resume)
+    # Device, adapter and name are checked before a model is loaded, which can take minutes.
+    resolve_device(config.model.device)
+    if config.model.lora is not None:
+        import_extra("peft", "lora", "model.lora")
+    directory = Path(config.runs_dir) / config.name
+    if not resume and RunDirectory(directory).holder() is None:
+        refuse_run(directory)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
@@ -96,13 +106,18 @@ def run_to_end(
         trackers = [stack.enter_context(leaf("trackers")(config, display.say, leads=ranks.leads))] if names else []
         lock = saved = None
         if resume:
-            lock, made, saved = locked_checkpoint(stack, config, ranks, step, display.say)
-            if made is not None:
-                return finished_run(directory, made, lock=lock, display=display)
-        display.say("\n".join(needs_of(config, task, ranks.world)))
+            lock, finished_steps, saved = locked_checkpoint(stack, config, ranks, step, display.say)
+            if finished_steps is not None:
+                return finished_run(directory, finished_steps, lock=lock, display=display)
+        display.say("\n".join(resource_notes(config, task, ranks.world)))
         conversations = stack.enter_context(open_conversations(config, task))
         rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
-        samplers, scorers = _elsewhere(stack, config, ranks, display)
+        samplers: Any = None  # the actors of a cluster that sample; None = this process does
+        scorers: OpenWorkers | None = None
+        if config.cluster.backend != "none":
+            cluster = stack.enter_context(leaf("cluster")(config.cluster, display.say, ranks))
+            samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
+            scorers = partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
         before = state_before(config, task)
         scorer = stack.enter_context(
             configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
@@ -125,12 +140,13 @@ def run_to_end(
                         record_code(directory, code, config)
                     return loop(parts, record).run()
             except Explosion as explosion:
-                found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, display), ranks)
+                finding = explosion.finding
+                saved = chosen_on_all(partial(go_back, directory, explosion, display), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
             parts = assembled(saved=saved)
             with opened(parts=parts, resume=True) as record:
-                record_going_back(record, found, parts.state.step)
+                record_going_back(record, finding, parts.state.step)
                 return loop(parts, record).run()
 
 
@@ -139,38 +155,6 @@ def _ranks(stack: ExitStack, config: RunConfig) -> Ranks:
     ranks = stack.enter_context(open_ranks(**settings, device=config.model.device, threads=config.model.threads))
     ranks.agree(f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions")
     return ranks
-
-
-def _elsewhere(stack: ExitStack, config: RunConfig, ranks: Ranks, display: Display) -> tuple[Any, OpenWorkers | None]:
-    """The actors of a cluster that sample, and what opens those that score; None = this process does."""
-    if config.cluster.backend == "none":
-        return None, None
-    cluster = stack.enter_context(leaf("cluster")(config.cluster, display.say, ranks))
-    samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
-    return samplers, partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
-
-
-def _directory(config: RunConfig, *, resume: bool) -> Path:
-    """The run's directory, which holds no run yet if it is new.
-
-    Device, name and what an adapter needs are judged before a model is loaded, which can take minutes.
-    """
-    resolve_device(config.model.device)
-    if config.model.lora is not None:
-        import_extra("peft", "lora", "model.lora")
-    directory = Path(config.runs_dir) / config.name
-    if not resume and RunDirectory(directory).holder() is None:
-        refuse_run(directory)
-    return directory
-
-
-def _in_steps(config: RunConfig, task: Task) -> RunConfig:
-    """Replaces epochs by steps: the last step completes the last epoch."""
-    if config.epochs is None:
-        return config
-    visits = config.epochs * len(task.problems("train"))
-    steps = max(1, math.ceil(visits / config.rollout.problems_per_step))
-    return config.model_copy(update={"steps": steps, "epochs": None})
 
 
 class _RunLoop:
@@ -197,8 +181,8 @@ class _RunLoop:
         self._evaluations = Evaluations(config, parts, record, display, trackers, self._health, stop)
         self._saved = self._state.step  # the last step with a checkpoint
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
-        known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
-        self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
+        recorded = self._ranks.decided(verdicts_of_run, "recorded verdicts")
+        self._rates = update(PassRates(), recorded, half_life=config.rollout.curriculum.half_life)
 
     def run(self) -> RunEnd:
         """Makes the remaining steps, with an evaluation before and after."""
@@ -233,9 +217,8 @@ class _RunLoop:
         with self._display.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
-                self._evaluations.look(
-                    self._state.step
-                )  # before the checkpoint: a run that resumes from it does not look again
+                # Before the checkpoint: a run that resumes from it does not evaluate again.
+                self._evaluations.look(self._state.step)
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     self._save()
@@ -246,15 +229,19 @@ class _RunLoop:
         self._record.step_in_progress = step
         if ahead is not None:
             ahead.begin(step)
-        finished = partial(self._sampled, bars)
-        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=finished)
+
+        def on_finished(completions: int) -> None:
+            self._stop.check()
+            bars.sampled(completions)
+
+        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=on_finished)
         bars.stepped()
-        found = verdicts(record.groups, record.outcomes)
-        self._rates = update(self._rates, found, half_life=self._config.rollout.curriculum.half_life)
-        known = curriculum_metrics(self._rates) if self._parts.step_parts.scorer.verifier else {}
-        metrics = {**record.metrics, **known, "rss_mib": peak_rss_mib()}
+        new_verdicts = verdicts(record.groups, record.outcomes)
+        self._rates = update(self._rates, new_verdicts, half_life=self._config.rollout.curriculum.half_life)
+        pass_rates = curriculum_metrics(self._rates) if self._parts.step_parts.scorer.verifier else {}
+        metrics = {**record.metrics, **pass_rates, "rss_mib": peak_rss_mib()}
         if ahead is not None:
-            versions = [one.weights_version for group in record.groups for one in group.completions]
+            versions = [completion.weights_version for group in record.groups for completion in group.completions]
             metrics["staleness"] = self._state.updates - min(versions)
         record = replace(record, metrics=metrics)
         self._record.step(record)
@@ -263,7 +250,7 @@ class _RunLoop:
         self._display.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
         self._display.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
-        look_on_all(self._health, step, metrics, learner)
+        check_health_on_all_ranks(self._health, step, metrics, learner)
         self._state = replace(
             self._state,
             step=step,
@@ -279,10 +266,6 @@ class _RunLoop:
         if self._callback is not None and self._ranks.leads:
             self._callback(record)
 
-    def _sampled(self, bars: StepBars, count: int) -> None:
-        self._stop.check()
-        bars.sampled(count)
-
     def _save(self) -> None:
         ahead = self._parts.ahead
         save_checkpoint(
@@ -295,13 +278,10 @@ class _RunLoop:
         )
         self._saved = self._state.step
 
-    def _networks_mib(self) -> dict[str, float]:
-        parts = self._parts.step_parts
-        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
-        return networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {})
-
     def _finish(self, evaluations: dict[str, Any], finished: bool) -> RunEnd:
         config, state, directory = self._config, self._state, self._record.directory
+        parts = self._parts.step_parts
+        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
         summary = evaluations | {
             "state": "finished" if finished else "stopped",
             "train_seconds": state.train_seconds,
@@ -311,9 +291,9 @@ class _RunLoop:
             "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
             "completion_tokens": state.completion_tokens,
             "model": config.model.path,
-            "task": self._parts.step_parts.task.name,
+            "task": parts.task.name,
             "algorithm": config.algorithm.name,
-            "networks_mib": self._networks_mib(),
+            "networks_mib": networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {}),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
         end = RunEnd(directory, summary, finished, config.steps)

@@ -99,12 +99,12 @@ def read_splits(address: str) -> dict[Split, list[Row]] | None:
 
 def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
     """The files of each split directly in a folder, or in a folder with the name of the split; shards in order."""
-    found: dict[Split, list[Path]] = {}
+    files_of: dict[Split, list[Path]] = {}
     for split, words in _SPLITS.items():
         named = re.compile(rf"(^|[^a-z])({words})([^a-z]|$)")
-        places = [path for path in folder.iterdir() if named.search(path.stem.lower())]
-        files = [path for path in places if path.is_file()]
-        files += [path for place in places if place.is_dir() for path in place.iterdir() if path.is_file()]
+        entries = [path for path in folder.iterdir() if named.search(path.stem.lower())]
+        files = [path for path in entries if path.is_file()]
+        files += [path for entry in entries if entry.is_dir() for path in entry.iterdir() if path.is_file()]
         of_kind = [sorted(path for path in files if data_kind(path) == kind) for kind in DATA_KINDS]
         exact = [
             [path] for paths in of_kind for path in paths if path.name.removesuffix(".gz") == split + data_kind(path)
@@ -117,8 +117,8 @@ def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
                 f"expected all {int(shards[0][1])} files of {split} in {chosen[0].parent}, got {len(shards)}: download "
                 "the others"
             )
-        found[split] = chosen
-    return found
+        files_of[split] = chosen
+    return files_of
 
 
 def _saved_splits(folder: Path) -> dict[Split, list[Row]]:

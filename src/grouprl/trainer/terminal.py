@@ -150,7 +150,7 @@ class Terminal:
         def report() -> None:
             while not over.wait(max(0.01, self._newest + QUIET - time.monotonic())):
                 if time.monotonic() >= self._newest + QUIET:
-                    inside = ", ".join(one.partition(": ")[2] for one in PROGRESS.now())
+                    inside = ", ".join(text.partition(": ")[2] for text in PROGRESS.now())
                     self.say(
                         f"         {describe()}, after {duration(time.monotonic() - began)}{inside and f' ({inside})'}"
                     )
@@ -167,9 +167,9 @@ class Terminal:
     def training(self, steps: int, done: int, completions: int) -> Iterator[TrainingBars]:
         """Bars under the lines of the steps: steps of the run, completions of the step."""
         with self._bars() as progress, self._lines(partial(_of_bars, progress)):
-            sampled = progress.add_task("completions", total=completions)
-            made = progress.add_task("steps", total=steps, completed=done)
-            yield TrainingBars(progress, made, sampled)
+            completions_bar = progress.add_task("completions", total=completions)
+            steps_bar = progress.add_task("steps", total=steps, completed=done)
+            yield TrainingBars(progress, steps_bar, completions_bar)
 
     def _bars(self) -> Progress:
         columns = (
@@ -220,12 +220,16 @@ class Terminal:
         for heading in ("", "before", "after"):
             table.add_column(heading, justify="left" if not heading else "right")
         for name in dict.fromkeys((*after, *before)):
-            own = name == "reward" or name.startswith("rewards/")
-            if name != "problems" and not name.endswith("_interval") and not (own and measure == "greedy_accuracy"):
-                form = "{:.1f}" if name == "mean_length" else "{:.3f}" if own else "{:.1%}"
+            is_reward = name == "reward" or name.startswith("rewards/")
+            if (
+                name != "problems"
+                and not name.endswith("_interval")
+                and not (is_reward and measure == "greedy_accuracy")
+            ):
+                form = "{:.1f}" if name == "mean_length" else "{:.3f}" if is_reward else "{:.1%}"
                 # A resumed run may be judged with more samples than it was before its first step.
                 cells = [_cell(before.get(name), form), _cell(after.get(name), form)]
-                title = name.removeprefix("rewards/").removesuffix("/mean") if own else name.replace("_", " ")
+                title = name.removeprefix("rewards/").removesuffix("/mean") if is_reward else name.replace("_", " ")
                 table.add_row("mean reward" if name == "reward" else title, *cells)
         if table.row_count:  # without a verifier nothing was judged
             self.console.print(table)

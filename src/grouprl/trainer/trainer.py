@@ -92,18 +92,15 @@ class Trainer:
         """
         terminal, resume = Terminal(), resumes(self._directory, asked=resume)
         if in_notebook() and not resume:
-            self._take_free_name(terminal)
+            wanted = Path(self.config.runs_dir) / self.config.name
+            further = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+            free = next(path for path in chain([wanted], further) if not held_files(path))
+            if free != wanted:
+                terminal.say(f"{wanted} holds a run, so this run is {free}. train(resume=True) continues {wanted}.")
+            self.__dict__["_directory"] = free  # of this object's evaluate and sample too
         config, task, rewards = self._prepared(resume=resume)
         config = config.model_copy(update={"name": self._directory.name})
         return train(config, task, rewards, resume=resume, step=step, terminal=terminal, callback=self.callback)
-
-    def _take_free_name(self, terminal: Terminal) -> None:
-        wanted = Path(self.config.runs_dir) / self.config.name
-        further = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
-        free = next(path for path in chain([wanted], further) if not held_files(path))
-        if free != wanted:
-            terminal.say(f"{wanted} holds a run, so this run is {free}. train(resume=True) continues {wanted}.")
-        self.__dict__["_directory"] = free  # of this object's evaluate and sample too
 
     def evaluate(self) -> Metrics:
         """Evaluates the newest checkpoint of the run, or the model where there is none, on the held-out problems.
@@ -121,9 +118,9 @@ class Trainer:
             prompt: a text, whose completions get no rewards; or a problem; None = the first held-out problem.
         """
         config, task, rewards = self._prepared()
-        asked = task.problems(config.evaluation.split)[0] if prompt is None else prompt
+        problem = task.problems(config.evaluation.split)[0] if prompt is None else prompt
         newest = with_newest(config, RunDirectory(self._directory))
-        return sample_group(newest, task, asked, () if isinstance(asked, str) else rewards)
+        return sample_group(newest, task, problem, () if isinstance(problem, str) else rewards)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model of the run's newest checkpoint into a new folder, in Hugging Face layout.
@@ -173,29 +170,28 @@ class Trainer:
         path = self.model
         if path is not None and not isinstance(path, str | Path):
             path = folder_of(path, self.tokenizer, Path(self.config.runs_dir) / "models")
-        found = model_at(str(path or self.config.model.path))
-        return self.config.model.model_copy(update={"path": leaf("gguf")(found) if is_gguf(found) else found})
+        folder = model_at(str(path or self.config.model.path))
+        return self.config.model.model_copy(update={"path": leaf("gguf")(folder) if is_gguf(folder) else folder})
 
-    def _task_config(self, made: Task | None = None) -> TaskConfig:
-        """The settings of the task; of one that a program made, its name."""
-        name = self.task if made is None or isinstance(self.task, str) else made.name
+    def _task_config(self, task: Task | None = None) -> TaskConfig:
+        """The settings of the task; for a task that a program defined, its name."""
+        name = self.task if task is None or isinstance(self.task, str) else task.name
         if name is None and self.environment_factory is not None and "name" not in self.config.task.model_fields_set:
             name = OWNED
         return TaskConfig(**self.config.task.model_dump(exclude_unset=True) | ({} if name is None else {"name": name}))
 
     @cached_property
     def _task(self) -> Task:
-        return with_environment(self._without_environment(), self.tools, self.environment_factory)
-
-    def _without_environment(self) -> Task:
         if self.task is not None and not isinstance(self.task, str):
-            task = self._evaluated_on(self._made(self._with_an_end(self.task)))
-            return with_examples(task, self.config.task.examples)
-        config = self._task_config()
-        if self.eval_task is None or config.name == "mixture":  # whose parts have examples of their own
-            return self._evaluated_on(load_task(**config.model_dump()))
-        task = load_task(**config.model_dump() | {"examples": 0})
-        return with_examples(self._evaluated_on(task), config.examples)  # in the evaluated prompts, too
+            rows = self._with_an_end(self.task)
+            task = rows if hasattr(rows, "problems") else task_from_list(rows, prompts=self._has_prompts)
+            task = with_examples(self._evaluated_on(cast(Task, task)), self.config.task.examples)
+        elif self.eval_task is None or self._task_config().name == "mixture":  # whose parts have their own examples
+            task = self._evaluated_on(load_task(**self._task_config().model_dump()))
+        else:
+            task = load_task(**self._task_config().model_dump() | {"examples": 0})
+            task = with_examples(self._evaluated_on(task), self.config.task.examples)  # in the evaluated prompts, too
+        return with_environment(task, self.tools, self.environment_factory)
 
     def _evaluated_on(self, task: Task) -> Task:
         if self.eval_task is None:
@@ -218,9 +214,6 @@ class Trainer:
             raise UserError("epochs: expected null with a stream of rows, which may have no end: set steps instead")
         visits = self.config.steps * self.config.rollout.problems_per_step * (1 + self._algorithm.groups.refills)
         return first_rows(rows, 2 * visits + 10 * self.config.evaluation.problems)
-
-    def _made(self, task: Any) -> Task:
-        return cast(Task, task) if hasattr(task, "problems") else task_from_list(task, prompts=self._has_prompts)
 
     @property
     def _has_prompts(self) -> bool:

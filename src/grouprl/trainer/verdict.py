@@ -18,29 +18,29 @@ def verdict(run: RecordedRun) -> str:
         return f"Failed {f'in step {step}' if step else 'before the first step'}: {reason}{where}"
     before, after = run.results("before"), run.results("after")
     start, end = before.get("greedy_accuracy"), after.get("greedy_accuracy")
-    own = measure_of(run.summary, run.evaluations) == "reward"
+    is_by_reward = measure_of(run.summary, run.evaluations) == "reward"
     problems = after.get("problems")
     where = f" on {counted(problems, 'held-out problem')}" if type(problems) is int else ""
     first, last = before.get("reward"), after.get("reward")
-    if own and is_number(first) and is_number(last):
+    if is_by_reward and is_number(first) and is_number(last):
         return f"Mean reward {_from_to(first, last, '.2f')}{_change(run)}{where}{_training_time(run)}."
-    if not own and is_number(start) and is_number(end):
+    if not is_by_reward and is_number(start) and is_number(end):
         return f"Greedy accuracy {_from_to(start, end, '.1%')}{where}{_training_time(run)}."
     (_, accuracy), (_, reward) = run.column("accuracy"), run.column("reward")
     if not accuracy and not reward:
         return "No result: the run has recorded no step with a reward."
     said = f"mean reward {_tenths(reward, '.2f')}" if reward else ""
-    if accuracy and not own:
+    if accuracy and not is_by_reward:
         said = f"{_tenths(accuracy, '.1%')} of the sampled completions correct"
-    if after and (own or not accuracy):
+    if after and (is_by_reward or not accuracy):
         return f"{said.capitalize()} over {counted(len(run.metrics), 'step')}{_training_time(run)}."
     return f"Unfinished at step {run.metrics[-1]['step']}: {said}, from the first steps to the last."
 
 
 def _change(run: RecordedRun) -> str:
     """The paired difference of the mean reward, with its interval."""
-    found = run.summary.get("change")
-    reward = found.get("reward") if isinstance(found, dict) else None
+    change = run.summary.get("change")
+    reward = change.get("reward") if isinstance(change, dict) else None
     mean, interval = (reward.get("mean"), reward.get("interval")) if isinstance(reward, dict) else (None, None)
     if not is_number(mean) or not isinstance(interval, list) or len(interval) != 2 or not all(map(is_number, interval)):
         return ""

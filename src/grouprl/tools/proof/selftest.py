@@ -23,7 +23,7 @@ from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.configured import configured_rewards
-from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout import NativeEngine, make_requests
 from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
@@ -66,7 +66,7 @@ def _on_groups(config: RunConfig) -> Iterator[Check]:
     rollout = _short(config)
     sampling = structured_sampling(rollout.sampling, rollout.regex, start, tokenizer)
     problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
-    asked = requests(
+    asked = make_requests(
         [(problem, "selftest") for problem in problems],
         tokenizer,
         completions=_COMPLETIONS,
