@@ -84,7 +84,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("_blank(old_logprobs_NT.detach()", "_blank(old_logprobs_NT", LOSS),
         ("torch.where(advantages_NT < 0, torch.maximum", "torch.where(advantages_NT > 0, torch.maximum", LOSS),
         ("cost_NT = cost_NT + kl_coef", "cost_NT = cost_NT - kl_coef", LOSS),
-        ("_ratio_stats(ratio_NT.detach()", "_ratio_stats(ratio_NT", LOSS),
+        ("ratios_NT = ratio_NT.detach()", "ratios_NT = ratio_NT", LOSS),
     ),
     "algorithms/spec.py": (("% self.kl.refresh_reference == 0", "% self.kl.refresh_reference == 1", ALGORITHM),),
     "algorithms/surrogates.py": (
