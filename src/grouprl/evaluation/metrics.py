@@ -80,10 +80,10 @@ def bare_share(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[
     It rises where a teacher leaks: the policy learns to name what the teacher has read.
     """
     pairs = zip(chain.from_iterable(group.completions for group in groups), chain.from_iterable(outcomes), strict=True)
-    found = [(task.traits(completion.text), outcome.correct is True) for completion, outcome in pairs]
-    if "worked" not in found[0][0]:
+    traits_and_verdicts = [(task.traits(completion.text), outcome.correct is True) for completion, outcome in pairs]
+    if "worked" not in traits_and_verdicts[0][0]:
         return {}
-    return {"bare_share": _mean([correct and not traits["worked"] for traits, correct in found])}
+    return {"bare_share": _mean([correct and not traits["worked"] for traits, correct in traits_and_verdicts])}
 
 
 def _reward_metrics(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
@@ -111,7 +111,7 @@ def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "completions/clipped_ratio": _mean([c.stop_reason is StopReason.LENGTH for c in completions]),
         "completions/repeated": _mean([_repeated(c.token_ids) for c in completions]),
         "completion_tokens": sum(lengths),
-        **_episode_metrics([one.episode for one in completions if one.episode is not None]),
+        **_episode_metrics([c.episode for c in completions if c.episode is not None]),
     }
 
 
@@ -119,15 +119,15 @@ def _episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Metrics of completions with several turns; none without any."""
     if not episodes:
         return {}
-    calls = [call for one in episodes for call in one.calls]
+    calls = [call for episode in episodes for call in episode.calls]
     faults = Counter(call.fault for call in calls if call.fault)
-    ended = Counter(one.ended for one in episodes)
+    ended = Counter(episode.ended for episode in episodes)
     return {
-        "episodes/turns": _mean([len(one.ends) for one in episodes]),
-        "episodes/calls": _mean([len(one.calls) for one in episodes]),
+        "episodes/turns": _mean([len(episode.ends) for episode in episodes]),
+        "episodes/calls": _mean([len(episode.calls) for episode in episodes]),
         "episodes/tool_seconds": _mean([call.seconds for call in calls]) if calls else 0.0,
-        "episodes/forked": _mean([one.forks > 0 for one in episodes]),
-        "tokens/observed": sum(len(shown.token_ids) for one in episodes for shown in one.observations),
+        "episodes/forked": _mean([episode.forks > 0 for episode in episodes]),
+        "tokens/observed": sum(len(shown.token_ids) for episode in episodes for shown in episode.observations),
         **{f"episodes/faults/{name}": count / len(calls) for name, count in sorted(faults.items())},
         **{f"episodes/ended/{name}": count / len(episodes) for name, count in sorted(ended.items())},
     }

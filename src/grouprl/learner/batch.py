@@ -64,7 +64,7 @@ def make_batch(
         trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         sampling=sampling,
-        observations={row: one.observations for row, one in enumerate(completions) if one.observations},
+        observations={row: text.observations for row, text in enumerate(completions) if text.observations},
         teacher_prompts=teacher_prompts or {},
     )
 

@@ -36,15 +36,15 @@ class TokenPass:
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
 
 
-def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
-    """The forward passes of all packs, of which each rank made its own (by place)."""
+def all_passes(packs: Sequence[Pack], pass_by_index: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
+    """The forward passes of all packs, of which this rank made some (by index)."""
     if ranks.world == 1 or not packs:
-        return list(own.values())
+        return list(pass_by_index.values())
     lengths = [len(pack.row_C) for pack in packs]
     numbers_2C = torch.zeros(2, sum(lengths), device=packs[0].row_C.device)
     columns = torch.split(numbers_2C, lengths, dim=1)
-    for place, one in own.items():
-        columns[place].copy_(torch.stack([one.logprobs_C, one.entropies_C]))
+    for index, token_pass in pass_by_index.items():
+        columns[index].copy_(torch.stack([token_pass.logprobs_C, token_pass.entropies_C]))
     ranks.combine(numbers_2C, "log-probs")
     return [TokenPass(pack, *column) for pack, column in zip(packs, columns, strict=True)]
 
@@ -150,7 +150,7 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
         return []
     moved_N = (advantages_NT != 0).any(1).tolist()
     group = next(compress(batch.group_of_N, moved_N), None)
-    return [row for row, one in enumerate(batch.group_of_N) if one == group]
+    return [row for row, row_group in enumerate(batch.group_of_N) if row_group == group]
 
 
 def _watched_stages(
@@ -190,7 +190,7 @@ def _grid(start_NT: Tensor, parts: Sequence[TokenPass]) -> Tensor:
 
 
 def token_record(
-    groups: Sequence[Group], kept: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
+    groups: Sequence[Group], is_kept_P: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
 ) -> tuple[list[list[list[float]]], list[list[TokenTrace]]]:
     """Puts the rows of the batch back in their groups; returns [P][G] advantages and traces.
 
@@ -199,7 +199,7 @@ def token_record(
     rows = iter(tokens)
     pairs = [
         [next(rows) if keep else ([0.0] * len(completion), TokenTrace()) for completion in group.completions]
-        for group, keep in zip(groups, kept, strict=True)
+        for group, keep in zip(groups, is_kept_P, strict=True)
     ]
     return [[advantages for advantages, _ in group] for group in pairs], [
         [trace for _, trace in group] for group in pairs

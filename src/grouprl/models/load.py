@@ -65,10 +65,10 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     auto = _auto_class(base, what, revision)
 
     rounded = weights != "float32"
-    place = torch.device("cpu") if rounded else device
+    load_device = torch.device("cpu") if rounded else device
 
     def load(attention: str) -> PreTrainedModel:
-        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(place).eval()
+        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(load_device).eval()
         model.config._commit_hash = extract_commit_hash(
             cached_file(_resolve(base), CONFIG_NAME, revision=revision), None
         )
@@ -124,12 +124,12 @@ def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
     revision = options.get("revision", "main")
     folder = _received(path, revision, INDEX)
     folder = _received(path, revision, *(shard_names(folder) or ["model.safetensors"]))
-    given = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False, **options)
     with torch.device("meta"):
-        asked = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
-    if given and asked > _SPARE + 2 * given:  # four bits are a weight
-        got = f"one of {asked} and files of {given} bytes: get the files of one model"
+        weight_count = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
+    if file_bytes and weight_count > _SPARE + 2 * file_bytes:  # four bits are a weight
+        got = f"one of {weight_count} and files of {file_bytes} bytes: get the files of one model"
         raise UserError(f"model {path!r}: expected a configuration of as many weights as its files, got {got}")
 
 
@@ -257,11 +257,11 @@ def load_tokenizer(model: str | ModelSource) -> PreTrainedTokenizerBase:
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError for a tokenizer with tokens that the model has no embedding of."""
-    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if known > rows:
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if tokens > rows:
         raise UserError(
             f"model {model.name_or_path!r}: expected a tokenizer of at most {rows} tokens, as many as the model has "
-            f"embeddings, got one of {known}: use the model's own tokenizer"
+            f"embeddings, got one of {tokens}: use the model's own tokenizer"
         )
 
 
@@ -296,8 +296,8 @@ def mix_weights(model: PreTrainedModel, other: PreTrainedModel, share: float) ->
         model.load_state_dict(other.state_dict())
         return
     theirs = dict(other.named_parameters())  # names a shared weight once; the frozen model has the same names
-    for name, own in model.named_parameters():
-        own.copy_(own.float() * (1 - share) + theirs[name].to(own.device).float() * share)
+    for name, weight in model.named_parameters():
+        weight.copy_(weight.float() * (1 - share) + theirs[name].to(weight.device).float() * share)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

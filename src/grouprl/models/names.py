@@ -58,7 +58,7 @@ def check_name(path: str, what: str = "model") -> None:
             return
         raise UserError(f"{what} {path!r}: expected a GGUF file, found none: check the path")
     if folder.is_dir():
-        files = sorted(str(one) for one in folder.iterdir() if is_gguf(str(one)))
+        files = sorted(str(file) for file in folder.iterdir() if is_gguf(str(file)))
         raise UserError(
             f"{what} {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: "
             + (f"name a file in it, such as {files[0]}" if files else "check the path")
@@ -86,7 +86,7 @@ def is_gguf(path: str) -> bool:
 
 def _near_folder(folder: Path) -> str:
     try:
-        beside = [one.name for one in folder.expanduser().parent.iterdir() if one.is_dir()]
+        beside = [path.name for path in folder.expanduser().parent.iterdir() if path.is_dir()]
     except OSError:
         return "check the path"
     near = nearest_name(folder.name, beside)
@@ -95,8 +95,8 @@ def _near_folder(folder: Path) -> str:
 
 def _below(name: str) -> str:
     """Names a folder inside one of the folders here, such as runs/demo for demo."""
-    found = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
-    return f"did you mean {found[0]}?" if found else "check the name"
+    folders = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
+    return f"did you mean {folders[0]}?" if folders else "check the name"
 
 
 def _is_cached(path: str) -> bool:

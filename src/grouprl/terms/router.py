@@ -30,7 +30,7 @@ class ExpertShares:
 
     def loss(self, noted: Sequence[Routing], pack: Pack, weights_nT: Tensor) -> Tensor:
         """The part of a pack in the update's balancing loss."""
-        logits_DCE = torch.stack([one.logits_SE for one in _counted(noted, pack, weights_nT)])
+        logits_DCE = torch.stack([routing.logits_SE for routing in _counted(noted, pack, weights_nT)])
         return balance_loss(logits_DCE, self.shares_DE, tokens=self.tokens)
 
 
@@ -70,10 +70,12 @@ def choices(model: PreTrainedModel, pack: Pack, weights_nT: Tensor) -> Tensor:
     with noted_routing() as noted:
         pack_hidden(model, pack)
     counted = _counted(noted, pack, weights_nT)
-    return torch.stack([one.experts_SK.flatten().bincount(minlength=one.logits_SE.shape[1]) for one in counted])
+    return torch.stack(
+        [routing.experts_SK.flatten().bincount(minlength=routing.logits_SE.shape[1]) for routing in counted]
+    )
 
 
 def _counted(noted: Sequence[Routing], pack: Pack, weights_nT: Tensor) -> list[Routing]:
     """Of each layer, the routing of the tokens that predict completion tokens with a weight in the loss."""
     index_C = pack.predictors_C[weights_nT[pack.row_C, pack.column_C] > 0]
-    return [one.take(index_C) for one in noted]
+    return [routing.take(index_C) for routing in noted]
