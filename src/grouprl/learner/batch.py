@@ -1,4 +1,4 @@
-"""The learner's padded tensors: completions, what the networks make of them, and what all updates of a batch share."""
+"""The learner's padded tensors: completions, the networks' evaluation of them, and the inputs of all updates."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def assign_credit(
     *,
     kl_coef: float,
 ) -> Credit:
-    """Computes the advantages of a batch's tokens: see `assign` of the algorithm's advantage.
+    """Computes the advantages of a batch's tokens by the algorithm's advantage.
 
     `reward_weights` has the weight of each reward in the total, by name; `kl_coef` is of this step.
     """

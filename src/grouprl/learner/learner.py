@@ -45,7 +45,7 @@ class Learner:
     dtype: str
     micro_batch_tokens: int
     critic: CriticBeside | None = None
-    ranks: Ranks = field(default_factory=Ranks)  # those that compute every batch together
+    ranks: Ranks = field(default_factory=Ranks)  # the processes that compute every batch together
     further_terms: Sequence[Term] = ()  # beside the policy's and the entropy's
     kl_coef: float = field(init=False)  # of this step; 0 without a reference
     entropy_coefs: tuple[float, float] = field(init=False)  # as steered, and of this step's bonus

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of each token, kept for the record; nothing here affects the update."""
+"""The numbers of each token that a run records: computed after the updates, which nothing here affects."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LearnTrace:
 
 
 def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
-    """What the record keeps of a batch's updates."""
+    """Computes the recorded numbers of a batch's tokens from its updates."""
     if result.inputs is None:
         return LearnTrace({}, [], {})
     unused = _unused_tokens(algorithm.objective, result.inputs, result)
@@ -156,7 +156,7 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
 def _watched_stages(
     algorithm: Algorithm, inputs: UpdateInputs, result: BatchUpdates
 ) -> Mapping[str, Mapping[str, object]]:
-    """What the last update made of the watched rows, see `group_stages`; as if the whole batch were one update."""
+    """The loss of the watched rows in stages (`group_stages`), as if the whole batch were one update."""
     rows = list(result.watched)
     if not rows:
         return {}

@@ -68,9 +68,12 @@ def check_name(path: str, what: str = "model") -> None:
         raise UserError(
             f"{what} {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
         )
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from grouprl.received.hub import is_out_of_reach  # brings in huggingface_hub
 
-    if is_out_of_reach() and not _is_cached(path):
+    # Any revision in the hub's cache will do here; loading asks for the one that is wanted.
+    if is_out_of_reach() and not (Path(HF_HUB_CACHE) / f"models--{path.replace('/', '--')}").is_dir():
         near = nearest_name(path, BUNDLED)
         raise UserError(
             f"{what} {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a "
@@ -97,10 +100,3 @@ def _below(name: str) -> str:
     """Names a folder inside one of the folders here, such as runs/demo for demo."""
     folders = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
     return f"did you mean {folders[0]}?" if folders else "check the name"
-
-
-def _is_cached(path: str) -> bool:
-    """Whether the hub's cache has some revision of it; loading asks for the one that is wanted."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return (Path(HF_HUB_CACHE) / f"models--{path.replace('/', '--')}").is_dir()

@@ -192,18 +192,14 @@ def try_template(
             os._exit(1)
         finally:  # other errors are reported when this process renders
             os._exit(0)
-    if _status(child):
-        raise UserError(
-            f"the model's chat template: expected a text within {_SECONDS} s of CPU time and "
-            f"{_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
-        )
-
-
-def _status(child: int) -> int:
-    """Waits for a process and returns its status; kills one that sleeps, which uses no CPU time."""
+    # Killed where it sleeps, which uses no CPU time.
     until = time.monotonic() + _WALL_SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > until:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.001)
-    return ended[1]
+    if ended[1]:
+        raise UserError(
+            f"the model's chat template: expected a text within {_SECONDS} s of CPU time and "
+            f"{_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
+        )
