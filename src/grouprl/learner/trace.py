@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import compress
 
 import torch
@@ -116,29 +115,28 @@ def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
 
 def _unused_tokens(objective: Objective, inputs: UpdateInputs, result: BatchUpdates) -> dict[str, Tensor]:
     """[N, T] bool by category of `evaluation.ledger`: tokens without a gradient in the updates of the last pass."""
-    batch, broken_N = inputs.batch, torch.zeros(len(inputs.batch.mask_NT), 1, dtype=torch.bool)
+    batch, advantages_NT = inputs.batch, inputs.advantages_NT
+    broken_N = torch.zeros(len(batch.mask_NT), 1, dtype=torch.bool)
     for update in result.updates:
         for part in update.passes:
             broken_N[list(part.pack.rows)] = not math.isfinite(update.metrics["grad_norm"])
+
+    # The tokens whose gradient the clip, the dual clip or `left_out` removes.
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
+    logprobs_NT = _grid(old_NT, result.last_pass)
+    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
+    ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
+    limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
+    clipped_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
+    for side_NT in cut_sides(objective, ratios_NT, advantages_NT).values():
+        clipped_NT = clipped_NT | side_NT
     return dict(inputs.masked) | {
         "truncated": ~batch.trained_NT,
         "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.taught_N[:, None],
         "critic_only": torch.full_like(broken_N, result.critic_only),
         "not_finite": broken_N,
-        "clipped": _cut_tokens(objective, inputs, result.last_pass),
+        "clipped": clipped_NT,
     }
-
-
-def _cut_tokens(objective: Objective, inputs: UpdateInputs, last_pass: Sequence[TokenPass]) -> Tensor:
-    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes."""
-    batch, advantages_NT = inputs.batch, inputs.advantages_NT
-    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
-    logprobs_NT = _grid(old_NT, last_pass)
-    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
-    ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
-    limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
-    left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
-    return reduce(torch.logical_or, cut_sides(objective, ratios_NT, advantages_NT).values(), left_NT)
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:

@@ -76,7 +76,12 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
 
     with hide_warnings():  # about masks and fast kernels of single architectures, whose numbers are compared here
         model = in_right_form(path, load)
-    _freeze_beside_text(model)
+    # Only the text tower of a model that sees learns: text gives the rest no gradient.
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    learned = {id(weight) for part in parts for weight in part.parameters()}
+    for weight in model.parameters():
+        if id(weight) not in learned:
+            weight.requires_grad_(False)
     if rounded:
         round_weights(model)
     if weights == "nf4":
@@ -131,15 +136,6 @@ def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
     if file_bytes and weight_count > _SPARE + 2 * file_bytes:  # four bits are a weight
         got = f"one of {weight_count} and files of {file_bytes} bytes: get the files of one model"
         raise UserError(f"model {path!r}: expected a configuration of as many weights as its files, got {got}")
-
-
-def _freeze_beside_text(model: PreTrainedModel) -> None:
-    """Only the text tower of a model that sees learns: text gives the rest no gradient."""
-    parts = (model.get_decoder(), model.get_output_embeddings())
-    learned = {id(weight) for part in parts for weight in part.parameters()}
-    for weight in model.parameters():
-        if id(weight) not in learned:
-            weight.requires_grad_(False)
 
 
 def load_pretrained(
