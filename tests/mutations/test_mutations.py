@@ -81,7 +81,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("(sequences * constant_length)", "constant_length", BY_HAND),
         ("mask_NT = mask_NT.float()", "mask_NT = mask_NT", BY_HAND),
         ("_masked_mean(below_NT.float()", "_masked_mean(above_NT.float()", LOSS),
-        ("_blank(old_logprobs_NT.detach()", "_blank(old_logprobs_NT", LOSS),
+        ("_blank(tokens.old_logprobs_NT.detach()", "_blank(tokens.old_logprobs_NT", LOSS),
         ("torch.where(advantages_NT < 0, bounded", "torch.where(advantages_NT > 0, bounded", LOSS),
         ("cost_NT = cost_NT + kl_coef", "cost_NT = cost_NT - kl_coef", LOSS),
         ("ratios_NT = ratio_NT.detach()", "ratios_NT = ratio_NT", LOSS),
