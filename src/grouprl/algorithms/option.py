@@ -59,8 +59,13 @@ class Part:
                 )
 
 
+def _model(kind: type[Part]) -> type[BaseModel]:
+    key: Any = kind  # a class, which mypy takes for no key of a cache
+    return _model_of(key)
+
+
 @cache
-def _model(kind: Any) -> type[BaseModel]:  # Any, because mypy takes a class for no key of a cache
+def _model_of(kind: Any) -> type[BaseModel]:
     """The options of a kind of part as a strict model: true is no number, and a number is finite."""
     types = get_type_hints(kind)
     options: dict[str, Any] = {
