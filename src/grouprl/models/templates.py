@@ -143,8 +143,8 @@ def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     if tokenizer.chat_template is not None and key not in _ASKED:
         try_template((_USER,), tokenizer)
         with suppress(Exception):  # a template is a program, which can raise anything
-            text = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
-            _ASKED[key] = str(text)
+            rendered = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
+            _ASKED[key] = str(rendered)
     bos = tokenizer.bos_token or ""
     before, _, after = map(str.strip, _ASKED.get(key, "").removeprefix(bos).partition(_USER["content"]))
     begins = text.lstrip().removeprefix(bos).lstrip().startswith(before[:2])
