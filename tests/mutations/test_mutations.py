@@ -96,10 +96,10 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("(sequences * constant_length)", "constant_length", BY_HAND),
         ("mask_NT = mask_NT.float()", "mask_NT = mask_NT", BY_HAND),
         ("_masked_mean(below_NT.float()", "_masked_mean(above_NT.float()", LOSS),
-        ("_blank(old_logprobs_NT.detach()", "_blank(old_logprobs_NT", LOSS),
-        ("torch.where(advantages_NT < 0, torch.maximum", "torch.where(advantages_NT > 0, torch.maximum", LOSS),
+        ("_blank(tokens.old_logprobs_NT.detach()", "_blank(tokens.old_logprobs_NT", LOSS),
+        ("torch.where(advantages_NT < 0, bounded", "torch.where(advantages_NT > 0, bounded", LOSS),
         ("cost_NT = cost_NT + kl_coef", "cost_NT = cost_NT - kl_coef", LOSS),
-        ("_ratio_stats(ratio_NT.detach()", "_ratio_stats(ratio_NT", LOSS),
+        ("ratios_NT = ratio_NT.detach()", "ratios_NT = ratio_NT", LOSS),
     ),
     "algorithms/spec.py": (("% self.kl.refresh_reference == 0", "% self.kl.refresh_reference == 1", ALGORITHM),),
     "algorithms/surrogates.py": (
@@ -138,7 +138,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("entropy_share < 1 and", "entropy_share <= 1 and", LINES),
     ),
     "terms/critic.py": (
-        ("counted_NT[list(rows)] = self.counted_NT[list(rows)]", "counted_NT[:] = self.counted_NT", LINES),
+        ("counted_NT[list(rows)] = credit.counted_NT[list(rows)]", "counted_NT[:] = credit.counted_NT", LINES),
     ),
     "learner/learner.py": (
         ("self.optimizer.turn = turn", "self.optimizer.turn = 0", LINES),

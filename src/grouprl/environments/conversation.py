@@ -91,7 +91,7 @@ class ToolConversations:
             finally:
                 environment.close()
             prompt, plain_from = _with_opening(problem, opening)
-            opened = replace(problem, prompt=prompt, tools=tools, plain_from=plain_from)
+            opened = replace(problem, prompt=tuple(prompt), tools=tools, plain_from=plain_from)
             for conversation in self._bound[-1:]:
                 conversation.format_of(opened)  # a template that cannot write tools is refused before a turn is sampled
             begins = self.begins[problem.id] = _Beginning(problem, opening, opened)

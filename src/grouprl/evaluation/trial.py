@@ -76,14 +76,14 @@ def evaluate_model(
 
 
 def sample_group(
-    config: RunConfig, task: Task, asked: Problem | str, rewards: Sequence[WeightedReward]
+    config: RunConfig, task: Task, prompt: Problem | str, rewards: Sequence[WeightedReward]
 ) -> SampledGroup:
     """Samples one group from `config.model`, and scores it.
 
     Args:
         config: the model, the sampling parameters, the group's size and the algorithm.
         task: whose verifier the rewards may use.
-        asked: the problem, or the text of a prompt, which is a user's message where the model has a chat template.
+        prompt: a problem, or the text of a prompt, which is a user's message where the model has a chat template.
         rewards: empty = the completions are not scored.
 
     Raises:
@@ -91,12 +91,16 @@ def sample_group(
     """
     with open_conversations(config, task) as conversations:
         model, tokenizer, engine, most_tokens = _engine(config, conversations)
-        problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
+        if isinstance(prompt, str):
+            is_plain = tokenizer.chat_template is None or is_rendered(prompt, tokenizer)
+            problem = Problem("own", prompt if is_plain else ({"role": "user", "content": prompt},))
+        else:
+            problem = prompt
         problem = problem if conversations is None else conversations.opened(problem)
         ids = prompt_token_ids(problem, tokenizer, longest=context_length(model) - most_tokens)
         sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
         group = engine.generate([Request(problem, ids, config.rollout.group_size)], sampling)[0]
-        if not isinstance(asked, str):
+        if not isinstance(prompt, str):
             rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
     outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
     return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
@@ -141,12 +145,6 @@ def _advantages(
     totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
     advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))
     return tuple(float(value) for value in advantages_G)
-
-
-def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
-    if tokenizer.chat_template is None or is_rendered(prompt, tokenizer):
-        return Problem("own", prompt)
-    return Problem("own", ({"role": "user", "content": prompt},))
 
 
 def _engine(

@@ -255,8 +255,9 @@ def exact_attention(query: Tensor, key: Tensor, value: Tensor, last_nT: Tensor, 
     """
     (n, T, heads, d), kv = query.shape, key.shape[2]
     blocks = -(-key.shape[1] // _BLOCK)
-    key, value = (F.pad(one, (0, 0, 0, 0, 0, blocks * _BLOCK - one.shape[1])) for one in (key, value))
-    key, value = (one.view(n, blocks, _BLOCK, kv, -1).permute(0, 3, 1, 2, 4) for one in (key, value))
+    padding = (0, 0, 0, 0, 0, blocks * _BLOCK - key.shape[1])
+    key = F.pad(key, padding).view(n, blocks, _BLOCK, kv, -1).permute(0, 3, 1, 2, 4)
+    value = F.pad(value, padding).view(n, blocks, _BLOCK, kv, -1).permute(0, 3, 1, 2, 4)
     r = heads // kv
     enough = equal_rows(frozenset({(d, _BLOCK, 2), (_BLOCK, value.shape[-1], 2)}), query.dtype)
     rows = -(-max(T * r, enough.fewest) // enough.multiple) * enough.multiple

@@ -42,7 +42,7 @@ class Kernels(Protocol):
     def draw(
         self, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `grouprl.rollout.sampler.draw`, of which it computes sampling without truncation."""
+        """Draws as `grouprl.rollout.sampler.draw` does, of which it computes sampling without truncation."""
         ...
 
     def append(self, drawn: Sequence[Tensor], columns: Sequence[Tensor], ends: Tensor, reasons: Tensor) -> bool:

@@ -36,13 +36,13 @@ def watch_routers(model: PreTrainedModel) -> None:
     Raises:
         UserError: the model has no routers, or none of the usual form.
     """
-    found = routers(model)
-    if not found:
+    modules = routers(model)
+    if not modules:
         raise UserError(
             "algorithm.router_aux_coef: expected a model with experts whose routers give logits and choices, got "
             f"{type(model).__name__}: leave it at 0"
         )
-    for router in found:
+    for router in modules:
         router.register_forward_hook(_note)
 
 
@@ -50,7 +50,7 @@ def routers(model: PreTrainedModel) -> list[nn.Module]:
     """The routers, as each family tells transformers; index 0 = (logits, weights, experts), the form of nearly all."""
     parts: list[Any] = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     recorders = [(getattr(part, "_can_record_outputs", None) or {}).get("router_logits") for part in parts]
-    classes = tuple({one.target_class for one in recorders if one is not None and one.index == 0})
+    classes = tuple({recorder.target_class for recorder in recorders if recorder is not None and recorder.index == 0})
     return [module for module in model.get_decoder().modules() if isinstance(module, classes)]
 
 
@@ -75,4 +75,4 @@ def reorder_noted(index: Tensor) -> None:
     """Picks tokens of what was noted, for a forward pass that reads tokens in another order than they are packed."""
     noted = _NOTED.get()
     if noted is not None:
-        noted[:] = [one.take(index) for one in noted]
+        noted[:] = [routing.take(index) for routing in noted]

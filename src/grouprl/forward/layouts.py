@@ -46,8 +46,8 @@ class TreeLayout:
     def longest(self) -> int:
         """Tokens of the longest prompt with its longest completion, and of the prefix."""
         return self.before + max(
-            prompt + max(own, default=0)
-            for prompt, own in zip(self.prompt_lengths, self.completion_lengths, strict=True)
+            prompt + max(lengths, default=0)
+            for prompt, lengths in zip(self.prompt_lengths, self.completion_lengths, strict=True)
         )
 
     @property
@@ -60,7 +60,7 @@ class TreeLayout:
         """[P, 1 + G] starts in S and lengths of each group's prompt and completions; length 0 = none, on the CPU."""
         widest = max(map(len, self.completion_lengths))
         pairs = zip(self.prompt_lengths, self.completion_lengths, strict=True)
-        lengths = torch.tensor([[prompt, *own, *[0] * (widest - len(own))] for prompt, own in pairs])
+        lengths = torch.tensor([[prompt, *parts, *[0] * (widest - len(parts))] for prompt, parts in pairs])
         return lengths.flatten().cumsum(0).view_as(lengths) - lengths, lengths
 
     @cached_property
@@ -115,8 +115,10 @@ class TreeLayout:
         return self._biases[window]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """See `Layout.attend`."""
-        before = self._prefix_of(layer, key, value)
+        """Attention of a layer: the packed queries [S, heads, d] to the keys that each token may see."""
+        before = None
+        if self.prefix is not None:
+            before = self.prefix.keys[layer].to(key.dtype), self.prefix.values[layer].to(value.dtype)
         if query.is_cuda and (any(self.completion_lengths) or before is not None):
             return self._flex(query, key, value, rule, before)
         attended = self._attend_prompts(query, key, value, rule, before).flatten(0, 1)
@@ -127,17 +129,13 @@ class TreeLayout:
 
     def attend_exactly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """The same for a single prompt, by `exact_attention`; keys and values are rounded as a cache keeps them."""
-        kept = torch.bfloat16 if torch.is_autocast_enabled("cpu") else key.dtype
-        key, value = (one.to(kept).to(torch.promote_types(one.dtype, torch.float32)) for one in (key, value))
+        cache_dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else key.dtype
+        key = key.to(cache_dtype).to(torch.promote_types(key.dtype, torch.float32))
+        value = value.to(cache_dtype).to(torch.promote_types(value.dtype, torch.float32))
         if self.prefix is not None:
             key, value = torch.cat([self.prefix.keys[layer], key]), torch.cat([self.prefix.values[layer], value])
         last_1T = torch.arange(self.before, self.before + self.size)[None]
         return exact_attention(query.float()[None], key[None], value[None], last_1T, rule)[0].to(query.dtype)
-
-    def _prefix_of(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        if self.prefix is None:
-            return None
-        return self.prefix.keys[layer].to(key.dtype), self.prefix.values[layer].to(value.dtype)
 
     def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         # Padding is right of the prompt, where the causal mask hides it.
@@ -149,7 +147,7 @@ class TreeLayout:
             ).transpose(1, 2)
         P, L = self.prompt_index_PL.shape  # each as the only completion of the prefix, or of no prompt
         keys, values = (
-            self._beside(one, part[:, :, :0]) for one, part in zip(before or (None, None), (k, v), strict=True)
+            self._beside(prefix, part[:, :, :0]) for prefix, part in zip(before or (None, None), (k, v), strict=True)
         )
         bias = _bias_of(_past(L, rule.window, self.device, self.before)).to(query.dtype)
         grouped = (q * rule.scaling).reshape(P, k.shape[1], -1, L, q.shape[3]).transpose(2, 3)[:, None]
@@ -157,11 +155,11 @@ class TreeLayout:
         return attended[:, 0].permute(0, 2, 1, 3, 4).reshape(P, L, *query.shape[1:])
 
     @staticmethod
-    def _beside(one: Tensor | None, prompts: Tensor) -> Tensor:
+    def _beside(prefix: Tensor | None, prompts: Tensor) -> Tensor:
         """[P, kv_heads, F + L, d]: keys or values of the prefix, [F, kv_heads, d], before those of each prompt."""
-        if one is None:
+        if prefix is None:
             return prompts
-        return torch.cat([one.transpose(0, 1).expand(len(prompts), -1, -1, -1), prompts], dim=2)
+        return torch.cat([prefix.transpose(0, 1).expand(len(prompts), -1, -1, -1), prompts], dim=2)
 
     def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
@@ -186,15 +184,15 @@ class TreeLayout:
         position_S, before = self.position_ids_S, self.before
 
         def mask(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
-            own = (key - before).clamp(min=0) if before else key
-            related = (branch_S[own] == 0) | (branch_S[own] == branch_S[query])
-            seen = (group_S[own] == group_S[query]) & related & (own <= query)
+            index = (key - before).clamp(min=0) if before else key
+            related = (branch_S[index] == 0) | (branch_S[index] == branch_S[query])
+            seen = (group_S[index] == group_S[query]) & related & (index <= query)
             if before:
                 seen = seen | (key < before)
             if window is None:
                 return seen
-            place = torch.where(key < before, key, position_S[own]) if before else position_S[own]
-            return seen & (position_S[query] - place < window)
+            position = torch.where(key < before, key, position_S[index]) if before else position_S[index]
+            return seen & (position_S[query] - position < window)
 
         return mask
 

@@ -65,7 +65,9 @@ def token_logprobs(
         ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
     """
     rows = max(1, chunk_elements // int(head.weight.shape[0]))  # type: ignore[index]
-    if _kernel_serves(head, hidden_SH) and sampling.only_scales and not entropy_gradient:
+    are_floats = {hidden_SH.dtype, head.weight.dtype} <= {torch.float32, torch.bfloat16}
+    has_kernel = type(head) is nn.Linear and are_floats and hidden_SH.device.type == "cpu"
+    if has_kernel and sampling.only_scales and not entropy_gradient:
         assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
         if (compiled := kernels()) is not None and compiled.has_logprobs(len(head.weight), dtype):
@@ -91,11 +93,6 @@ def token_logprobs(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _kernel_serves(head: nn.Module, hidden_SH: Tensor) -> bool:
-    floats = {hidden_SH.dtype, head.weight.dtype} <= {torch.float32, torch.bfloat16}
-    return type(head) is nn.Linear and floats and hidden_SH.device.type == "cpu"
-
-
 def chunk_logprobs(
     head: nn.Module,
     hidden_SH: Tensor,
@@ -105,7 +102,7 @@ def chunk_logprobs(
     context: Context | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """See `token_logprobs`; all logits are in memory at once. The first row is row `first` of the context."""
+    """Log-probs and entropies of tokens whose logits are in memory at once; row 0 is row `first` of the context."""
     logits_SV = padded_call(head, hidden_SH).float()
     part = slice(first, first + len(logits_SV))
     if sampling.penalizes:

@@ -90,17 +90,17 @@ def _filled(units: Sequence[PackedUnit], budget: int) -> list[list[PackedUnit]]:
 def _divide(index: int, group: GroupSize, budget: int) -> Iterator[PackedUnit]:
     part: list[int] = []
     used = group.prompt
-    for place, length in enumerate(group.completions):
+    for number, length in enumerate(group.completions):
         if part and used + length > budget:
             yield _unit(index, group, part)
             part, used = [], group.prompt
-        part.append(place)
+        part.append(number)
         used += length
     yield _unit(index, group, part)
 
 
 def _unit(index: int, group: GroupSize, part: Sequence[int]) -> PackedUnit:
-    lengths = [group.completions[place] for place in part]
+    lengths = [group.completions[number] for number in part]
     return PackedUnit(index, tuple(part), group.prompt + sum(lengths), max(lengths))
 
 

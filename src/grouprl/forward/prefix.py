@@ -33,7 +33,7 @@ def same_tokens(sequences: Collection[tuple[int, ...]]) -> int:
     """How many tokens all sequences begin with."""
     first, last = min(sequences), max(sequences)  # in this order what these two share, all share
     pairs = enumerate(zip(first, last, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(last)))
+    return next((index for index, (low, high) in pairs if low != high), min(len(first), len(last)))
 
 
 def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> Prefix:
@@ -44,7 +44,7 @@ def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> P
     pairs = [layout.kept[layer] for layer in sorted(layout.kept)]
     least = torch.float32  # as the kernels read
     return Prefix(
-        *([one.to(torch.promote_types(one.dtype, least)) for one in part] for part in zip(*pairs, strict=True))
+        *([tensor.to(torch.promote_types(tensor.dtype, least)) for tensor in part] for part in zip(*pairs, strict=True))
     )
 
 
@@ -54,18 +54,18 @@ class LearnedPrefix:
     `read`: of the packs; `leaves`: those of its tensors that take a gradient.
     """
 
-    def __init__(self, whole: Prefix) -> None:
-        own = [*whole.keys, *whole.values]
-        cut = [one.detach().requires_grad_(one.requires_grad) for one in own]
-        self.read = Prefix(cut[: len(whole.keys)], cut[len(whole.keys) :])
-        self._pairs = [(one, leaf) for one, leaf in zip(own, cut, strict=True) if leaf.requires_grad]
+    def __init__(self, prefix: Prefix) -> None:
+        tensors = [*prefix.keys, *prefix.values]
+        cut = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        self.read = Prefix(cut[: len(prefix.keys)], cut[len(prefix.keys) :])
+        self._pairs = [(tensor, leaf) for tensor, leaf in zip(tensors, cut, strict=True) if leaf.requires_grad]
         self.leaves = [leaf for _, leaf in self._pairs]
 
     def backward(self) -> None:
         """Adds to the gradients of the weights what those of the leaves give, in one backward pass."""
-        used = [(one, leaf.grad) for one, leaf in self._pairs if leaf.grad is not None]
+        used = [(tensor, leaf.grad) for tensor, leaf in self._pairs if leaf.grad is not None]
         if used:
-            torch.autograd.backward([one for one, _ in used], [gradient for _, gradient in used])
+            torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
 
 
 class KeepingLayout:
@@ -89,10 +89,10 @@ class KeepingLayout:
 
     def pairs(self, dtype: torch.dtype) -> Tensor:
         """All that was kept, [layers, 2, S, kv_heads, d]."""
-        return torch.stack([torch.stack([one.to(dtype) for one in self.kept[layer]]) for layer in sorted(self.kept)])
+        return torch.stack([torch.stack([part.to(dtype) for part in self.kept[layer]]) for layer in sorted(self.kept)])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """See `Layout.attend`."""
+        """Attention of a layer, by each tree for its part of the packed tokens."""
         self.keep(layer, key, value)
         if self.exact and query.device.type == "cpu":
             return self.by_tree(lambda tree, *part: tree.attend_exactly(layer, *part, rule), query, key, value)
@@ -100,5 +100,5 @@ class KeepingLayout:
 
     def by_tree(self, attend: Callable[..., Tensor], *packed: Tensor) -> Tensor:
         """Calls `attend` with each tree and its part of the packed tensors [S, ...], tree after tree."""
-        parts = zip(*(torch.split(one[: self.size], self._sizes) for one in packed), strict=True)
+        parts = zip(*(torch.split(tensor[: self.size], self._sizes) for tensor in packed), strict=True)
         return torch.cat([attend(tree, *part) for tree, part in zip(self._trees, parts, strict=True)])

@@ -107,22 +107,22 @@ def equal_rows(sizes: Sizes, dtype: torch.dtype) -> EqualRows:
 
 def _learn(sizes: list[tuple[int, ...]], dtype: torch.dtype, threads: int) -> None:
     file, names = _file(), {size: f"{size} {dtype} {threads}" for size in sizes}
-    kept: dict[str, list[int]] = {}
+    recorded: dict[str, list[int]] = {}
     with suppress(OSError, ValueError):
-        kept = dict(json.loads(file.read_text(encoding="utf-8")))
+        recorded = dict(json.loads(file.read_text(encoding="utf-8")))
     # A new thread has none of the caller's modes, such as autocast.
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         for size, name in names.items():
             with suppress(KeyError, TypeError, ValueError):
-                fewest, multiple, holds = map(int, kept[name])
+                fewest, multiple, holds = map(int, recorded[name])
                 _KNOWN[size, dtype, threads] = EqualRows(fewest, multiple, bool(holds))
                 continue
             rule = pool.submit(_measured, dtype, *size).result()
-            kept[name], _KNOWN[size, dtype, threads] = [*map(int, rule)], rule
+            recorded[name], _KNOWN[size, dtype, threads] = [*map(int, rule)], rule
     # Renamed, so that no process reads half a file. Where writing fails, each process measures.
     with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
         complete = Path(folder) / file.name
-        complete.write_text(json.dumps(kept), encoding="utf-8")
+        complete.write_text(json.dumps(recorded), encoding="utf-8")
         complete.replace(file)
 
 
@@ -141,14 +141,14 @@ def _measured(dtype: torch.dtype, inner: int, outer: int, batch: int = 0) -> Equ
     numbers = torch.Generator().manual_seed(0)
     weight = torch.randn(outer, inner, generator=numbers).to(dtype)
     x = torch.randn(_MANY, inner, generator=numbers).to(dtype)
-    whole = product(x, batch)
+    expected = product(x, batch)
     for multiple in _MULTIPLES:
         counts = [count for count in _COUNTS if count % multiple == 0]
         begins = {count: 7 * count % (_MANY - count) for count in counts}  # another place among the rows for each
         differ = [
             count
             for count, at in begins.items()
-            if not torch.equal(product(x[at : at + count], 1), whole[at : at + count])
+            if not torch.equal(product(x[at : at + count], 1), expected[at : at + count])
         ]
         fewest = max(differ, default=0) // multiple * multiple + multiple
         if fewest <= counts[-1] and fewest <= 64:

@@ -42,7 +42,7 @@ def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Te
 def _rows(starts: list[list[int]], lengths: list[list[int]]) -> Iterator[list[tuple[int, int]]]:
     """Start and tokens of the prompt and of the completion of each row; a group may be a prompt alone."""
     for group in (list(zip(*pair, strict=True)) for pair in zip(starts, lengths, strict=True)):
-        yield from [[group[0], own] for own in group[1:] if own[1]] or [group[:1]]
+        yield from [[group[0], span] for span in group[1:] if span[1]] or [group[:1]]
 
 
 def _first_places(index: Tensor, size: int) -> Tensor:
@@ -62,17 +62,17 @@ def read_on(decoder: Any, ids_NT: Tensor, state: Any = None) -> tuple[Tensor, An
     A state may change in place. It keeps all tokens, and the model's masks choose among them: transformers would drop
     those outside of `sliding_window`, which many architectures ignore in a full forward pass.
     """
-    known = inspect.signature(decoder.forward).parameters
-    name = next(name for name in _STATES if name in known)
+    parameters = inspect.signature(decoder.forward).parameters
+    name = next(name for name in _STATES if name in parameters)
     if (
         state is None
         and {"sliding_window", "attention_chunk_size"} & vars(decoder.config).keys()
         and name == _STATES[0]
     ):
         state = DynamicCache(config=decoder.config)
-        state.layers = [_AllTokens() if type(one) is DynamicSlidingWindowLayer else one for one in state.layers]
-    made = decoder(input_ids=ids_NT, use_cache=True, **{name: state})
-    return made.last_hidden_state[:, -1], getattr(made, name)
+        state.layers = [_AllTokens() if type(layer) is DynamicSlidingWindowLayer else layer for layer in state.layers]
+    output = decoder(input_ids=ids_NT, use_cache=True, **{name: state})
+    return output.last_hidden_state[:, -1], getattr(output, name)
 
 
 def picked_rows(state: Any, index_N: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The learner's padded tensors: completions, what the networks make of them, and what all updates of a batch share."""
+"""The learner's padded tensors: completions, the networks' evaluation of them, and the inputs of all updates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_batch(
         trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         sampling=sampling,
-        observations={row: one.observations for row, one in enumerate(completions) if one.observations},
+        observations={row: text.observations for row, text in enumerate(completions) if text.observations},
         teacher_prompts=teacher_prompts or {},
     )
 
@@ -85,7 +85,7 @@ def assign_credit(
     *,
     kl_coef: float,
 ) -> Credit:
-    """Computes the advantages of a batch's tokens: see `assign` of the algorithm's advantage.
+    """Computes the advantages of a batch's tokens by the algorithm's advantage.
 
     `reward_weights` has the weight of each reward in the total, by name; `kl_coef` is of this step.
     """

@@ -20,7 +20,7 @@ from grouprl.forward.precision import autocast
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, UpdateInputs
 from grouprl.learner.gradients import step_if_finite
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, PackMetrics, averaged, combined, minibatches, pack_forward
+from grouprl.learner.packs import Pack, PackMetrics, averaged, combined, cut, minibatches, pack_forward
 from grouprl.learner.runner import PackRunner
 from grouprl.learner.terms import CriticBeside, EntropyTerm, PackLoss, PackPass, PolicyTerm, Stats, Term
 from grouprl.learner.trace import BatchUpdates, TokenPass, UpdatePass, all_passes, watched_group
@@ -45,7 +45,7 @@ class Learner:
     dtype: str
     micro_batch_tokens: int
     critic: CriticBeside | None = None
-    ranks: Ranks = field(default_factory=Ranks)  # those that compute every batch together
+    ranks: Ranks = field(default_factory=Ranks)  # the processes that compute every batch together
     further_terms: Sequence[Term] = ()  # beside the policy's and the entropy's
     kl_coef: float = field(init=False)  # of this step; 0 without a reference
     entropy_coefs: tuple[float, float] = field(init=False)  # as steered, and of this step's bonus
@@ -58,9 +58,8 @@ class Learner:
     def use_terms(self, further: Sequence[Term]) -> None:
         """Makes the loss of the algorithm's policy term, the entropy's and these."""
         self.terms: tuple[Term, ...] = (PolicyTerm(self.algorithm), EntropyTerm(), *further)
-        whole = is_packed(self.policy) and self.ranks.mesh is None
-        once = whole and all(term.reads_prefix_once for term in self.terms)
-        self.runner = PackRunner(self.policy, self.device, self.dtype, self.micro_batch_tokens, self.ranks, once)
+        reads_once = is_packed(self.policy) and self.ranks.mesh is None and all(t.reads_prefix_once for t in self.terms)
+        self.runner = PackRunner(self.policy, self.device, self.dtype, self.micro_batch_tokens, self.ranks, reads_once)
 
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
@@ -71,28 +70,31 @@ class Learner:
         columns: dict[str, Tensor] = {}
         if self.reference is not None:
             with as_reference(self.reference, self.policy) as frozen:
-                columns |= self.runner.columns(
-                    frozen, batch, lambda pack: {"reference_NT": pack_forward(frozen, pack, batch.sampling).logprobs_C}
-                )
+
+                def reference_columns(pack: Pack) -> dict[str, Tensor]:
+                    return {"reference_NT": pack_forward(frozen, pack, batch.sampling).logprobs_C}
+
+                columns |= self.runner.columns(frozen, batch, reference_columns)
 
         def policy_columns(pack: Pack) -> dict[str, Tensor]:
-            output = pack_forward(self.policy, pack, batch.sampling)
-            policy = {"policy_NT": output.logprobs_C, "entropies_NT": output.entropies_C}
-            of_terms = {name: values_C for term in self.terms for name, values_C in term.columns(output).items()}
-            return (policy if needs_policy_logprobs else {}) | of_terms
+            output, pack_columns = pack_forward(self.policy, pack, batch.sampling), dict[str, Tensor]()
+            if needs_policy_logprobs:
+                pack_columns = {"policy_NT": output.logprobs_C, "entropies_NT": output.entropies_C}
+            for term in self.terms:
+                pack_columns |= term.columns(output)
+            return pack_columns
 
         if needs_policy_logprobs or any(term.reads_policy_before for term in self.terms):
             columns |= self.runner.columns(self.policy, batch, policy_columns)
         if self.critic is not None:
             columns |= self.critic.evaluate(self.runner, batch)
         self._reshard()
-        return PolicyEvaluation(**columns, at_reference=self._is_at_reference(batch, columns))
-
-    def _is_at_reference(self, batch: Batch, columns: dict[str, Tensor]) -> bool:
-        if "reference_NT" not in columns:
-            return False
-        gap_NT = columns.get("policy_NT", batch.old_logprobs_NT.to(self.device)) - columns["reference_NT"]
-        return float(gap_NT[batch.mask_NT.to(self.device)].abs().max()) <= AT_REFERENCE[self.dtype]
+        at_reference = False
+        if "reference_NT" in columns:
+            policy_NT = columns.get("policy_NT", batch.old_logprobs_NT.to(self.device))
+            gaps = (policy_NT - columns["reference_NT"])[batch.mask_NT.to(self.device)]
+            at_reference = float(gaps.abs().max()) <= AT_REFERENCE[self.dtype]
+        return PolicyEvaluation(**columns, at_reference=at_reference)
 
     def _reshard(self) -> None:
         if self.ranks.mesh is not None:
@@ -117,6 +119,8 @@ class Learner:
         for term in self.terms:
             metrics |= term.metrics(inputs)
         metrics |= {} if critic is None else critic.metrics(inputs)
+
+        # The updates. Learning rates follow the turn, which counts updates whether they had a gradient or not.
         passes: list[list[UpdatePass]] = []
         turn = (step - 1) * a.updates.count
         for _ in range(a.updates.passes):
@@ -124,13 +128,16 @@ class Learner:
             parts = minibatches(batch, a.updates.minibatches, seed)
             passes.append([self._update(inputs, rows, critic_only, turn + n) for n, rows in enumerate(parts)])
             turn += a.updates.minibatches
-        norms = [(one.metrics["grad_norm"], one.metrics.get("critic_grad_norm", 0.0)) for one in chain(*passes)]
-        if skipped := sum(not all(map(math.isfinite, pair)) for pair in norms):
+
+        sums = [update.metrics["grad_norm"] + update.metrics.get("critic_grad_norm", 0.0) for update in chain(*passes)]
+        if skipped := sum(not math.isfinite(norm) for norm in sums):
             metrics["skipped_updates"] = skipped
+        metrics |= averaged([update.metrics for update in passes[-1]])
         # The gap is of the first update with a gradient; after it the policies differ because of the updates.
-        first = next((one.metrics for one in passes[0] if "sampler_learner_gap" in one.metrics), {})
-        gaps = {name: first.get(name, math.nan) for name in ("sampler_learner_gap", "sampler_learner_gap_mean")}
-        metrics |= averaged([one.metrics for one in passes[-1]]) | gaps
+        for name in ("sampler_learner_gap", "sampler_learner_gap_mean"):
+            metrics[name] = next((update.metrics[name] for update in passes[0] if name in update.metrics), math.nan)
+
+        # The coefficients of the next step.
         if a.kl is not None:
             metrics["kl_coef"] = self.kl_coef
             if math.isfinite(metrics.get("kl", math.nan)):
@@ -138,8 +145,11 @@ class Learner:
         if a.spread.entropy_target is not None:
             metrics["entropy_coef"] = self.entropy_coefs[1]
         self.entropy_coefs = a.spread.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
+
         watched = [] if critic_only else watched_group(batch, inputs.advantages_NT, step)
-        again = [self._evaluate_again(batch, pack) for pack in self.runner.packs(batch, watched)] if watched else []
+        packs = self.runner.packs(batch, watched)
+        with torch.no_grad(), autocast(self.device, self.dtype):
+            again = [TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling)) for pack in packs]
         self._reshard()
         return BatchUpdates(metrics, inputs, passes[-1], watched, again, critic_only)
 
@@ -150,11 +160,15 @@ class Learner:
 
     def _update(self, inputs: UpdateInputs, rows: Sequence[int], critic_only: bool, turn: int) -> UpdatePass:
         """Makes one update from some rows of the batch."""
-        critic, learning_rate = self.critic, self._begin_turn(turn)
-        batch, weights_NT = inputs.batch, torch.zeros(inputs.batch.mask_NT.shape)
-        weights_nT = self.algorithm.objective.weights(
-            batch.trained_NT[list(rows)], max_tokens=batch.sampling.max_tokens
-        )
+        batch, critic, objective = inputs.batch, self.critic, self.algorithm.objective
+        self.optimizer.turn = turn
+        learning_rate = self.optimizer.learning_rate
+        if critic is not None:
+            critic.optimizer.turn = turn
+
+        # Each token's weight in the loss, from all tokens of the update; 0 in the other rows of the batch.
+        weights_nT = objective.weights(batch.trained_NT[list(rows)], max_tokens=batch.sampling.max_tokens)
+        weights_NT = torch.zeros(batch.mask_NT.shape)
         weights_NT[list(rows)] = check_tensor("weights", weights_nT, (len(rows), batch.mask_NT.shape[1]))
 
         # Packs of the rows that any term moves, and each term's loss of a pack.
@@ -163,12 +177,12 @@ class Learner:
         packs, prefix = self.runner.learned_packs(self.policy, batch, moving)
         pack_losses = [term.prepare(self.runner, inputs, packs, rows, weights_NT) for term in self.terms]
 
-        # The gradient of their sum, pack by pack.
+        # The gradient of their sum, pack by pack; of several ranks each computes some packs.
         losses = [partial(self._pack_loss, inputs, pack, weights_NT, pack_losses) for pack in packs]
         networks = [self.policy, *chain.from_iterable(term.networks for term in self.terms)]
         results = self.runner.add_gradients(losses, packs, networks, prefix)
-        own_metrics = [(index, pack_metrics) for index, (pack_metrics, _) in results.items()]
-        metrics = combined(list(self.ranks.merged(own_metrics, "metrics")))
+        metrics_by_pack = [(index, pack_metrics) for index, (pack_metrics, _) in results.items()]
+        metrics = combined(list(self.ranks.merged(metrics_by_pack, "metrics")))
         passes = all_passes(packs, {index: token_pass for index, (_, token_pass) in results.items()}, self.ranks)
         if critic is not None:
             metrics |= critic.add_gradients(self.runner, inputs, rows)
@@ -178,14 +192,8 @@ class Learner:
         metrics["grad_norm"] = step_if_finite(self.optimizer, loss) if packs else 0.0
         if critic is not None:
             metrics["critic_grad_norm"] = critic.step(inputs, rows, loss)
-        return UpdatePass({**metrics, "learning_rate": learning_rate}, passes)
-
-    def _begin_turn(self, turn: int) -> float:
-        """Sets the learning rates by the step, so that they follow the run, whichever updates had no gradient."""
-        self.optimizer.turn = turn
-        if self.critic is not None:
-            self.critic.optimizer.turn = turn
-        return self.optimizer.learning_rate
+        metrics["learning_rate"] = learning_rate
+        return UpdatePass(metrics, passes)
 
     def _pack_loss(
         self, inputs: UpdateInputs, pack: Pack, weights_NT: Tensor, pack_losses: Sequence[PackLoss]
@@ -197,19 +205,16 @@ class Learner:
         forward = PackPass.of(inputs, pack, output, routing, weights_NT)
         loss, stats = pack_losses[0](forward)
         for pack_loss in pack_losses[1:]:
-            addend, further = pack_loss(forward)
-            loss, stats = loss + addend, stats | further
-        tokens = forward.tokens
-        gaps = (tokens.logprobs_NT.detach() - forward.sampler_logprobs_nT)[tokens.mask_NT]
-        own: Stats = {
+            addend, term_stats = pack_loss(forward)
+            loss = loss + addend
+            stats = stats | term_stats
+        gaps_nT = forward.tokens.logprobs_NT.detach() - cut(pack, batch.old_logprobs_NT)
+        gaps = gaps_nT[forward.tokens.mask_NT]
+        pack_stats: Stats = {
             "loss": (loss, len(gaps)),
             "sampler_learner_gap": (gaps.abs().max(), len(gaps)),
             "sampler_learner_gap_mean": (gaps.mean(), len(gaps)),
         }
-        metrics: PackMetrics = {name: (float(value.detach()), count) for name, (value, count) in (stats | own).items()}
+        all_stats = (stats | pack_stats).items()
+        metrics: PackMetrics = {name: (float(value.detach()), count) for name, (value, count) in all_stats}
         return loss, (metrics, TokenPass.of(pack, output))
-
-    @torch.no_grad()
-    def _evaluate_again(self, batch: Batch, pack: Pack) -> TokenPass:
-        with autocast(self.device, self.dtype):
-            return TokenPass.of(pack, pack_forward(self.policy, pack, batch.sampling))

@@ -1,4 +1,4 @@
-"""Runs networks over the packs of a batch; of several ranks each has packs of its own."""
+"""Runs networks over the packs of a batch; each of several ranks computes some of the packs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 class PackRunner:
     """Divides a batch into packs and computes them, in the dtype and on the device of the learner."""
 
-    policy: PreTrainedModel  # by its size packs run side by side
+    policy: PreTrainedModel  # its size decides how many packs run side by side
     device: torch.device
     dtype: str
     micro_batch_tokens: int
@@ -54,7 +54,7 @@ class PackRunner:
         return [with_prefix(learned.read, pack) for pack in packs], learned
 
     def prefix(self, network: PreTrainedModel, batch: Batch, *, learned: bool = False) -> Prefix | None:
-        """What packs read of the tokens that begin all prompts; on one thread where each pack is on one."""
+        """Keys and values of the tokens that begin all prompts, or None; on one thread where each pack is on one."""
         length = self._prefix_length(batch)
         if not length:
             return None
@@ -69,7 +69,7 @@ class PackRunner:
     def columns(
         self, network: PreTrainedModel, batch: Batch, compute: Callable[[Pack], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """[N, T] tensors of the columns [C] that a function gives for each pack of the batch, without a gradient."""
+        """Scatters the [C] columns that a function computes for each pack to [N, T] tensors, without a gradient."""
         prefix = self.prefix(network, batch)
         packs = self.packs(batch, range(len(batch.group_of_N)), self._prefix_length(batch))
         grids: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch.mask_NT.shape, device=self.device))
@@ -80,13 +80,13 @@ class PackRunner:
         return {name: self.ranks.combine(grids[name], "evaluations") for name in dict.fromkeys(names)}
 
     def own(self, packs: Sequence[Pack], compute: Callable[[Pack], Result]) -> list[tuple[Pack, Result]]:
-        """Packs of this rank, and what a function gives for each without a gradient."""
+        """The packs of this rank, each with the result of a function, without a gradient."""
         tokens = [pack.tokens for pack in packs]
         passes = [packs[index] for index in self.ranks.passes(tokens)]
         return self.each(passes, compute)[: len(self.ranks.own(tokens))]
 
     def each(self, packs: Sequence[Pack], compute: Callable[[Pack], Result]) -> list[tuple[Pack, Result]]:
-        """What a function gives for each pack without a gradient."""
+        """All packs, each with the result of a function, without a gradient."""
 
         @torch.no_grad()
         def evaluate(pack: Pack) -> Result:
@@ -104,7 +104,7 @@ class PackRunner:
         networks: Sequence[nn.Module],
         prefix: LearnedPrefix | None,
     ) -> dict[int, Result]:
-        """Adds the gradients of the packs' losses: see `grouprl.learner.gradients.add_gradients`."""
+        """Adds the gradients of the packs' losses; returns the second results of this rank's, by index of the pack."""
         tokens = [pack.tokens for pack in packs]
         workers = worker_count(networks[0], len(self.ranks.own(tokens)))
         return add_gradients(losses, networks, workers, costs=tokens, ranks=self.ranks, prefix=prefix)

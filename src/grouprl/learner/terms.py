@@ -20,32 +20,33 @@ from grouprl.learner.runner import PackRunner
 from grouprl.types import Batch, Group, Problem, RewardOutcome, UserError
 
 Stats = dict[str, tuple[Tensor, int]]
-"""Of each metric of a pack its value, and the number of tokens that it describes."""
+"""Value of each metric of a pack, and the number of tokens that it describes."""
 
 
 @dataclass(frozen=True)
 class PackPass:
-    """A pack's forward pass with gradient, and its part of the update's tensors: n rows, C completion tokens."""
+    """A pack's forward pass with gradient, and the update's tensors cut to its n completions of up to T tokens."""
 
     pack: Pack
-    output: PackOutput
+    output: PackOutput  # log-probs, entropies and hidden states of its C completion tokens
     routing: Sequence[Routing]  # of each layer with experts, where a term watches them
-    tokens: TokenGrid  # [n, T]
-    sampler_logprobs_nT: Tensor
-    counted_nT: Tensor  # bool, tokens that metrics describe
-    entropies_nT: Tensor  # nats
+    tokens: TokenGrid  # [n, T] tensors that the policy's loss reads
+    counted_nT: (
+        Tensor  # bool, tokens that metrics describe: those of completions with a gradient from the policy's term
+    )
 
     @staticmethod
     def of(
         inputs: UpdateInputs, pack: Pack, output: PackOutput, routing: Sequence[Routing], weights_NT: Tensor
     ) -> PackPass:
         """Cuts the update's tensors to the rows of a pack."""
-        logprobs_nT, reference_NT = to_grid(pack, output.logprobs_C), inputs.before.reference_NT
+        denominator_NT, reference_NT = inputs.ratio_denominator_NT, inputs.before.reference_NT
+        logprobs_nT = to_grid(pack, output.logprobs_C)
+        sampler_logprobs_nT = cut(pack, inputs.batch.old_logprobs_NT)
         mask_nT, weights_nT = cut(pack, inputs.batch.mask_NT), cut(pack, weights_NT)
         advantages_nT = cut(pack, inputs.advantages_NT)
         has_gradient_n = (weights_nT > 0).any(1) & (advantages_nT != 0).any(1)
-        sampler_logprobs_nT, counted_nT = cut(pack, inputs.batch.old_logprobs_NT), mask_nT & has_gradient_n[:, None]
-        denominator_NT = inputs.ratio_denominator_NT
+        counted_nT = mask_nT & has_gradient_n[:, None]
         tokens = TokenGrid(
             logprobs_nT,
             logprobs_nT.detach() if denominator_NT is None else cut(pack, denominator_NT),
@@ -57,9 +58,7 @@ class PackPass:
             counted_NT=counted_nT,
             rows=pack.rows,
         )
-        return PackPass(
-            pack, output, routing, tokens, sampler_logprobs_nT, counted_nT, to_grid(pack, output.entropies_C)
-        )
+        return PackPass(pack, output, routing, tokens, counted_nT)
 
 
 PackLoss = Callable[[PackPass], tuple[Tensor, Stats]]
@@ -67,7 +66,11 @@ PackLoss = Callable[[PackPass], tuple[Tensor, Stats]]
 
 
 class Term:
-    """A term of the loss. The defaults are those of a term that asks for nothing and moves no row by itself."""
+    """A term of the loss: what it needs before the update, the rows that it moves, and its loss of a pack.
+
+    The learner calls `with_inputs`, `columns` and `metrics` once for a batch, `moves` and `prepare` once for an update,
+    and the function that `prepare` returns once for a pack. The defaults need nothing and move no row.
+    """
 
     reads_policy_before = False  # whether `columns` needs the policy's forward pass before the first update
     reads_prefix_once = True  # whether packs may read the tokens that begin all prompts outside of the packs
@@ -93,13 +96,21 @@ class Term:
         return {}
 
     def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
-        """[N] bool: those of an update's rows that the term gives a gradient."""
+        """[N] bool: those of an update's rows to which the term gives a gradient."""
         return torch.zeros(len(weights_NT), dtype=torch.bool)
 
     def prepare(
         self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
     ) -> PackLoss:
-        """The term's loss of a pack of this update, whose rows and tokens' weights [N, T] are given."""
+        """Computes what all packs of an update share, and returns the term's loss of a pack.
+
+        Args:
+            runner: makes further forward passes and packs.
+            inputs: the batch, and what its updates share.
+            packs: the packs of the update.
+            rows: the update's rows of the batch.
+            weights_NT: weight of each token in the loss, 0 outside of these rows.
+        """
         raise NotImplementedError
 
 
@@ -141,7 +152,7 @@ class PolicyTerm(Term):
         return (weights_NT > 0).any(1) & (is_pulled | (inputs.advantages_NT != 0).any(1))
 
     def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of some tokens and its metrics: see `grouprl.algorithms.policy_loss`."""
+        """The loss of some tokens and its metrics, by the algorithm's objective; a user may have written its class."""
         result = self.algorithm.objective.loss(tokens, self.algorithm.kl, kl_coef if self.algorithm.pulls else 0.0)
         if not isinstance(result, tuple):
             raise UserError(f"loss: expected (loss, stats), got {type(result).__name__}: return both")
@@ -150,7 +161,7 @@ class PolicyTerm(Term):
     def prepare(
         self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
     ) -> PackLoss:
-        """See `Term.prepare`."""
+        """The loss of a pack needs nothing but its tokens."""
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             loss, values = self.loss(forward.tokens, inputs.kl_coef)
@@ -174,10 +185,10 @@ class EntropyTerm(Term):
     def prepare(
         self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
     ) -> PackLoss:
-        """See `Term.prepare`."""
+        """The entropy bonus of a pack, and the mean entropy of its counted tokens, in nats."""
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
-            counted_nT, entropies_nT = forward.counted_nT, forward.entropies_nT
+            counted_nT, entropies_nT = forward.counted_nT, to_grid(forward.pack, forward.output.entropies_C)
             stats = {"entropy": (entropies_nT.detach()[counted_nT].mean(), int(counted_nT.sum()))}
             weighted = (forward.tokens.weights_NT * entropies_nT).sum()
             return -inputs.entropy_bonus * weighted if inputs.entropy_bonus > 0 else weighted.new_zeros(()), stats

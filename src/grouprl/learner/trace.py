@@ -1,11 +1,10 @@
-"""Log-probs and entropies of each token, kept for the record; nothing here affects the update."""
+"""The numbers of each token that a run records: computed after the updates, which nothing here affects."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import compress
 
 import torch
@@ -36,15 +35,15 @@ class TokenPass:
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
 
 
-def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
-    """The forward passes of all packs, of which each rank made its own (by place)."""
+def all_passes(packs: Sequence[Pack], pass_by_index: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
+    """The forward passes of all packs, of which this rank made some (by index)."""
     if ranks.world == 1 or not packs:
-        return list(own.values())
+        return list(pass_by_index.values())
     lengths = [len(pack.row_C) for pack in packs]
     numbers_2C = torch.zeros(2, sum(lengths), device=packs[0].row_C.device)
     columns = torch.split(numbers_2C, lengths, dim=1)
-    for place, one in own.items():
-        columns[place].copy_(torch.stack([one.logprobs_C, one.entropies_C]))
+    for index, token_pass in pass_by_index.items():
+        columns[index].copy_(torch.stack([token_pass.logprobs_C, token_pass.entropies_C]))
     ranks.combine(numbers_2C, "log-probs")
     return [TokenPass(pack, *column) for pack, column in zip(packs, columns, strict=True)]
 
@@ -84,7 +83,7 @@ class LearnTrace:
 
 
 def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
-    """What the record keeps of a batch's updates."""
+    """Computes the recorded numbers of a batch's tokens from its updates."""
     if result.inputs is None:
         return LearnTrace({}, [], {})
     unused = _unused_tokens(algorithm.objective, result.inputs, result)
@@ -116,29 +115,28 @@ def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
 
 def _unused_tokens(objective: Objective, inputs: UpdateInputs, result: BatchUpdates) -> dict[str, Tensor]:
     """[N, T] bool by category of `evaluation.ledger`: tokens without a gradient in the updates of the last pass."""
-    batch, broken_N = inputs.batch, torch.zeros(len(inputs.batch.mask_NT), 1, dtype=torch.bool)
+    batch, advantages_NT = inputs.batch, inputs.advantages_NT
+    broken_N = torch.zeros(len(batch.mask_NT), 1, dtype=torch.bool)
     for update in result.updates:
         for part in update.passes:
             broken_N[list(part.pack.rows)] = not math.isfinite(update.metrics["grad_norm"])
+
+    # The tokens whose gradient the clip, the dual clip or `left_out` removes.
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
+    logprobs_NT = _grid(old_NT, result.last_pass)
+    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
+    ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
+    limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
+    clipped_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
+    for side_NT in cut_sides(objective, ratios_NT, advantages_NT).values():
+        clipped_NT = clipped_NT | side_NT
     return dict(inputs.masked) | {
         "truncated": ~batch.trained_NT,
         "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.taught_N[:, None],
         "critic_only": torch.full_like(broken_N, result.critic_only),
         "not_finite": broken_N,
-        "clipped": _cut_tokens(objective, inputs, result.last_pass),
+        "clipped": clipped_NT,
     }
-
-
-def _cut_tokens(objective: Objective, inputs: UpdateInputs, last_pass: Sequence[TokenPass]) -> Tensor:
-    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes."""
-    batch, advantages_NT = inputs.batch, inputs.advantages_NT
-    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
-    logprobs_NT = _grid(old_NT, last_pass)
-    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
-    ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
-    limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
-    left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
-    return reduce(torch.logical_or, cut_sides(objective, ratios_NT, advantages_NT).values(), left_NT)
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
@@ -150,13 +148,13 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
         return []
     moved_N = (advantages_NT != 0).any(1).tolist()
     group = next(compress(batch.group_of_N, moved_N), None)
-    return [row for row, one in enumerate(batch.group_of_N) if one == group]
+    return [row for row, row_group in enumerate(batch.group_of_N) if row_group == group]
 
 
 def _watched_stages(
     algorithm: Algorithm, inputs: UpdateInputs, result: BatchUpdates
 ) -> Mapping[str, Mapping[str, object]]:
-    """What the last update made of the watched rows, see `group_stages`; as if the whole batch were one update."""
+    """The loss of the watched rows in stages (`group_stages`), as if the whole batch were one update."""
     rows = list(result.watched)
     if not rows:
         return {}
@@ -190,7 +188,7 @@ def _grid(start_NT: Tensor, parts: Sequence[TokenPass]) -> Tensor:
 
 
 def token_record(
-    groups: Sequence[Group], kept: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
+    groups: Sequence[Group], is_kept_P: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
 ) -> tuple[list[list[list[float]]], list[list[TokenTrace]]]:
     """Puts the rows of the batch back in their groups; returns [P][G] advantages and traces.
 
@@ -199,7 +197,7 @@ def token_record(
     rows = iter(tokens)
     pairs = [
         [next(rows) if keep else ([0.0] * len(completion), TokenTrace()) for completion in group.completions]
-        for group, keep in zip(groups, kept, strict=True)
+        for group, keep in zip(groups, is_kept_P, strict=True)
     ]
     return [[advantages for advantages, _ in group] for group in pairs], [
         [trace for _, trace in group] for group in pairs

@@ -65,10 +65,10 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     auto = _auto_class(base, what, revision)
 
     rounded = weights != "float32"
-    place = torch.device("cpu") if rounded else device
+    load_device = torch.device("cpu") if rounded else device
 
     def load(attention: str) -> PreTrainedModel:
-        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(place).eval()
+        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(load_device).eval()
         model.config._commit_hash = extract_commit_hash(
             cached_file(_resolve(base), CONFIG_NAME, revision=revision), None
         )
@@ -76,7 +76,12 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
 
     with hide_warnings():  # about masks and fast kernels of single architectures, whose numbers are compared here
         model = in_right_form(path, load)
-    _freeze_beside_text(model)
+    # Only the text tower of a model that sees learns: text gives the rest no gradient.
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    learned = {id(weight) for part in parts for weight in part.parameters()}
+    for weight in model.parameters():
+        if id(weight) not in learned:
+            weight.requires_grad_(False)
     if rounded:
         round_weights(model)
     if weights == "nf4":
@@ -129,22 +134,13 @@ def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
         return
     shards = leaf("received.files").shard_names(folder)
     folder = _received(path, revision, *(shards or ["model.safetensors"]))
-    given = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False, **options)
     with torch.device("meta"):
-        asked = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
-    if given and asked > _SPARE + 2 * given:  # four bits are a weight
-        got = f"one of {asked} and files of {given} bytes: get the files of one model"
+        weight_count = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
+    if file_bytes and weight_count > _SPARE + 2 * file_bytes:  # four bits are a weight
+        got = f"one of {weight_count} and files of {file_bytes} bytes: get the files of one model"
         raise UserError(f"model {path!r}: expected a configuration of as many weights as its files, got {got}")
-
-
-def _freeze_beside_text(model: PreTrainedModel) -> None:
-    """Only the text tower of a model that sees learns: text gives the rest no gradient."""
-    parts = (model.get_decoder(), model.get_output_embeddings())
-    learned = {id(weight) for part in parts for weight in part.parameters()}
-    for weight in model.parameters():
-        if id(weight) not in learned:
-            weight.requires_grad_(False)
 
 
 def load_pretrained(
@@ -262,11 +258,11 @@ def load_tokenizer(model: str | ModelSource) -> PreTrainedTokenizerBase:
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError for a tokenizer with tokens that the model has no embedding of."""
-    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if known > rows:
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if tokens > rows:
         raise UserError(
             f"model {model.name_or_path!r}: expected a tokenizer of at most {rows} tokens, as many as the model has "
-            f"embeddings, got one of {known}: use the model's own tokenizer"
+            f"embeddings, got one of {tokens}: use the model's own tokenizer"
         )
 
 
@@ -301,8 +297,8 @@ def mix_weights(model: PreTrainedModel, other: PreTrainedModel, share: float) ->
         model.load_state_dict(other.state_dict())
         return
     theirs = dict(other.named_parameters())  # names a shared weight once; the frozen model has the same names
-    for name, own in model.named_parameters():
-        own.copy_(own.float() * (1 - share) + theirs[name].to(own.device).float() * share)
+    for name, weight in model.named_parameters():
+        weight.copy_(weight.float() * (1 - share) + theirs[name].to(weight.device).float() * share)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -57,32 +57,39 @@ def make_critic(policy: PreTrainedModel, part: CriticPart) -> Critic:
 
 @dataclass(frozen=True)
 class CriticTargets:
-    """What a critic learns from a batch: [N, T] tensors."""
+    """What a critic learns from some rows of a batch: [N, T] tensors."""
 
     values_NT: Tensor  # before the first update
     returns_NT: Tensor
-    counted_NT: Tensor  # bool, tokens of its loss
+    counted_NT: Tensor  # bool, tokens of the value loss; false in the other rows
 
     @staticmethod
-    def of(inputs: UpdateInputs) -> CriticTargets | None:
+    def of(inputs: UpdateInputs, rows: Sequence[int]) -> CriticTargets | None:
         """None where the credit has no returns for a critic."""
         values_NT, credit = inputs.before.values_NT, inputs.credit
         if values_NT is None or credit.returns_NT is None or credit.counted_NT is None:
             return None
-        return CriticTargets(values_NT, credit.returns_NT, credit.counted_NT)
+        counted_NT = torch.zeros_like(credit.counted_NT)
+        counted_NT[list(rows)] = credit.counted_NT[list(rows)]
+        return CriticTargets(values_NT, credit.returns_NT, counted_NT)
+
+    @property
+    def moving(self) -> list[int]:
+        """The rows that the value loss moves."""
+        return [row for row, moves in enumerate(self.counted_NT.any(1).tolist()) if moves]
+
+    @cached_property
+    def weights_NT(self) -> Tensor:
+        """Weights of the value loss, which is a mean over the counted tokens."""
+        return token_weights(self.counted_NT, aggregate="token_mean")
 
     @property
     def explained_variance(self) -> float:
         """1 - Var(returns - values) / Var(returns) of the counted tokens: 1 for a perfect critic, 0 for a constant."""
-        returns, values = (one.cpu()[self.counted_NT].double() for one in (self.returns_NT, self.values_NT))
+        returns = self.returns_NT.cpu()[self.counted_NT].double()
+        values = self.values_NT.cpu()[self.counted_NT].double()
         variance = float(returns.var(correction=0)) if len(returns) else 0.0
         return 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else float("nan")
-
-    def weights(self, rows: Sequence[int]) -> Tensor:
-        """[N, T] weights of the value loss, which is a mean over the counted tokens of these rows."""
-        counted_NT = torch.zeros_like(self.counted_NT)
-        counted_NT[list(rows)] = self.counted_NT[list(rows)]
-        return token_weights(counted_NT, aggregate="token_mean")
 
 
 @dataclass(frozen=True)
@@ -102,39 +109,31 @@ class CriticLearner:
 
     def metrics(self, inputs: UpdateInputs) -> dict[str, float]:
         """How well the critic predicts a batch before its first update."""
-        targets = CriticTargets.of(inputs)
+        targets = CriticTargets.of(inputs, range(len(inputs.batch.mask_NT)))
         return {} if targets is None else {"value_explained_variance": targets.explained_variance}
 
-    def moving(self, inputs: UpdateInputs, rows: Sequence[int]) -> list[int]:
-        """The rows of an update that the value loss moves."""
-        targets = CriticTargets.of(inputs)
-        if targets is None:
-            return []
-        weights_NT = targets.weights(rows)
-        return [row for row in rows if weights_NT[row].any()]
-
-    def loss(self, inputs: UpdateInputs, rows: Sequence[int], pack: Pack, hidden_CH: Tensor) -> tuple[Tensor, Stats]:
+    def loss(self, targets: CriticTargets, pack: Pack, hidden_CH: Tensor) -> tuple[Tensor, Stats]:
         """The value loss of a pack from the hidden states [C, H] that predict its tokens, and its metrics."""
-        targets = CriticTargets.of(inputs)
-        assert targets is not None, "no row moves without targets"
         cost, stats = value_loss(
             to_grid(pack, self.critic.values(hidden_CH)),
-            *(cut(pack, whole_NT) for whole_NT in (targets.values_NT, targets.returns_NT, targets.weights(rows))),
+            cut(pack, targets.values_NT),
+            cut(pack, targets.returns_NT),
+            cut(pack, targets.weights_NT),
             clip=self.part.value_clip,
         )
         return cost, {name: (value, len(pack.row_C)) for name, value in {**stats, "value_loss": cost}.items()}
 
     def add_gradients(self, runner: PackRunner, inputs: UpdateInputs, rows: Sequence[int]) -> dict[str, float]:
         """Adds the gradients of the critic's own packs, and returns their metrics; a term has none."""
-        trunk, moving = self.critic.trunk, self.moving(inputs, rows)
-        if trunk is None or not moving:
+        trunk, targets = self.critic.trunk, CriticTargets.of(inputs, rows)
+        if trunk is None or targets is None or not targets.moving:
             return {}
-        packs, prefix = runner.learned_packs(trunk, inputs.batch, moving)
+        packs, prefix = runner.learned_packs(trunk, inputs.batch, targets.moving)
 
         def pack_loss(pack: Pack) -> tuple[Tensor, PackMetrics]:
             with autocast(runner.device, runner.dtype):
                 hidden_CH = pack_hidden(trunk, pack)
-            cost, stats = self.loss(inputs, rows, pack, hidden_CH)
+            cost, stats = self.loss(targets, pack, hidden_CH)
             return cost, {name: (float(value.detach()), count) for name, (value, count) in stats.items()}
 
         results = runner.add_gradients([partial(pack_loss, pack) for pack in packs], packs, [self.critic], prefix)
@@ -142,7 +141,8 @@ class CriticLearner:
 
     def step(self, inputs: UpdateInputs, rows: Sequence[int], loss: float) -> float:
         """Makes the critic's update where the loss is finite; returns the gradient's norm, 0 without one."""
-        return step_if_finite(self.optimizer, loss) if self.moving(inputs, rows) else 0.0
+        targets = CriticTargets.of(inputs, rows)
+        return 0.0 if targets is None or not targets.moving else step_if_finite(self.optimizer, loss)
 
 
 @dataclass(frozen=True)
@@ -163,21 +163,20 @@ class CriticTerm(Term):
 
     def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
         """The rows with a token in the value loss."""
-        moves_N = torch.zeros(len(weights_NT), dtype=torch.bool)
-        moves_N[self.learner.moving(inputs, rows)] = True
-        return moves_N
+        targets = CriticTargets.of(inputs, rows)
+        return super().moves(inputs, rows, weights_NT) if targets is None else targets.counted_NT.any(1)
 
     def prepare(
         self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
     ) -> PackLoss:
-        """See `Term.prepare`."""
-        part, has_targets = self.learner.part, CriticTargets.of(inputs) is not None
+        """The targets of an update, and with them the value loss of a pack from the policy's hidden states."""
+        part, targets = self.learner.part, CriticTargets.of(inputs, rows)
         coef = part.value_coef if isinstance(part, SharedCritic) else 1.0
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
-            if not has_targets:
-                return forward.entropies_nT.new_zeros(()), {}
-            cost, stats = self.learner.loss(inputs, rows, forward.pack, forward.output.hidden_CH)
+            if targets is None:
+                return forward.tokens.weights_NT.new_zeros(()), {}
+            cost, stats = self.learner.loss(targets, forward.pack, forward.output.hidden_CH)
             return coef * cost, stats
 
         return pack_loss

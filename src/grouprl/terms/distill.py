@@ -60,29 +60,30 @@ class Teacher:
         return prompt_ids_by_row
 
     def _solution(self, problem: Problem) -> str:
-        if (found := self.gold(problem)) is None:
+        solution = self.gold(problem)
+        if solution is None:
             raise UserError(
                 f"algorithm.distill_reads: expected a task with solutions, got none for {problem.where}: name the "
                 "column that holds them (task.arguments.gold_column), or set algorithm.distill=null"
             )
-        return found
+        return solution
 
     def _ids(self, problem: Problem, read: str) -> tuple[int, ...]:
-        asked = isinstance(problem.prompt, str) or any(one["role"] == "user" for one in problem.prompt)
-        if not asked or is_rendered(problem.prompt_text, self.tokenizer):
+        has_question = isinstance(problem.prompt, str) or any(message["role"] == "user" for message in problem.prompt)
+        if not has_question or is_rendered(problem.prompt_text, self.tokenizer):
             raise UserError(
                 f"algorithm.distill: expected plain text or messages with one of the user, got {problem.where}, whose "
                 "prompt has none, or the chat template in it: give messages, or set algorithm.distill=null"
             )
-        return prompt_token_ids(self._with(problem, read), self.tokenizer, longest=self.longest)
-
-    def _with(self, problem: Problem, read: str) -> Problem:
-        """The problem whose prompt, or whose last message of the user, has what the teacher reads."""
+        # What the teacher reads is in its prompt, or in its last message of the user.
         if isinstance(problem.prompt, str):
-            return replace(problem, prompt=self.part.prompt(problem.prompt, read))
-        last = max(at for at, one in enumerate(problem.prompt) if one["role"] == "user")
-        asked = {"role": "user", "content": self.part.prompt(problem.prompt[last]["content"], read)}
-        return replace(problem, prompt=(*problem.prompt[:last], asked, *problem.prompt[last + 1 :]))
+            taught_problem = replace(problem, prompt=self.part.prompt(problem.prompt, read))
+        else:
+            last = max(at for at, message in enumerate(problem.prompt) if message["role"] == "user")
+            question = {"role": "user", "content": self.part.prompt(problem.prompt[last]["content"], read)}
+            messages = (*problem.prompt[:last], question, *problem.prompt[last + 1 :])
+            taught_problem = replace(problem, prompt=messages)
+        return prompt_token_ids(taught_problem, self.tokenizer, longest=self.longest)
 
 
 def make_teacher(
@@ -104,12 +105,12 @@ def make_teacher(
     if part.path is None:
         return Teacher(part, gold, tokenizer, room)
     check_name(part.path, "algorithm.distill_teacher: model")
-    own, other = tokenizer.get_vocab(), load_tokenizer(part.path).get_vocab()
-    if missing := sorted(token for token, number in own.items() if other.get(token) != number):
+    vocabulary, teacher_vocabulary = tokenizer.get_vocab(), load_tokenizer(part.path).get_vocab()
+    if missing := sorted(token for token, number in vocabulary.items() if teacher_vocabulary.get(token) != number):
         raise UserError(
             f"algorithm.distill_teacher: expected a model with the policy's tokenizer, got {part.path}, whose "
-            f"vocabulary differs in {len(missing):,} of {len(own):,} tokens, such as {missing[0]!r}: give one of the "
-            "same family"
+            f"vocabulary differs in {len(missing):,} of {len(vocabulary):,} tokens, such as {missing[0]!r}: give one "
+            "of the same family"
         )
     device, weights = resolve_device(config.model.device), config.model.weights
     model = load_model(part.path, device=device, weights=weights).requires_grad_(False)
@@ -141,7 +142,7 @@ class DistillTerm(Term):
     reference: PreTrainedModel | None
 
     def check(self, problem: Problem) -> None:
-        """See `Teacher.check`."""
+        """Raises UserError for a problem whose solution is missing, or leaves no room for a completion."""
         self.teacher.check(problem)
 
     def with_inputs(self, batch: Batch, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> Batch:
@@ -162,13 +163,17 @@ class DistillTerm(Term):
     ) -> PackLoss:
         """Reads the taught completions with the teacher, once for an update: hidden states [tokens, H] by row."""
         batch, hidden_by_row = inputs.batch, dict[int, Tensor]()
+        model, is_reference = self._model, self.teacher.part.distill_teacher == "reference"
         if batch.teacher_prompts:
             as_teacher, read_packs = as_read(batch), list[Pack]()
             # From each pack packs of its own: with `exact` what a rank computes does not depend on its other packs.
             for index in runner.ranks.own([pack.tokens for pack in packs]):
                 taught_rows = [row for row in packs[index].rows if row in batch.teacher_prompts]
                 read_packs += runner.packs(as_teacher, taught_rows)
-            hidden_by_row = self._read(runner, read_packs)
+            with as_reference(model, self.policy) if is_reference else nullcontext():
+                for pack, hidden_CH in runner.each(read_packs, lambda pack: pack_hidden(model, pack)):
+                    lengths = pack.row_C.bincount().tolist()
+                    hidden_by_row |= zip(pack.rows, torch.split(hidden_CH, lengths), strict=True)
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             with autocast(runner.device, runner.dtype):
@@ -176,14 +181,6 @@ class DistillTerm(Term):
             return self.teacher.part.distill_coef * cost, {"distill_kl": (kl, tokens)}
 
         return pack_loss
-
-    def _read(self, runner: PackRunner, packs: Sequence[Pack]) -> dict[int, Tensor]:
-        model, is_reference = self._model, self.teacher.part.distill_teacher == "reference"
-        hidden_by_row: dict[int, Tensor] = {}
-        with as_reference(model, self.policy) if is_reference else nullcontext():
-            for pack, hidden_CH in runner.each(packs, lambda pack: pack_hidden(model, pack)):
-                hidden_by_row |= zip(pack.rows, torch.split(hidden_CH, pack.row_C.bincount().tolist()), strict=True)
-        return hidden_by_row
 
     @property
     def _model(self) -> PreTrainedModel:
@@ -225,7 +222,7 @@ def token_kls(
     Logits are in memory in chunks of tokens, and computed again in the backward pass, as in `token_logprobs`. The
     gradient flows to `hidden_SH` and `head` alone; see `reverse_kl`.
     """
-    vocabularies = [int(one.weight.shape[0]) for one in (head, teacher_head)]  # type: ignore[index]
+    vocabularies = [int(linear.weight.shape[0]) for linear in (head, teacher_head)]  # type: ignore[index]
     rows, size = max(1, chunk_elements // ARRAYS // max(vocabularies)), min(vocabularies)
     parts = [
         checkpoint(_chunk_kls, head, part_SH, teacher_head, of_teacher_SH, temperature, size, use_reentrant=False)

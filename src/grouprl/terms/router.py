@@ -25,13 +25,13 @@ class ExpertShares:
     The balancing loss multiplies them with probabilities: with those of a pack alone, it would depend on the packs.
     """
 
-    shares_LE: Tensor  # [L, E] share of the tokens that choose each expert
+    shares_DE: Tensor  # [D, E] share of the tokens that choose each expert
     tokens: int
 
     def loss(self, noted: Sequence[Routing], pack: Pack, weights_nT: Tensor) -> Tensor:
         """The part of a pack in the update's balancing loss."""
-        logits_LCE = torch.stack([one.logits_SE for one in _counted(noted, pack, weights_nT)])
-        return balance_loss(logits_LCE, self.shares_LE, tokens=self.tokens)
+        logits_DCE = torch.stack([routing.logits_SE for routing in _counted(noted, pack, weights_nT)])
+        return balance_loss(logits_DCE, self.shares_DE, tokens=self.tokens)
 
 
 class RouterTerm(Term):
@@ -53,10 +53,10 @@ class RouterTerm(Term):
     ) -> PackLoss:
         """Counts the choices of all tokens before any pack's loss: see `ExpertShares`."""
         counted = runner.own(packs, lambda pack: choices(self._policy, pack, cut(pack, weights_NT))) if packs else []
-        counts = chain.from_iterable(runner.ranks.gather([counts_LE.tolist() for _, counts_LE in counted], "experts"))
+        counts = chain.from_iterable(runner.ranks.gather([counts_DE.tolist() for _, counts_DE in counted], "experts"))
         tokens = int((weights_NT > 0).sum())
-        shares_LE = torch.tensor(list(counts), device=runner.device).sum(0) / max(1, tokens)
-        shares = ExpertShares(shares_LE, tokens)
+        shares_DE = torch.tensor(list(counts), device=runner.device).sum(0) / max(1, tokens)
+        shares = ExpertShares(shares_DE, tokens)
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             aux = shares.loss(forward.routing, forward.pack, forward.tokens.weights_NT)
@@ -66,14 +66,16 @@ class RouterTerm(Term):
 
 
 def choices(model: PreTrainedModel, pack: Pack, weights_nT: Tensor) -> Tensor:
-    """[L, E] numbers of the pack's tokens with a weight that choose each expert."""
+    """[D, E] numbers of the pack's tokens with a weight that choose each expert."""
     with noted_routing() as noted:
         pack_hidden(model, pack)
     counted = _counted(noted, pack, weights_nT)
-    return torch.stack([one.experts_SK.flatten().bincount(minlength=one.logits_SE.shape[1]) for one in counted])
+    return torch.stack(
+        [routing.experts_SK.flatten().bincount(minlength=routing.logits_SE.shape[1]) for routing in counted]
+    )
 
 
 def _counted(noted: Sequence[Routing], pack: Pack, weights_nT: Tensor) -> list[Routing]:
     """Of each layer, the routing of the tokens that predict completion tokens with a weight in the loss."""
     index_C = pack.predictors_C[weights_nT[pack.row_C, pack.column_C] > 0]
-    return [one.take(index_C) for one in noted]
+    return [routing.take(index_C) for routing in noted]
