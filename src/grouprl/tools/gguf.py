@@ -138,7 +138,7 @@ def _check(file: Path) -> int:
 def _refuse_lengths(stream: BinaryIO, sizes: Mapping[int, tuple[int, int]], size: int) -> None:
     """Compares every count and length of a header with the size of the file, before a library uses them.
 
-    Source of the layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+    Source of the layout: GGUF version 3 as ggml specifies it (ggml-org/ggml, gguf.md).
 
     Raises:
         ValueError: the file is cut, or is no GGUF file of this byte order.
