@@ -22,7 +22,7 @@ from grouprl.kernels import calibration
 from grouprl.kernels.offers import CONTESTS
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout import NativeEngine, make_requests
 from grouprl.tasks import load_task
 from grouprl.types import Batch, Sampling
 
@@ -63,7 +63,7 @@ def main() -> None:
     model, tokenizer = load_model(path, device=CPU), load_tokenizer(path)
     task = load_task(name, path=file[0] if file else None, examples=given.examples)
     visits = [(problem, "") for problem in task.problems("train")[:problems]]
-    asked = requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
+    asked = make_requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
     optimizer = Optimizer(model, LearnerConfig(learning_rate=1e-6), total_updates=1, seed=0)
     two_updates = Algorithm(updates=Updates(minibatches=2))
     learner = Learner(model, None, optimizer, two_updates, CPU, "bfloat16", 0)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.head import output_head
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import autocast
 from grouprl.models.load import load_model
-from grouprl.models.precision import autocast
 
 CPU = torch.device("cpu")
 ROWS, TOKENS, PACKS = 64, 24, (1, 4, 16, 64)

@@ -18,10 +18,10 @@ from typing import Any
 
 from made_up import made_up_comparison
 
-from grouprl.config.comparison import load_comparison
 from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table, correct_over_table
 from grouprl.tools.compare.read import RecordedComparison, Variant
 from grouprl.tools.compare.report import write_comparison
+from grouprl.tools.compare.settings import load_comparison
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("variant", "greedy after", "difference over problems", "over seeds", "sampled, last tenth", "by seed")

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from grouprl.algorithms.distillation import Distill
-from grouprl.tasks.word_problems import WordProblems, cold_start_pairs, worked_solution
+from grouprl.problems.word_problems import WordProblems, cold_start_pairs, worked_solution
 
 ONE_THREAD = "model.threads=1"
 

@@ -28,10 +28,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from grouprl import RunConfig, Trainer
 from grouprl.config.run import EvaluationConfig, LearnerConfig, LoraConfig, PolicyConfig, RolloutConfig
+from grouprl.forward.attention import is_packed
 from grouprl.learner.batch import make_batch
 from grouprl.learner.packs import make_packs, pack_forward, to_grid
 from grouprl.models.adapters import add_adapter
-from grouprl.models.attention import is_packed
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
 from grouprl.rollout import NativeEngine, Request

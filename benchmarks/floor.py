@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from shapes import SHAPES, TINY, Shape
 from speed_rows import Row, finish, say, section_parser, timed
 
-from grouprl.models.precision import is_emulated
+from grouprl.forward.precision import is_emulated
 
 CPU = torch.device("cpu")
 # Without bfloat16 where a processor computes it in software, 8 times as slow.

@@ -18,10 +18,10 @@ from shapes import tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grouprl.forward.attention import Rule
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import autocast
 from grouprl.learner import make_batch
-from grouprl.models.attention import Rule
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.precision import autocast
 from grouprl.models.verify import plain_logprobs
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tools.planner import ModelShape

@@ -12,7 +12,7 @@ from gpu_work import Bench, Work, build, peak, prompts, wait
 from shapes import tokenizer
 from transformers import PreTrainedModel
 
-from grouprl.models.precision import autocast
+from grouprl.forward.precision import autocast
 from grouprl.tools.planner import ModelShape
 
 

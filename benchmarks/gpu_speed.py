@@ -31,9 +31,9 @@ from shapes import tokenizer
 from transformers import PreTrainedModel
 
 from grouprl.config.run import LoraConfig
+from grouprl.forward.recompute import recompute_activations
 from grouprl.learner import Learner
 from grouprl.models.adapters import add_adapter
-from grouprl.models.recompute import recompute_activations
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.sampler import draw
 from grouprl.tools.planner import MemoryPlan, ModelShape, Networks, StepShape, plan_memory
@@ -126,7 +126,7 @@ def sampling(bench: Bench, subject: Subject, work: Work) -> dict[str, Any]:
     seconds = bench.seconds(lambda: groups.extend(subject.engine.generate(asked, parameters)))
     measured, tokens = largest(), sum(len(one) for group in groups for one in group.completions)
     limits = bench.found["device"]
-    rates = Rates(limits["flops_s"], limits["bytes_s"], "")
+    rates = Rates(limits["flops_s"], limits["bytes_s"])
     floor = floor_of_step(subject.shape, subject.networks, subject.step(bench, work), rates)
     return {
         "groups": groups,

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
+from grouprl.forward.attention import NAME
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
-from grouprl.models.attention import NAME
 from grouprl.rollout import Request
 from grouprl.tools.planner import SHAPES, ModelShape
 from grouprl.types import Group, Problem, RewardOutcome, Sampling

@@ -26,11 +26,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
+from grouprl.forward.attention import NAME
 from grouprl.kernels import compiled_weights
 from grouprl.kernels.build import library
 from grouprl.kernels.compiled_weights import Torch
 from grouprl.learner import Learner, Optimizer, assign_credit, make_batch
-from grouprl.models.attention import NAME
 from grouprl.models.load import frozen_copy
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Problem, RewardOutcome, Sampling

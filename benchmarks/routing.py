@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from grouprl.forward.experts import noted_routing, routers, watch_routers
+from grouprl.forward.precision import autocast
 from grouprl.learner.batch import make_batch
 from grouprl.learner.packs import Pack, make_packs, pack_forward
-from grouprl.models.experts import noted_routing, routers, watch_routers
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.precision import autocast
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling
 

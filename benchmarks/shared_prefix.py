@@ -23,7 +23,7 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
-from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.tasks import load_task
 from grouprl.types import Sampling
 
@@ -67,14 +67,14 @@ def main() -> None:
     tokenizer, task = load_tokenizer(path), load_task(name, path=file, examples=EXAMPLES)
     problems = task.problems("train")[:PROBLEMS]
     visits = [(problem, "") for problem in problems]
-    together = requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
+    together = make_requests(visits, tokenizer, completions=COMPLETIONS, longest_prompt=1 << 20)
     lengths = [len(one.prompt_ids) for one in together]
     print(
         f"{PROBLEMS} prompts of {min(lengths)} to {max(lengths)} tokens, {COMPLETIONS} completions of each; CPU seconds"
     )
     print(f"{'shared tokens':>14}{'sampling':>10}{'reference':>10}{'update':>10}")
     for asked in (together, [replace(one, before=0) for one in together]):
-        with nullcontext() if asked[0].before else patch("grouprl.learner.learner.shared_tokens", lambda prompts: 0):
+        with nullcontext() if asked[0].before else patch("grouprl.learner.runner.shared_tokens", lambda prompts: 0):
             seconds = step(path, asked)
         print(f"{asked[0].before:14}" + "".join(f"{one:10.1f}" for one in seconds))
 

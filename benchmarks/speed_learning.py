@@ -25,7 +25,7 @@ from trl_peer import memory_mib
 
 from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.losses import Clip
-from grouprl.models.precision import autocast
+from grouprl.forward.precision import autocast
 
 ROWS = 16  # of the padded form in a micro-batch
 EXACT = 1e-5  # largest difference of a gradient's element, relative to the largest element

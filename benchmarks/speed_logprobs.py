@@ -19,7 +19,7 @@ from speed_rows import child, finish, say, section_parser, smaller, timed
 from torch import Tensor, nn
 from trl_peer import memory_mib
 
-from grouprl.models.logprobs import token_logprobs
+from grouprl.forward.logprobs import token_logprobs
 from grouprl.types import Sampling
 
 FORMS = ("ours", "full")

@@ -26,7 +26,7 @@ from speed_sampling import fastest_generate, grouprl
 from speed_targets import REAL as NAME
 from trl_peer import VARIANTS, missing_trl
 
-from grouprl.models.precision import is_emulated
+from grouprl.forward.precision import is_emulated
 
 CASES: dict[str, dict[str, int]] = {
     "prompts of 60": {"prompt_tokens": 60},

@@ -23,7 +23,7 @@ from speed_rows import Row, Worker, answer_lines, faster, finish, in_turns, say,
 from speed_work import CPU, requests
 from transformers import LlamaForCausalLM
 
-from grouprl.models.precision import autocast
+from grouprl.forward.precision import autocast
 from grouprl.rollout import NativeEngine
 from grouprl.types import Sampling
 

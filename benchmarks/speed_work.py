@@ -13,8 +13,8 @@ from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
+from grouprl.forward.prefix import shared_tokens
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
-from grouprl.models.prefix import shared_tokens
 from grouprl.rollout import Request
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StopReason
 

@@ -131,7 +131,7 @@ def measure_grouprl(arguments: argparse.Namespace) -> dict[str, Any]:
     reference = frozen_copy(policy) if arguments.beta else None
     learner = learner_of(policy, reference, TimedOptimizer(policy, meter), arguments)
     share = not arguments.unshared
-    with nullcontext() if share else patch("grouprl.learner.learner.shared_tokens", lambda prompts: 0):
+    with nullcontext() if share else patch("grouprl.learner.runner.shared_tokens", lambda prompts: 0):
         for step in range(1 + arguments.steps):
             of_step = brief(shape) if arguments.brief_warm_up and step == 0 else shape
             groups = meter.timed("generation", sampled)(engine, of_step, step=step, share=share)

@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without their page, a third of the time of a small run: for tests of everything else."""
-    monkeypatch.setattr("grouprl.run.train.report_of", lambda directory: directory / "report.html")
+    monkeypatch.setattr("grouprl.trainer.terminal.report_of", lambda directory: directory / "report.html")
 
 
 @pytest.fixture(params=BACKENDS)

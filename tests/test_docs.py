@@ -89,6 +89,8 @@ def test_commands_and_their_options_exist() -> None:
     for page, text in TEXTS.items():
         unbroken = text.replace("\\\n", " ")
         for verb, rest in re.findall(r"(?:^|`|\$ |-m )grouprl ([a-z][a-z-]+)([^`\n|]*)", unbroken, re.MULTILINE):
+            if verb == "import-config" and "accelerate launch" in rest:  # another program's command, pasted
+                continue
             options = re.findall(r"(?<= )--[a-z-]+", rest.partition("#")[0])
             wrong += [(name_of(page), verb, opt) for opt in options if opt not in known.get(verb, ())]
             wrong += [(name_of(page), verb, "")] if verb not in known else []
@@ -112,6 +114,7 @@ def settings() -> set[str]:
     options |= {option for kinds in KINDS.values() for kind in kinds for option in hints(kind)}
     keys |= {f"algorithm.{option}" for option in options} | {f"algorithm.{short}" for short in ("kl", "critic", "name")}
     keys |= {"algorithm.correction", "algorithm.objective.clip_high"}
+    keys |= {"algorithm.bound"}  # of the algorithm that the page on algorithms writes
     keys |= {f"model.lora.{field}" for field in ("rank", "alpha", "targets")}
     parts = {key.rpartition(".")[0] for key in keys}
     return keys | {".".join(part.split(".")[:size]) for part in parts for size in range(1, 1 + len(part.split(".")))}

@@ -17,8 +17,13 @@ from grouprl.leaves import PLACES
 from small_runs import ROWS, small_settings, write_rows
 from source_tree import SRC
 
-# Of each leaf: settings that ask for it, and what is said then.
+# Of each leaf: settings that ask for it, or another verb, and what is said then.
 ASKED = {
+    "problems": (("--reward", "repetition"), "reward.repetition: expected the folder grouprl/problems"),
+    "terms": (("algorithm=ppo",), "term.critic: expected the folder grouprl/terms"),
+    "received": ((), "received.files: expected the folder grouprl/received"),
+    "lean": (("learner.moments=8bit",), "moments: expected the folder grouprl/lean"),
+    "supervised": (("sft",), "supervised.sft: expected the folder grouprl/supervised"),
     "kernels": ((), "the folder grouprl/kernels is missing"),
     "engines": (
         ("rollout.engine.name=vllm", "rollout.engine.address=http://127.0.0.1:9"),
@@ -76,7 +81,7 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leaf", ASKED)
+@pytest.mark.parametrize("leaf", [name for name in ASKED if name != "received"])
 def test_a_leaf_can_be_cut_off(leaf: str, whole: tuple[Path, str], tiny: Path, tmp_path: Path):
     folder, expected = whole
     shutil.copytree(SRC, tmp_path / "grouprl", ignore=shutil.ignore_patterns("__pycache__"))
@@ -89,9 +94,26 @@ def test_a_leaf_can_be_cut_off(leaf: str, whole: tuple[Path, str], tiny: Path, t
     assert bits(folder / "runs" / leaf) == expected
     asked, said = ASKED[leaf]
     if asked or leaf == "cli":
-        ended = run(tmp_path, command(folder, tiny, f"{leaf}-asked", *asked))
+        words = command(folder, tiny, f"{leaf}-asked", *asked)
+        ended = run(tmp_path, ["-m", "grouprl", "sft"] if asked == ("sft",) else words)
         assert ended.returncode == 2
     assert said in " ".join((ended.stdout + ended.stderr).split())
+
+
+@pytest.mark.slow
+def test_the_bundled_model_trains_without_the_checks_of_strangers(whole: tuple[Path, str], tiny: Path, tmp_path: Path):
+    """And a model in a folder, which those check, is not loaded."""
+    folder, abacus = whole[0], Path("abacus")
+    ended = run(SRC.parent, command(folder, abacus, "bundled"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    shutil.copytree(SRC, tmp_path / "grouprl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / "grouprl" / "received")
+    ended = run(tmp_path, command(folder, abacus, "received"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert bits(folder / "runs" / "received") == bits(folder / "runs" / "bundled")
+    ended = run(tmp_path, command(folder, tiny, "folder"))
+    assert ended.returncode == 2
+    assert ASKED["received"][1] in " ".join((ended.stdout + ended.stderr).split())
 
 
 def test_every_place_is_there():

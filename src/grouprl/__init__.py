@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
     from grouprl.rewards.calls import Invalid
     from grouprl.rewards.functions import WeightedReward
-    from grouprl.run.train import Run
-    from grouprl.run.trainer import Trainer
+    from grouprl.trainer.finished import Run
+    from grouprl.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 # The process that started this one: a rank finds out by it that torchrun has ended, even while torch was being loaded.
@@ -44,9 +44,9 @@ __all__ = [
 _LAZY = {
     "Algorithm": "grouprl.algorithms.spec",
     "Invalid": "grouprl.rewards.calls",
-    "Run": "grouprl.run.train",
+    "Run": "grouprl.trainer.finished",
     "RunConfig": "grouprl.config.run",
-    "Trainer": "grouprl.run.trainer",
+    "Trainer": "grouprl.trainer.trainer",
     "WeightedReward": "grouprl.rewards.functions",
 }
 

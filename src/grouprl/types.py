@@ -2,15 +2,21 @@
 
 Axes (suffixes of tensor names):
 
-| letter | axis                                   |
-|--------|----------------------------------------|
-| P      | problems in a step                     |
-| G      | completions of one problem             |
-| N      | completions in a batch (P*G when even) |
-| T      | completion tokens, padded              |
-| L      | prompt tokens, padded                  |
-| S      | packed tokens (no padding)             |
-| V, H   | vocabulary, hidden size                |
+| letter | axis                                                          |
+|--------|---------------------------------------------------------------|
+| P      | problems in a step                                            |
+| G      | completions of one problem                                    |
+| N, n   | completions in a batch (P*G when even); n in a part of it     |
+| T      | completion tokens, padded                                     |
+| C      | completion tokens of a pack, without padding                  |
+| L      | prompt tokens, padded                                         |
+| F      | tokens that begin all prompts, read once                      |
+| R      | tokens read of a completion: observations between its own     |
+| S      | packed tokens: prompts and completions, no padding            |
+| K      | candidates beside each other: keys of attention, experts of a |
+|        | token, reasoning steps of a group                             |
+| V, H   | vocabulary, hidden size                                       |
+| D, E   | layers with experts, experts of a layer                       |
 
 `rewards_PG` is a [P, G] tensor; `logprobs_NT` a [N, T] one. Log-probs are natural logarithms in float32.
 """

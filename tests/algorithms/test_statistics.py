@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouprl.evaluation import mean_interval, pass_at_k, score_interval, wilson_interval
+from grouprl.evaluation.statistics import pass_counts
 
 
 @pytest.mark.parametrize("total", range(1, 9))
@@ -20,6 +21,11 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_completion(total: int)
         for k in range(1, total + 1):
             subsets = [any(subset) for subset in combinations(drawn, k)]
             assert pass_at_k(correct, total, k) == sum(subsets) / len(subsets)
+
+
+@pytest.mark.parametrize(("samples", "counts"), [(1, (1,)), (2, (1, 2)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))])
+def test_of_so_many_samples_these_pass_at_k_are_reported_each_once(samples: int, counts: tuple[int, ...]) -> None:
+    assert pass_counts(samples) == counts
 
 
 def test_pass_at_k_keeps_its_precision_where_factorials_overflow() -> None:

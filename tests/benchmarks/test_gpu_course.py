@@ -27,8 +27,8 @@ import gpu_correctness  # noqa: E402
 import gpu_speed  # noqa: E402
 import gpu_work  # noqa: E402
 
-from grouprl.models.attention import Rule  # noqa: E402
-from grouprl.models.layouts import TreeLayout  # noqa: E402
+from grouprl.forward.attention import Rule  # noqa: E402
+from grouprl.forward.layouts import TreeLayout  # noqa: E402
 from grouprl.tools.planner import ModelShape, Networks  # noqa: E402
 from grouprl.types import Completion, Group, Problem, StopReason  # noqa: E402
 

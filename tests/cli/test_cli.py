@@ -96,7 +96,7 @@ def test_eval_of_a_run_or_its_checkpoint_finds_what_the_run_found(finished: Path
 def test_signs_of_life_do_not_stand_in_the_json(
     finished: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[object, ...]
 ) -> None:
-    monkeypatch.setattr("grouprl.run.terminal.QUIET", 0.0)
+    monkeypatch.setattr("grouprl.trainer.terminal.QUIET", 0.0)
     ended = grouprl("eval", finished, "--json", "evaluation.problems=2", *more)
     assert json.loads(ended.out)
     assert "evaluate: " in ended.err

@@ -18,7 +18,7 @@ import pytest
 
 from forked import command, forked
 from grouprl.cli.watchdog import end_when_stalled, stall_seconds
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.rewards.workers.pool import RewardPool
 from grouprl.rollout.decoding import Decoding
 from grouprl.types import UserError
@@ -138,7 +138,7 @@ def test_a_suspended_process_is_not_a_stall(tmp_path: Path):
     """Ctrl-Z for longer than the limit, then fg."""
     program = (
         "import sys, time\n"
-        "from grouprl.models.progress import PROGRESS\n"
+        "from grouprl.forward.progress import PROGRESS\n"
         "from grouprl.cli.watchdog import end_when_stalled\n"
         "with end_when_stalled(1.0):\n"
         "    PROGRESS.mark()\n"

@@ -11,7 +11,6 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.checks import check_sections
 from grouprl.config.command_line import config_of, reward_settings
-from grouprl.config.comparison import CompareConfig
 from grouprl.config.run import (
     EngineConfig,
     LearnerConfig,
@@ -25,7 +24,7 @@ from grouprl.config.run import (
     dump_config,
     load_config,
 )
-from grouprl.config.supervised import (
+from grouprl.supervised.settings import (
     DpoConfig,
     PairsConfig,
     RewardModelConfig,
@@ -33,6 +32,7 @@ from grouprl.config.supervised import (
     SftLearnerConfig,
     SupervisedConfig,
 )
+from grouprl.tools.compare.settings import CompareConfig
 from grouprl.types import Sampling, UserError
 from variants import variant
 

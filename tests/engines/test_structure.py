@@ -17,8 +17,8 @@ from engine_setting import Setting, setting_of
 from grouprl import Trainer
 from grouprl.config.run import EngineConfig, RolloutConfig, RunConfig, load_config
 from grouprl.engines.structure import TokenAutomaton, Vocabulary, structure_of, token_bytes
+from grouprl.forward.logprobs import Context, token_logprobs
 from grouprl.learner import make_batch
-from grouprl.models.logprobs import Context, token_logprobs
 from grouprl.record.read import read_rollouts, read_run
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout.engine import structured_sampling

@@ -172,7 +172,7 @@ def test_a_message_that_a_server_does_not_read_has_the_same_deadline() -> None:
         began = time.monotonic()
         for _ in range(3):
             with pytest.raises(OSError):
-                session.asked({"type": "reset", "data": "x" * (12 << 20)})
+                session.request({"type": "reset", "data": "x" * (12 << 20)})
         reading.set()
         session.close()
         assert time.monotonic() - began < 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -131,3 +132,42 @@ def test_pass_at_k_of_a_problem_is_the_share_of_its_subsets_with_a_correct_one(k
     for name, correct in zip("abcd", (0, 1, 3, 5), strict=True):
         subsets = list(combinations([True] * correct + [False] * (5 - correct), k))
         assert found[name] == sum(map(any, subsets)) / len(subsets)
+
+
+LINE = {
+    "problem_ids": ["a", "b"],
+    "greedy": [1, 0],
+    "correct": [3, 0],
+    "samples": 4,
+    "rewards": {"reward": [0.5, None]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_read"),
+    [
+        ({}, True),
+        ({"greedy": [], "correct": []}, True),  # no verifier
+        ({"correct": [], "samples": 0}, True),
+        ({"rewards": {"reward": []}}, True),
+        ({"problem_ids": ["a", 2]}, False),
+        ({"samples": True}, False),
+        ({"greedy": [1]}, False),
+        ({"greedy": []}, False),
+        ({"greedy": [1, None]}, False),
+        ({"correct": [3]}, False),
+        ({"correct": [3, None]}, False),
+        ({"rewards": {"reward": [0.5]}}, False),
+        ({"rewards": {"reward": [0.5, "1"]}}, False),
+        ({"rewards": [0.5, 1.0]}, False),
+    ],
+)
+def test_a_line_of_results_is_read_as_it_was_recorded_or_not_at_all(changes: dict[str, Any], is_read: bool) -> None:
+    line = LINE | changes
+    found = ProblemResults.read(line)
+    assert (found is not None) == is_read
+    if found is not None:
+        columns = {name: [*values] for name, values in found.rewards.items()}
+        assert (found.samples, [*found.greedy], [*found.correct], columns) == (
+            *(line["samples"], line["greedy"], line["correct"], line["rewards"]),
+        )

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from counting import count_kernels
 from forked import forked
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.logprobs import token_logprobs
 from grouprl.kernels import build, calibration
 from grouprl.kernels.build import library, library_file
 from grouprl.kernels.calibration import Contest, Timing, timings, uses_kernel
 from grouprl.kernels.functions import ADD_NORM, add_norm, swiglu
 from grouprl.kernels.llama_form import AttentionInput, attend_rotated, has_llama_form
-from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.logprobs import token_logprobs
 from grouprl.rollout.engine import Request
 from grouprl.rollout.native import NativeEngine
 from grouprl.types import Problem, Sampling, UserError

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grouprl.forward.layouts import Prefix, TreeLayout
 from grouprl.kernels import calibration
 from grouprl.kernels.build import library
 from grouprl.kernels.functions import add_norm, fits, kernels, linear_logprobs, pointers, swiglu
 from grouprl.kernels.llama_form import AttentionInput, attend_rotated
 from grouprl.kernels.tokens import draw as draw_compiled
-from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.rollout.sampler import draw, row_key, uniforms
 from grouprl.types import Sampling
 

@@ -14,6 +14,9 @@ import pytest
 from grouprl.lab.report.groups import one_group
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.report.write import group_answers, write_report
+from grouprl.record.queries import copy_steps
+from grouprl.record.read import read_rollouts
+from grouprl.record.rollouts import open_rollouts
 from grouprl.types import UserError
 from lab_runs import Made, make_run
 from recorded_episodes import CALL, EPISODES, IMAGE, LONG, record_episodes
@@ -173,3 +176,13 @@ def test_conversations_have_charts_of_their_own(shown: Any, tmp_path: Path) -> N
     shown.page.wait_for_selector("main .page .chart-card")
     assert shown.page.get_by_role("heading", name="Conversations").count() == 0
     shown.page.goto(shown.home)
+
+
+def test_the_copy_for_a_fork_has_the_episodes(tmp_path: Path) -> None:
+    run, fork = record_episodes(tmp_path / "run", steps=2), tmp_path / "fork"
+    fork.mkdir()
+    with closing(open_rollouts(f"file:{fork}/rollouts.sqlite")) as copy:
+        copy_steps(copy, run, [1])
+    assert [completion.episode for completion in read_rollouts(fork, 1)[0].group.completions] == list(EPISODES)
+    assert read_rollouts(fork, 1) == read_rollouts(run, 1)
+    assert read_rollouts(fork, 2) == ()

@@ -13,7 +13,7 @@ from grouprl.lab.report.page import STATIC
 from grouprl.lab.report.write import write_report
 from grouprl.record.read import Example, read_run
 from grouprl.record.write import RunRecord
-from grouprl.run.verdict import verdict
+from grouprl.trainer.verdict import verdict
 from grouprl.types import StepRecord, UserError
 from held_page import Page
 from lab_runs import Made, make_run

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from engine_setting import ENDS, PROMPTS
 from grouprl.config.run import LoraConfig
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.prefix import KeepingLayout
 from grouprl.kernels import calibration
 from grouprl.kernels.build import library
 from grouprl.kernels.llama_form import AttentionInput, attend_rotated
 from grouprl.learner import make_batch
 from grouprl.models.adapters import add_adapter
-from grouprl.models.layouts import Prefix, TreeLayout
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.prefix import KeepingLayout
-from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout import NativeEngine, make_requests
 from grouprl.types import Problem, Sampling
 from learner_setting import EXAMPLES, learner_of
 from tiny import Kind, tiny_model_folder
@@ -51,7 +51,7 @@ def test_log_probs_are_the_samplers_to_the_bit(tmp_path: Path, kind: Kind, kv_he
                 weight.data = 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
     before = EXAMPLES if change == "a shared prefix" else ""
     visits = [(Problem(text, before + text), "") for text in PROMPTS]
-    asked = requests(visits, tokenizer, completions=7, longest_prompt=200)
+    asked = make_requests(visits, tokenizer, completions=7, longest_prompt=200)
     assert (asked[0].before > 0) == bool(before)
     groups = NativeEngine(model, tokenizer, seed=3, max_rows=21, dtype="bfloat16").generate(asked, SAMPLING)
     batch = make_batch(groups, SAMPLING)

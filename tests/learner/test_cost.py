@@ -15,16 +15,16 @@ from counting import Costs, Product, count_kernels, count_products_of_decode_ste
 from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.learner import UpdateConfig
+from grouprl.forward.attention import NAME
+from grouprl.forward.logprobs import token_logprobs
+from grouprl.forward.precision import autocast
+from grouprl.forward.products import equal_rows, product_sizes
+from grouprl.forward.workers import one_thread
 from grouprl.kernels.build import library
 from grouprl.kernels.compiled_forward import CompiledForward
 from grouprl.kernels.compiled_weights import CompiledWeights
 from grouprl.learner import Optimizer, make_batch
-from grouprl.models.attention import NAME
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.logprobs import token_logprobs
-from grouprl.models.precision import autocast
-from grouprl.models.products import equal_rows, product_sizes
-from grouprl.models.workers import one_thread
 from grouprl.rollout import NativeEngine, Request
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Unit, UnitQueue
@@ -173,7 +173,7 @@ class Sampled(NamedTuple):
     prefills: list[tuple[int, int]]  # tokens read, and predicted, which are fewer here
     steps: list[int]  # rows of each step of decoding, which reads and predicts one token for every one
     flops: int
-    fewest: int  # rows of a product, see `grouprl.models.products`
+    fewest: int  # rows of a product, see `grouprl.forward.products`
 
 
 def sampled(

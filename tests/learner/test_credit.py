@@ -12,8 +12,8 @@ from grouprl import Algorithm
 from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.named import NAMED
 from grouprl.learner import PolicyEvaluation, assign_credit
-from grouprl.learner.critic import Valuation
 from grouprl.learner.trace import token_record, token_rows
+from grouprl.terms.critic import CriticTargets
 from grouprl.types import Batch, Completion, Group, Problem, RewardOutcome, Sampling, StepReward, StopReason, TokenTrace
 from variants import variant
 
@@ -197,7 +197,7 @@ def test_advantages_may_be_normalized_over_the_tokens_of_the_batch(
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, counted: torch.Tensor) -> float:
-    return Valuation(values, returns, counted).explained_variance
+    return CriticTargets(values, returns, counted).explained_variance
 
 
 def test_what_a_critic_explains() -> None:

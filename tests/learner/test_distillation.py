@@ -17,11 +17,12 @@ from grouprl.algorithms.distillation import Distill
 from grouprl.config.command_line import config_of
 from grouprl.config.run import RunConfig, load_config
 from grouprl.learner import make_batch
-from grouprl.learner.teacher import Teacher, token_kls
 from grouprl.models.load import load_tokenizer
+from grouprl.run.assemble import loss_terms
+from grouprl.terms.distill import Teacher, token_kls
 from grouprl.tools.proof.replay import replay
 from grouprl.types import Batch, Group, Problem, RewardOutcome, Sampling
-from learner_setting import gap, learn, learner_of, loaded, other_reference, sampled
+from learner_setting import gap, learn, learner_of, loaded, other_reference, sampled, teacher_of
 from oracles import own_logits, own_model
 from small_runs import ROWS, metrics, small_config
 from variants import variant
@@ -130,8 +131,8 @@ def test_packed_rows_are_single_rows(tiny: Path, teacher: str, tokens: int) -> N
     algorithm = variant(kl_coef=1e-9, distill_coef=coef, distill_teacher=teacher)
     learner = learner_of(loaded(tiny), algorithm, micro_batch_tokens=tokens)
     if teacher == "another":
-        tokenizer, another = load_tokenizer(str(tiny)), other_reference(loaded(tiny))
-        learner.teacher = Teacher(algorithm.distill, lambda _: None, tokenizer, 60, another)
+        another = teacher_of(algorithm.distill, other_reference(loaded(tiny)))
+        learner.use_terms(loss_terms(algorithm, learner.policy, learner.reference, None, another))
     found = learn(learner, batch, NOTHING)
     kl, expected = slow_gradient(tiny, batch, reference=teacher != "policy")
     assert found["distill_kl"] == pytest.approx(kl, rel=1e-5)

@@ -43,10 +43,10 @@ def test_a_loss_by_hand() -> None:
     probs_C = torch.tensor([0.9, 0.8, 0.7, 0.2])
     uneven_CE = torch.stack([probs_C, 1 - probs_C], -1).log() + 3.0
     even_CE = torch.zeros(4, 2)  # a balanced layer is 1: a token chooses one expert
-    logits_LCE, shares_LE = torch.stack([uneven_CE, even_CE]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])
-    whole = balance_loss(logits_LCE, shares_LE, tokens=4)
+    logits_DCE, shares_DE = torch.stack([uneven_CE, even_CE]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+    whole = balance_loss(logits_DCE, shares_DE, tokens=4)
     assert float(whole) == pytest.approx((1.15 + 1.0) / 2)
-    parts = [balance_loss(logits_LCE[:, part], shares_LE, tokens=4) for part in (slice(0, 1), slice(1, 4))]
+    parts = [balance_loss(logits_DCE[:, part], shares_DE, tokens=4) for part in (slice(0, 1), slice(1, 4))]
     assert float(sum(parts)) == pytest.approx(float(whole))
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.learner import UpdateConfig
-from grouprl.learner import Learner, Optimizer, assign_credit
-from grouprl.learner.learner import LearnResult
-from grouprl.models.critic import Critic
-from grouprl.models.recompute import recompute_activations
+from grouprl.forward.recompute import recompute_activations
+from grouprl.learner import Learner, Optimizer, assign_credit, trace_updates
+from grouprl.learner.trace import BatchUpdates
 from grouprl.models.verify import TOLERANCE, gap_to_own
 from grouprl.run.machine import networks_mib
+from grouprl.terms.critic import Critic
 from grouprl.types import Batch, Group, RewardOutcome
 from learner_setting import ADVANTAGES, CPU, batch_of, gap, learn, learner_of, loaded
 from pretend_gpu import GPU, on_gpu, pretend_gpu
@@ -28,7 +28,7 @@ ALGORITHMS = {
 }
 
 
-def learned(folder: Path, batch: Batch, algorithm: Algorithm, device: torch.device) -> tuple[Learner, LearnResult]:
+def learned(folder: Path, batch: Batch, algorithm: Algorithm, device: torch.device) -> tuple[Learner, BatchUpdates]:
     """A learner after one update from rewards 0, 1, 0, 1, ...; step 10 looks at one group again."""
     place, config = (lambda one: one) if device == CPU else on_gpu, UpdateConfig(learning_rate=1e-4)
     model, critic = place(loaded(folder)), None
@@ -59,7 +59,8 @@ def test_an_update_has_the_cpus_metrics(
         assert math.isfinite(sum(networks_mib(learner).values()))
     assert found.metrics == pytest.approx(expected.metrics, abs=2e-4, rel=2e-3)
     assert expected.metrics["grad_norm"] > 0
-    for (advantages, trace), (usual, other) in zip(found.tokens, expected.tokens, strict=True):
+    tokens = [trace_updates(algorithm, result).tokens for result in (found, expected)]
+    for (advantages, trace), (usual, other) in zip(*tokens, strict=True):
         assert advantages == pytest.approx(usual, abs=1e-4)
         assert (trace.updated is None) == (other.updated is None)
         assert list(trace.logprobs) == pytest.approx(list(other.logprobs), abs=1e-4)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
-from grouprl.learner import Optimizer, make_batch
+from grouprl.learner import Optimizer, make_batch, trace_updates
 from grouprl.models.load import fingerprint, frozen_copy
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import (
@@ -184,8 +184,8 @@ def test_the_ratio_of_a_single_update_is_exactly_1(
     result = learner.learn(batch, credit_of(batch), before, step=2)
     found = [result.metrics[name] for name in ("ratio_mean", "ratio_max", "clip_low_fraction", "clip_high_fraction")]
     assert found == [1, 1, 0, 0]
-    assert not result.unused["clipped"].any()
-    assert all(trace.old == trace.logprobs for _, trace in result.tokens)
+    assert not trace_updates(learner.algorithm, result).unused["clipped"].any()
+    assert all(trace.old == trace.logprobs for _, trace in trace_updates(learner.algorithm, result).tokens)
     assert (before.policy_NT is None) == ("correction" not in changes)  # no further pass
 
 
@@ -202,9 +202,9 @@ def test_old_log_probs_of_several_updates_are_the_learners_where_it_rounds(tiny:
         if own:
             assert before.policy_NT is not None
             row = before.policy_NT[0][given.mask_NT[0]].tolist()
-            assert list(result.tokens[0][1].old or ()) == row
+            assert list(trace_updates(learner.algorithm, result).tokens[0][1].old or ()) == row
         else:
-            assert result.tokens[0][1].old is None
+            assert trace_updates(learner.algorithm, result).tokens[0][1].old is None
 
 
 @pytest.mark.parametrize("budget", [30, 10**6])

@@ -14,8 +14,8 @@ from grouprl.algorithms import token_weights
 from grouprl.algorithms.advantages import Credit
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, make_batch
-from grouprl.models.critic import Critic
 from grouprl.models.load import fingerprint, frozen_copy, load_model
+from grouprl.terms.critic import Critic
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import (
     ADVANTAGES,

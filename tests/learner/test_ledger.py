@@ -18,10 +18,11 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.evaluation.ledger import CATEGORIES, lengths_by_filter, token_ledger
 from grouprl.evaluation.metrics import Clock
-from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, assign_credit, make_batch
-from grouprl.models.critic import Critic
+from grouprl.learner import Optimizer, ScoredGroups, TokenGrid, assign_credit, make_batch, trace_updates
+from grouprl.learner.terms import PolicyTerm
 from grouprl.models.load import frozen_copy
 from grouprl.step import update_policy
+from grouprl.terms.critic import Critic
 from grouprl.types import Completion, Group, RewardOutcome, StopReason
 from learner_setting import SAMPLING, learner_of, loaded
 from variants import variant
@@ -112,7 +113,7 @@ def of_token(
         return "low_entropy"
     if a.warms_up(1):
         return "critic_only"
-    new = result.tokens[row][1].logprobs
+    new = trace_updates(a, result).tokens[row][1].logprobs
     if a.updates.count == 1:
         old = new
     elif a.spread.entropy_share < 1:
@@ -164,7 +165,7 @@ def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups:
             credit = assign_credit(rewards, {"right": 1.0}, batch, before, algorithm, kl_coef=learner.kl_coef)
             advantages_NT = credit.advantages_NT
         result = update_policy(learner, scored, Clock("reference", "learn"))
-        found = token_ledger(step_groups, outcomes, kept, result.unused)
+        found = token_ledger(step_groups, outcomes, kept, trace_updates(learner.algorithm, result).unused)
         counts = {key.removeprefix("tokens/"): value for key, value in found.items() if key.startswith("tokens/")}
         assert all(type(count) is int for count in counts.values())
         assert sum(counts.values()) == sum(len(one) for group in step_groups for one in group.completions)
@@ -198,15 +199,15 @@ def test_tokens_of_an_update_that_was_not_made(
     best = [RewardOutcome(float(at == 0), {"right": float(at == 0)}) for at in range(9)]
     outcomes = [tuple(best[: len(group.completions)]) for group in groups]
 
-    def broken(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-        total, stats = original(learner, tokens)
+    def broken(term: PolicyTerm, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        total, stats = original(term, tokens, kl_coef)
         return total * NAN, stats
 
-    original = Learner.token_loss
-    monkeypatch.setattr(Learner, "token_loss", broken)
+    original = PolicyTerm.loss
+    monkeypatch.setattr(PolicyTerm, "loss", broken)
     scored = ScoredGroups(1, groups, outcomes, [True] * 3, {"right": 1.0}, SAMPLING)
     result = update_policy(learner, scored, Clock("reference", "learn"))
-    found = token_ledger(groups, outcomes, [True] * 3, result.unused)
+    found = token_ledger(groups, outcomes, [True] * 3, trace_updates(learner.algorithm, result).unused)
     assert found["tokens/not_finite"] == sum(len(one) for group in groups for one in group.completions)
 
 

@@ -15,8 +15,8 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
-from grouprl.models.critic import Critic
 from grouprl.models.load import frozen_copy
+from grouprl.terms.critic import Critic
 from grouprl.types import Group, RewardOutcome
 from learner_setting import SAMPLING, learner_of, loaded
 from variants import variant

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grouprl.forward.packing import pack_tokens
 from grouprl.learner import make_batch
-from grouprl.learner.packs import make_packs, minibatches
-from grouprl.models.packing import pack_tokens
-from grouprl.types import Completion, Group, Problem, Sampling, StopReason
+from grouprl.learner.packs import averaged, combined, make_packs, minibatches
+from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, Sampling, StopReason
 
 CPU = torch.device("cpu")
 
@@ -105,3 +105,61 @@ def test_a_long_prompt_is_read_once_without_a_setting():
 def test_minibatches_are_whole_groups_and_none_is_empty(count: int):
     parts = minibatches(make_batch(HAND_MADE, Sampling()), count, seed=4)
     assert sorted(parts) == ([[0, 1, 2]] if count == 1 else [[0, 1], [2]])
+
+
+def test_another_pass_has_other_minibatches():
+    batch = make_batch(MANY, Sampling())
+    assert len({str(minibatches(batch, 2, seed)) for seed in range(8)}) > 1
+    assert {str(minibatches(batch, 1, seed)) for seed in range(8)} == {str([[*range(11)]])}
+
+
+def shown(index: int, own: tuple[int, ...], observed: tuple[int, ...], kept: int | None = None) -> Completion:
+    """A completion of two turns, the first of one token."""
+    return replace(completion(index, own), episode=Episode((ObservedTokens(1, observed, kept),), ()))
+
+
+@pytest.mark.parametrize(
+    ("groups", "shared", "tokens"),
+    [
+        # 1 5 5 5 5 of two rows behind a prompt of their own, with one token of each; and 3 behind another prompt.
+        (
+            [((9, 8), (shown(0, (1, 1, 1), (5,) * 4), shown(1, (1, 2, 1), (5,) * 4), completion(2, (3, 3))))],
+            0,
+            (2 + 5 + 1 + 1) + (2 + 1),
+        ),
+        # 1 5 of two rows: two tokens are fewer than a prompt of three once more.
+        ([((9, 8, 7), (shown(0, (1, 1), (5,)), shown(1, (1, 2), (5,)), completion(2, (3, 3))))], 0, 3 + 2 + 2 + 1),
+        # Two tokens of each prompt are read elsewhere.
+        (
+            [((9, 8, 1), (completion(0, (5, 6)), completion(1, (7,)))), ((9, 8, 2), (completion(0, (1, 1, 1)),))],
+            2,
+            (1 + 1) + (1 + 2),
+        ),
+        # A fork: nothing behind the prompt, then the prompt with 6, of both without their first two tokens.
+        ([((9, 8, 1), (shown(0, (5, 7), (6,), kept=3),))], 2, 1 + 2),
+        ([((9, 8), (completion(0, (5, 6)), completion(1, ())))], 0, 2 + 1),
+    ],
+)
+def test_packs_read_the_fewest_tokens_and_their_budget_counts_these(
+    groups: list[tuple[tuple[int, ...], tuple[Completion, ...]]], shared: int, tokens: int
+):
+    made = [Group(Problem(str(at), ""), prompt, completions) for at, (prompt, completions) in enumerate(groups)]
+    batch = make_batch(made, Sampling())
+    packs = make_packs(batch, range(len(batch.group_of_N)), tokens, CPU, shared=shared)
+    assert [pack.tokens for pack in packs] == [tokens]
+    assert sorted(packs[0].rows) == [row for row, mask_T in enumerate(batch.mask_NT) if mask_T.any()]
+
+
+def test_metrics_of_packs_and_of_updates_by_hand():
+    packs = [
+        {"loss": (1.0, 3), "router_aux_loss": (0.5, 3), "entropy": (2.0, 1), "ratio_max": (1.5, 3), "kl": (9.0, 0)},
+        {"loss": (2.0, 1), "router_aux_loss": (0.25, 1), "entropy": (4.0, 3), "ratio_max": (1.2, 1), "kl": (8.0, 0)},
+    ]
+    gaps = [{"sampler_learner_gap": (0.3, 4)}, {"sampler_learner_gap": (0.1, 4)}]
+    assert combined(packs) == {"loss": 3.0, "router_aux_loss": 0.75, "entropy": (2 + 3 * 4) / 4, "ratio_max": 1.5}
+    assert (combined(gaps), combined([])) == ({"sampler_learner_gap": 0.3}, {})
+    assert averaged([{"kl": 1.0, "ratio_max": 2.0}, {"kl": 3.0, "ratio_max": 5.0, "entropy": 4.0}]) == {
+        "kl": 2.0,
+        "ratio_max": 5.0,
+        "entropy": 4.0,
+    }

@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from grouprl.config.run import LoraConfig
+from grouprl.forward.layouts import Prefix
+from grouprl.forward.prefix import LearnedPrefix, same_tokens, shared_tokens
+from grouprl.forward.recompute import recompute_activations
 from grouprl.kernels import calibration
-from grouprl.learner import learner as learner_module
+from grouprl.learner import runner as runner_module
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_tokenizer
-from grouprl.models.prefix import shared_tokens
-from grouprl.models.recompute import recompute_activations
-from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.rollout.native import common_tokens
 from grouprl.types import Group, Problem, Sampling
 from learner_setting import EXAMPLES, SAMPLING, batch_of, gap, learn, learner_of, loaded, sampled
@@ -45,12 +46,12 @@ def threads() -> Iterator[None]:
 def asked_of(folder: Path, *texts: str) -> list[Request]:
     """Two completions for each text after the same examples."""
     visits = [(Problem(text, EXAMPLES + text), "") for text in texts]
-    return requests(visits, load_tokenizer(str(folder)), completions=2, longest_prompt=500)
+    return make_requests(visits, load_tokenizer(str(folder)), completions=2, longest_prompt=500)
 
 
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every group reads its whole prompt."""
-    monkeypatch.setattr(learner_module, "shared_tokens", lambda prompts: 0)
+    monkeypatch.setattr(runner_module, "shared_tokens", lambda prompts: 0)
 
 
 def test_what_all_prompts_begin_with_is_found_in_whole_tiles() -> None:
@@ -63,6 +64,17 @@ def test_what_all_prompts_begin_with_is_found_in_whole_tiles() -> None:
     assert shared_tokens([same, same]) == 0  # one prompt: its group reads it once anyway
     assert shared_tokens([(1, *same), (2, *same)]) == 0
     assert shared_tokens([]) == 0
+    assert [same_tokens([(1, 2, 3), (1, end, 3), (1, 2, 3, 4)]) for end in (2, 9, 0)] == [3, 1, 1]
+
+
+def test_of_a_prefix_only_what_is_learned_takes_a_gradient() -> None:
+    frozen, learned = torch.ones(2, 1, 4), torch.ones(2, 1, 4, requires_grad=True)
+    prefix = LearnedPrefix(Prefix([frozen, learned * 2], [frozen, frozen]))
+    assert [leaf is prefix.read.keys[1] for leaf in prefix.leaves] == [True]
+    prefix.leaves[0].sum().backward()
+    prefix.backward()
+    assert learned.grad is not None
+    assert learned.grad.tolist() == torch.full((2, 1, 4), 2.0).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import torch
 
 from grouprl.algorithms.named import NAMED
 from grouprl.config.algorithm import with_options
+from grouprl.forward.workers import side_by_side, worker_count
 from grouprl.learner.gradients import _add_in_a_tree
-from grouprl.models.critic import Critic
-from grouprl.models.workers import side_by_side, worker_count
 from grouprl.ranks import Ranks
+from grouprl.terms.critic import Critic
 from learner_setting import SAMPLING, GradientKeeper, batch_of, credit_of, learner_of, loaded, sampled
 
 

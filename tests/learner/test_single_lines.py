@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms.advantages import Credit
-from grouprl.learner import PolicyEvaluation, make_batch
-from grouprl.learner.batch import UpdateWork
+from grouprl.learner import PolicyEvaluation, make_batch, trace_updates
+from grouprl.learner.batch import UpdateInputs
 from grouprl.tools.proof.replay import _difference
 from grouprl.types import Batch, Completion, Group, Problem, Sampling, StopReason
 from learner_setting import GradientKeeper, batch_of, credit_of, critic_of, learner_of, loaded
@@ -77,7 +77,7 @@ def test_a_correction_alone_has_no_entropy_threshold(tiny: Path, batch: Batch) -
     learner = learner_of(loaded(tiny), variant("grpo", kl_coef=0.0, correction="truncate"))
     result = learner.learn(batch, credit_of(batch), learner.evaluate(batch), step=2)
     assert "entropy_threshold" not in result.metrics
-    assert "low_entropy" not in result.unused
+    assert "low_entropy" not in trace_updates(learner.algorithm, result).unused
 
 
 @pytest.mark.parametrize(("advantages", "has_signal"), [([0.0, 1.0, 0.0], False), ([1.0, 1.0, 0.0], True)])
@@ -85,7 +85,7 @@ def test_a_batch_whose_signal_is_truncated_has_none(advantages: list[float], has
     """Row 1 is truncated."""
     batch = make_batch(three_ends(), Sampling(max_tokens=4), mask_overlong=True)
     credit = Credit(torch.tensor(advantages)[:, None] * batch.mask_NT)
-    assert UpdateWork.of(batch, credit, PolicyEvaluation(), variant("grpo"))[0].has_signal == has_signal
+    assert UpdateInputs.of(batch, credit, PolicyEvaluation(), variant("grpo"))[0].has_signal == has_signal
 
 
 def test_updates_are_numbered_through_the_run(tiny: Path, batch: Batch) -> None:
@@ -101,10 +101,11 @@ def test_a_diverged_token_is_one_beside_its_sampler(tiny: Path, batch: Batch, ch
     batch.old_logprobs_NT.sub_(3.0 * batch.mask_NT)
     learner = learner_of(loaded(tiny), variant("dppo", minibatches=1, **changes))
     result = learner.learn(batch, credit_of(batch, torch.ones(11)), learner.evaluate(batch), step=2)
+    traced = trace_updates(learner.algorithm, result)
     expected = [
-        [math.exp(new) * (1 - math.exp(-3.0)) > 0.15 for new in trace.logprobs or ()] for _, trace in result.tokens
+        [math.exp(new) * (1 - math.exp(-3.0)) > 0.15 for new in trace.logprobs or ()] for _, trace in traced.tokens
     ]
-    clipped = [row[mask].tolist() for row, mask in zip(result.unused["clipped"], batch.mask_NT, strict=True)]
+    clipped = [row[mask].tolist() for row, mask in zip(traced.unused["clipped"], batch.mask_NT, strict=True)]
     assert clipped == expected
     assert 0 < sum(map(sum, expected)) < int(batch.mask_NT.sum())
 

@@ -9,8 +9,8 @@ import torch
 
 from grouprl.algorithms.distillation import Distill
 from grouprl.learner import make_batch
-from grouprl.learner.teacher import Teacher, is_unsolved
 from grouprl.models.load import load_tokenizer
+from grouprl.terms.distill import Teacher, is_unsolved
 from grouprl.types import Group, Problem, RewardOutcome, Sampling, StopReason
 from learner_setting import learn, learner_of, loaded, sampled
 from variants import variant

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models.attention import NAME, Rule, hidden_states
-from grouprl.models.layouts import Prefix, TreeLayout
+from grouprl.forward.attention import NAME, Rule, hidden_states
+from grouprl.forward.layouts import Prefix, TreeLayout
 from grouprl.models.load import load_model
 from grouprl.types import UserError
 from tiny import tiny_model_folder
@@ -184,7 +184,7 @@ def test_attention_and_its_gradient_equal_dense_attention(shape: Shape, kv_heads
 def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     """flex_attention without torch.compile, which needs a GPU; on a CPU torch refuses its gradient, which it has."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
-    monkeypatch.setattr("grouprl.models.layouts._compiled_flex", lambda: flex_attention)
+    monkeypatch.setattr("grouprl.forward.layouts._compiled_flex", lambda: flex_attention)
 
 
 @pytest.mark.usefixtures("eager_flex")
@@ -231,7 +231,7 @@ def test_layouts_of_other_sizes_are_not_compiled_again(rule: Rule, monkeypatch: 
     """
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     traced = torch.compile(flex_attention, dynamic=True, backend="aot_eager")
-    monkeypatch.setattr("grouprl.models.layouts._compiled_flex", lambda: traced)
+    monkeypatch.setattr("grouprl.forward.layouts._compiled_flex", lambda: traced)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     for shape in (

@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grouprl.models import hub, names
-from grouprl.models.attention import is_packed
+from grouprl.forward.attention import is_packed
+from grouprl.models import names
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.save import save_tensors
 from grouprl.models.verify import in_right_form
+from grouprl.received import hub
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import UserError
 from tiny import TEXTS, tiny_model_folder

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from grouprl.models.logprobs import Context, token_logprobs, truncate_logits
+from grouprl.forward.logprobs import Context, token_logprobs, truncate_logits
 from grouprl.types import Sampling
 from oracles import slow_policy
 

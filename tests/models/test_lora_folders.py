@@ -241,7 +241,7 @@ def test_an_adapter_on_the_hub_is_never_loaded_implicitly(
     # What huggingface_hub makes of HF_HUB_CACHE and HF_HUB_OFFLINE when it is imported.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("grouprl.models.hub._OFFLINE", True)
+    monkeypatch.setattr("grouprl.received.hub._OFFLINE", True)
     ended = grouprl("sample", "someone/adapter")
     assert ended.code == 2
     assert "model 'someone/adapter': expected a causal language model" in ended.text
@@ -259,7 +259,7 @@ def test_a_revision_of_the_hub_reaches_config_weights_and_tokenizer(
         (repository / "refs" / name).write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("grouprl.models.hub._OFFLINE", True)
+    monkeypatch.setattr("grouprl.received.hub._OFFLINE", True)
     for revision, folder in ((None, tiny), ("main", tiny), ("old", other), ("b" * 40, other)):
         config = ModelConfig(path="someone/model", revision=revision)
         assert fingerprint(load_model(config, device=CPU)) == fingerprint(load_model(str(folder), device=CPU))

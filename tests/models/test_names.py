@@ -30,7 +30,7 @@ NO_TORCH += "finally: print('torch' in sys.modules, 'transformers' in sys.module
 )
 def test_what_is_not_there_is_named(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grouprl.models.hub._OFFLINE", True)
+    monkeypatch.setattr("grouprl.received.hub._OFFLINE", True)
     Path("runs/demo/checkpoints/step-000002").mkdir(parents=True)
     with pytest.raises(UserError) as refused:
         check_name(name)
@@ -58,7 +58,7 @@ def test_the_command_answers_before_it_loads_torch(words: tuple[str, ...], tmp_p
 
 
 def test_a_cached_model_is_accepted_whatever_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("grouprl.models.hub._OFFLINE", True)
+    monkeypatch.setattr("grouprl.received.hub._OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="no cached copy"):
         check_name("someone/something")

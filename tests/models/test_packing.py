@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.models.packing import GroupSize, PackedUnit, pack_groups
+from grouprl.forward.packing import GroupSize, PackedUnit, pack_groups
 
 GROUPS = st.lists(
     st.builds(GroupSize, st.integers(1, 40), st.lists(st.integers(0, 30), min_size=1, max_size=9).map(tuple)),

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from few_rows import pretend_processor
-from grouprl.models import products
-from grouprl.models.attention import Rule, exact_attention, hidden_states
-from grouprl.models.compiled import kernels
-from grouprl.models.critic import Critic
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward import products
+from grouprl.forward.attention import Rule, exact_attention, hidden_states
+from grouprl.forward.compiled import kernels
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.logprobs import token_logprobs
+from grouprl.forward.products import EqualRows, equal_rows, padded_call, padded_rows, product_sizes
 from grouprl.models.load import load_model
-from grouprl.models.logprobs import token_logprobs
-from grouprl.models.products import EqualRows, equal_rows, padded_call, padded_rows, product_sizes
+from grouprl.terms.critic import Critic
 from grouprl.types import Sampling
 
 CPU, MANY = torch.device("cpu"), 200
@@ -149,7 +149,7 @@ def test_a_packed_group_has_the_same_bits_alone_and_among_others(
     ids = torch.arange(7, 35)
     expected = hidden_states(model, ids, among.position_ids_S, among)
     assert torch.equal(hidden_states(model, ids[:7], alone.position_ids_S, alone), expected[:7])
-    monkeypatch.setattr("grouprl.models.attention.padded_rows", lambda rows, *_, **__: rows)
+    monkeypatch.setattr("grouprl.forward.attention.padded_rows", lambda rows, *_, **__: rows)
     monkeypatch.setattr("grouprl.kernels.llama_form.padded_rows", lambda rows, *_, **__: rows)
     assert not torch.equal(hidden_states(model, ids[:7], alone.position_ids_S, alone), expected[:7])
 
@@ -189,8 +189,8 @@ def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule:
 
 CHECK = """
 import torch
-from grouprl.models import products
-from grouprl.models.products import equal_rows, padded_call
+from grouprl.forward import products
+from grouprl.forward.products import equal_rows, padded_call
 torch.set_num_threads(1)
 for dtype in (torch.float32, torch.bfloat16):
     layer = torch.nn.Linear(96, 160).to(dtype).requires_grad_(False)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.recompute import recompute_activations, recomputes
 from grouprl.models.load import load_model
-from grouprl.models.recompute import recompute_activations, recomputes
 from tiny import Kind, tiny_model_folder
 
 CPU = torch.device("cpu")

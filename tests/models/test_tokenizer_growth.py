@@ -4,6 +4,7 @@ import base64
 import json
 import sys
 import unicodedata
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, normalizers
 
 from grouprl import UserError
 from grouprl.models.load import load_tokenizer
-from grouprl.models.received import refuse_tokenizer
+from grouprl.received.files import refuse_tokenizer
 from tiny import tiny_model_folder
 
 PATH = Path("tokenizer.json")
@@ -38,8 +39,8 @@ def metaspace(replacement: str = "▁", scheme: str = "always") -> dict[str, Any
     return {"type": "Metaspace", "replacement": replacement, "prepend_scheme": scheme, "split": True}
 
 
-def precompiled(*texts: str) -> dict[str, Any]:
-    table = (0).to_bytes(4, "little") + b"".join(text.encode() + b"\0" for text in texts)
+def precompiled(*texts: str, trie: bytes = b"") -> dict[str, Any]:
+    table = len(trie).to_bytes(4, "little") + trie + b"".join(text.encode() + b"\0" for text in texts)
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
@@ -175,6 +176,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "prepend": ({"normalizer": prepend("x" * 10_000)}, "1e\\+04 bytes"),
     "many prepends": ({"normalizer": sequence("normalizers", *[prepend("x" * 1000)] * 5)}, "5e\\+03 bytes"),
+    "beside nothing, then prepend": (
+        {"normalizer": sequence("normalizers", regex("$", "x" * 900), prepend("x" * 3300))},
+        "901 times and 4.2e\\+03 bytes",
+    ),
     "replace": ({"normalizer": replace("x", "x" * 2000)}, "2e\\+03 times"),
     "replace nothing": ({"normalizer": replace("", "x" * 2000)}, "2e\\+03 times"),
     "a regex that looks ahead": ({"normalizer": regex("(?=x)", "y" * 2000)}, "2e\\+03 times"),
@@ -219,9 +224,21 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "vocabulary",
     ),
     "a long added token": ({"added_tokens": [{"id": 5, "content": "x" * 100_000}]}, "vocabulary"),
+    "a long added token of a configuration": (
+        {"added_tokens_decoder": {"5": {"content": "x" * 100_000}}},
+        "vocabulary",
+    ),
     "long tokens, decoded": ({"model": {"vocab": {"x" * 4000: 0}}, "decoder": X60}, "decoder: .*2.4e"),
     "many added tokens": (
         {"added_tokens": [{"id": 5, "content": "x" * 90}] * 90_000, "normalizer": X60},
+        "added tokens",
+    ),
+    "one added token too many": (
+        {"added_tokens": [{"id": 5, "content": "x"}] * 100_001},
+        "at most 100000 added tokens",
+    ),
+    "many short added tokens, each behind a long text": (
+        {"added_tokens": [{"id": 5, "content": "x"}] * 80_000, "normalizer": prepend("x" * 1000)},
         "added tokens",
     ),
     "a step without a type": ({"normalizer": {"prepend": "x"}}, TYPE),
@@ -238,6 +255,13 @@ def test_a_pipeline_that_makes_a_text_too_long_is_refused(kind: str):
     changes, said = HOSTILE[kind]
     with pytest.raises(UserError, match=said):
         refuse_tokenizer(json.dumps({**fields(), **changes}).encode(), PATH)
+
+
+def test_the_texts_of_a_table_begin_behind_its_trie():
+    for longest in (1024, 1025):  # the most that is accepted, and one more
+        data = json.dumps(fields(normalizer=precompiled("x" * longest, trie=b"\xff" * 8))).encode()
+        with nullcontext() if longest == 1024 else pytest.raises(UserError, match=r"1\.02e\+03 times"):
+            refuse_tokenizer(data, PATH)
 
 
 def test_a_model_with_such_a_pipeline_does_not_load(tmp_path: Path):

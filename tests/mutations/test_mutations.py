@@ -23,6 +23,8 @@ CREDIT, PACKS, NO_SIGNAL = (f"tests/learner/test_{name}.py" for name in ("credit
 LEARNER, OPTIONS, LINES = (f"tests/learner/test_{name}.py" for name in ("learner", "learner_options", "single_lines"))
 ENDS, SHARES, RESUME = "tests/rollout/test_ends.py", "tests/ranks/test_shares.py", "tests/run/test_resume.py"
 PAIRED, CLAIMS = "tests/evaluation/test_paired.py", "tests/tools/test_claims.py"
+RECORD, TREE, ANSWERS = "tests/record/test_record.py", "tests/rollout/test_tree.py", "tests/tasks/test_answers.py"
+FOREIGN, GROWTH = "tests/record/test_foreign_files.py", "tests/models/test_tokenizer_growth.py"
 TEACHER = "tests/learner/test_teacher.py"
 POWER = "tests/run/test_survival.py::test_a_run_that_loses_power_ends_as_if_it_had_not"
 
@@ -34,8 +36,21 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "run/resume.py": (
         ("= lock_directory(saved_path(directory).parent)", "= os.open(saved_path(directory).parent, 0)", RESUME),
     ),
-    "record/read.py": (("return lacking if before or not until else (0, *lacking)", "return ()", RESUME),),
-    "record/write.py": (('kept = [row for row in kept if row["step"] in evaluated]', "pass", RESUME),),
+    "record/read.py": (
+        ("return lacking if before or not until else (0, *lacking)", "return ()", RESUME),
+        ("if times[step] != 1 or", "if not times[step] or", RECORD),
+        ("range(1, until + 1)", "range(1, until)", RECORD),
+        ('own and not judged and "reward"', 'own and "reward"', RECORD),
+        ("not 0 <= step < _STEPS", "not 0 <= step <= _STEPS", RECORD),
+        ('if any("run" in row', 'if all("run" in row', FOREIGN),
+    ),
+    "received/files.py": (
+        ("sum(len(str(text)) * times + more for", "sum(len(str(text)) * times for", GROWTH),
+        ("more * factor + addition", "more + addition", GROWTH),
+        ("for tokens in added[:2] for token", "for tokens in added[:1] for token", GROWTH),
+        ("table[4 + int", "table[int", GROWTH),
+    ),
+    "record/write.py": (('kept[path] = [row for row in kept[path] if row["step"] in evaluated]', "pass", RESUME),),
     "record/files.py": (("os.fsync(lines.fileno())", "pass", POWER),),
     # The mathematics.
     "algorithms/advantages.py": (
@@ -81,10 +96,10 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("(sequences * constant_length)", "constant_length", BY_HAND),
         ("mask_NT = mask_NT.float()", "mask_NT = mask_NT", BY_HAND),
         ("_masked_mean(below_NT.float()", "_masked_mean(above_NT.float()", LOSS),
-        ("_blank(old_logprobs_NT.detach()", "_blank(old_logprobs_NT", LOSS),
-        ("torch.where(advantages_NT < 0, torch.maximum", "torch.where(advantages_NT > 0, torch.maximum", LOSS),
+        ("_blank(tokens.old_logprobs_NT.detach()", "_blank(tokens.old_logprobs_NT", LOSS),
+        ("torch.where(advantages_NT < 0, bounded", "torch.where(advantages_NT > 0, bounded", LOSS),
         ("cost_NT = cost_NT + kl_coef", "cost_NT = cost_NT - kl_coef", LOSS),
-        ("_ratio_stats(ratio_NT.detach()", "_ratio_stats(ratio_NT", LOSS),
+        ("ratios_NT = ratio_NT.detach()", "ratios_NT = ratio_NT", LOSS),
     ),
     "algorithms/spec.py": (("% self.kl.refresh_reference == 0", "% self.kl.refresh_reference == 1", ALGORITHM),),
     "algorithms/surrogates.py": (
@@ -122,20 +137,34 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("self.batch.trained_NT).any()", "self.batch.mask_NT).any()", LINES),
         ("entropy_share < 1 and", "entropy_share <= 1 and", LINES),
     ),
-    "learner/critic.py": (
-        ("counted_NT[list(rows)] = self.counted_NT[list(rows)]", "counted_NT[:] = self.counted_NT", LINES),
+    "terms/critic.py": (
+        ("counted_NT[list(rows)] = credit.counted_NT[list(rows)]", "counted_NT[:] = credit.counted_NT", LINES),
     ),
     "learner/learner.py": (
-        ("optimizer.turn = turn ", "optimizer.turn = 0 ", LINES),
-        ("logprobs_nT.detach() if work.old_NT is None else cut(pack, work.old_NT)", "sampled_nT", LEARNER),
+        ("self.optimizer.turn = turn", "self.optimizer.turn = 0", LINES),
         (".abs().max()) <= AT_REFERENCE", ".max()) <= AT_REFERENCE", NO_SIGNAL),
-        ("self.optimizer.updates + (self.critic", "self.optimizer.updates - (self.critic", LINES),
-        ("1, keepdim=True) & (advantages_nT != 0).any(1, keepdim=True)", "1, keepdim=True)", OPTIONS),
-        ("float(batch.trained_NT[work.taught_N]", "float(batch.mask_NT[work.taught_N]", TEACHER),
+        ("self.optimizer.updates + (0 if critic", "self.optimizer.updates - (0 if critic", LINES),
     ),
-    "learner/packs.py": (("range(min(count, len(groups)))", "range(count)", PACKS),),
-    "learner/teacher.py": (
-        ("first += len(group.completions)", "first += len(groups[0].completions)", TEACHER),
+    "learner/terms.py": (
+        (
+            "logprobs_nT.detach() if denominator_NT is None else cut(pack, denominator_NT)",
+            "sampler_logprobs_nT",
+            LEARNER,
+        ),
+        ("(weights_nT > 0).any(1) & (advantages_nT != 0).any(1)", "(weights_nT > 0).any(1)", OPTIONS),
+    ),
+    "learner/packs.py": (
+        ("range(min(count, len(groups)))", "range(count)", PACKS),
+        ('Random(f"minibatches/{seed}")', 'Random("minibatches")', PACKS),
+        ("len(batch.prompts[index]) - shared, [", "len(batch.prompts[index]), [", PACKS),
+        ("if any(row in batch.observations for row", "if all(row in batch.observations for row", PACKS),
+        ("tokens + prompt + same, [", "tokens + prompt, [", PACKS),
+        ('("sampler_learner_gap", "ratio_max")', '("ratio_max",)', PACKS),
+        ('max(values) if name == "ratio_max"', 'min(values) if name == "ratio_max"', PACKS),
+    ),
+    "terms/distill.py": (
+        ("row := row + len(group.completions)", "row := row + len(groups[0].completions)", TEACHER),
+        ("trained_NT[inputs.taught_N].sum()", "inputs.batch.mask_NT[inputs.taught_N].sum()", TEACHER),
         ("last = max(at for at", "last = min(at for at", TEACHER),
         ("not all(outcome.correct", "not any(outcome.correct", TEACHER),
     ),
@@ -146,9 +175,34 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "{name: mean or 0.0 for name, mean in means}",
             PAIRED,
         ),
+        ("for column in numbers[:2]", "for column in numbers[:1]", PAIRED),
+        ("            or (numbers[1] and not numbers[0])\n", "", PAIRED),
         ("span = max(1.0, *(max(side) - min(side) for side in (ours, theirs)))", "span = 1.0", PAIRED),
     ),
-    "tools/compare/claims.py": (("values_PX[:, 0] if claim.grows else np", "np", CLAIMS),),
+    "tools/compare/claims.py": (
+        ("values_PX[:, 0] if claim.grows else np", "np", f"{CLAIMS}::test_growth_begins_at_the_first_evaluation"),
+        ("fmean(reached[:tenth])", "fmean(reached[-tenth:])", f"{CLAIMS}::test_growth_begins_at_the_first_evaluation"),
+        (
+            "simultaneous_confidence(max(1, len(claim.pairs)))",
+            "simultaneous_confidence(1)",
+            f"{CLAIMS}::test_of_two_expectations_each_interval_is_wrong_half_as_often",
+        ),
+        (
+            "found.sampled_by_problem or found.greedy_by_problem",
+            "found.greedy_by_problem or found.sampled_by_problem",
+            f"{CLAIMS}::test_sampled_completions_count_before_the_greedy_one",
+        ),
+    ),
+    "tasks/spelling.py": (
+        ("            power = 1\n        else", "            pass\n        else", ANSWERS),
+        ("upright and len(words) == 1 and", "upright and", ANSWERS),
+    ),
+    "rollout/tree.py": (
+        ("while self.kept > self._limit", "while self.kept >= self._limit", TREE),
+        ("for one in self._nodes if not one.children)", "for one in self._nodes)", TREE),
+        ("same == len(node.token_ids) and at < len(ids)", "at < len(ids)", TREE),
+        ("hidden_SH[end - 1]", "hidden_SH[end - 2]", TREE),
+    ),
     "learner/trace.py": (("left_out(logprobs_NT, batch.old_logprobs_NT", "left_out(logprobs_NT, old_NT", LINES),),
     "rollout/rows.py": (
         (

@@ -21,7 +21,7 @@ from grouprl.engines.ray_cluster import open_cluster
 from grouprl.engines.ray_samplers import _parts
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.ranks import Ranks
-from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout import NativeEngine, make_requests
 from grouprl.tasks import load_task
 from grouprl.tasks.curriculum import PassRates, UniformOrder
 from grouprl.types import UserError
@@ -197,7 +197,9 @@ def test_a_run_that_samples_ahead_is_one_version_behind_and_resumes_exactly(
     visits = UniformOrder(4, config.seed).visits(task.problems("train"), step=4, rates=PassRates())
     tokenizer = load_tokenizer(str(tiny))
     engine = NativeEngine(policy, tokenizer, seed=config.seed, max_rows=256)
-    groups = engine.generate(requests(visits, tokenizer, completions=4, longest_prompt=500), config.rollout.sampling)
+    groups = engine.generate(
+        make_requests(visits, tokenizer, completions=4, longest_prompt=500), config.rollout.sampling
+    )
     query = "SELECT text FROM completions WHERE step = 4 ORDER BY rowid"
     recorded = [text for (text,) in rollouts(runs / "whole", query)]
     assert recorded == [one.text for group in groups for one in group.completions]

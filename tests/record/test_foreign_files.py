@@ -45,6 +45,13 @@ def test_a_file_of_another_run_is_noticed(tmp_path: Path, name: str) -> None:
             Runs(tmp_path).evaluations(run)
 
 
+def test_a_line_of_another_run_between_lines_without_one_is_noticed(tmp_path: Path) -> None:
+    path = RunDirectory(make(tmp_path / "run", "a" * 16)).evaluations
+    path.write_text(f'{{"step": 0}}\n{{"step": 1, "run": "{"b" * 16}"}}\n')
+    with pytest.raises(UserError, match="jsonl:2: expected a record of this run"):
+        read_json_lines(path)
+
+
 def test_files_of_the_run_itself_are_read_without_its_id(tmp_path: Path) -> None:
     for run in (make(tmp_path / "run", "a" * 16), make(tmp_path / "old", None)):
         files = RunDirectory(run)

@@ -22,10 +22,13 @@ from grouprl.record.read import (
     Example,
     RecordedGroup,
     RecordedRewards,
+    incomplete_steps,
+    measure_of,
     read_json_lines,
     read_rewards,
     read_rollouts,
     read_run,
+    rows_of,
 )
 from grouprl.record.rollouts import open_rollouts
 from grouprl.record.write import RunRecord
@@ -233,6 +236,12 @@ def test_a_run_is_read_whole(run: Path) -> None:
     assert (found.examples["before"], found.examples["after"]) == ((before,), (after,))
     assert found.results("before") == {"problems": 500}
     assert found.results("after") == {}
+    path = run / "summary.json"
+    path.write_text(json.dumps(read_json(path) | {"after": {"reward": None, "problems": 500}}))
+    assert read_run(run).results("after") == {"problems": 500}
+    path.write_text('{"after": [500]}')
+    with pytest.raises(UserError, match="after: expected the results"):
+        read_run(run)
 
 
 def test_reopen_drops_what_came_later(run: Path) -> None:
@@ -266,6 +275,48 @@ def test_a_damaged_line_is_named_and_the_lock_let_go(run: Path) -> None:
         RunRecord.reopen(run, 3)
     (run / "metrics.jsonl").write_text(whole)
     RunRecord.reopen(run, 3).close()
+
+
+def test_a_step_is_whole_with_one_line_and_what_it_names(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with RunRecord.create(run, CONFIG) as record:
+        for step in (1, 2, 3):
+            metrics = {"groups/sampled": 2, "completion_tokens": 13 if step == 2 else 12}
+            record.step(StepRecord(step, metrics, (PLAIN, CHAT), OUTCOMES, ADVANTAGES, TRACES))
+    assert [incomplete_steps(run, until, evaluated=False) for until in (1, 2, 4)] == [(), (2,), (2, 4)]
+    assert incomplete_steps(run, 1) == (0,)
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write((run / "metrics.jsonl").read_text().splitlines()[2] + "\n")
+    assert incomplete_steps(run, 4, evaluated=False) == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("summary", "row", "measure"),
+    [
+        ({}, {"reward": 1.0}, "reward"),
+        ({}, {"reward": 1.0, "greedy_accuracy": 0.5}, "greedy_accuracy"),
+        ({"measure": "reward"}, {"greedy_accuracy": 0.5}, "reward"),
+        ({}, {}, "greedy_accuracy"),
+    ],
+)
+def test_what_measures_a_run(summary: dict[str, str], row: dict[str, float], measure: str) -> None:
+    assert measure_of(summary, [row]) == measure
+
+
+def test_lines_have_a_limit_numbers_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grouprl.record.read._MOST_LINES", 2)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 0}}\n{{"step": {2**53 - 1}}}\n')
+    assert [row["step"] for row in read_json_lines(path)] == [0, 2**53 - 1]
+    for text, said in (
+        ('{"step": 0}\n' * 3, "at most 2 lines"),
+        (f'{{"step": {2**53}}}\n', "jsonl:1: expected a step"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            read_json_lines(path)
+    with path.open("rb") as file, pytest.raises(UserError, match="jsonl:2: expected a step"):
+        [*rows_of(file, path, first=2)]
 
 
 def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.config.run import RewardConfig, RunConfig, ScoringConfig
+from grouprl.problems.word_problems import WordProblems
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import TrainingState
 from grouprl.rewards.configured import configured_rewards, open_scorer
 from grouprl.rewards.scorer import Scoring
-from grouprl.tasks import WordProblems
 from grouprl.types import Group, Problem, RewardOutcome
 from groups import group_of
 from judging import judged

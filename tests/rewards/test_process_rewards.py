@@ -10,8 +10,8 @@ import torch
 
 from grouprl import WeightedReward
 from grouprl.models.load import load_tokenizer
+from grouprl.problems.step_rewards import equation_steps
 from grouprl.rewards.outcomes import last_tokens
-from grouprl.rewards.steps import equation_steps
 from grouprl.types import Completion, Group, Problem, StopReason
 from judging import judged
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from grouprl.problems.word_problems import WordProblems
 from grouprl.rewards import built_in, resolve_rewards, verifier_of
 from grouprl.rewards.calls import Invalid
 from grouprl.rewards.configured import open_scorer
 from grouprl.rewards.functions import FromFile, WeightedReward
 from grouprl.rewards.rules import boxed_format, correct_answer
-from grouprl.tasks import WordProblems
 from grouprl.types import Group, Message, Problem, RewardOutcome, UserError
 from groups import group_of
 from judging import judged

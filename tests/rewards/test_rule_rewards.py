@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouprl.checks.json_schema import JsonSchema
-from grouprl.rewards.formats import LONGEST_TEXT, Regex, ThinkFormat
-from grouprl.rewards.lengths import CosineLength, NearLength
-from grouprl.rewards.repetition import Repetition
+from grouprl.problems.formats import Regex, ThinkFormat
+from grouprl.problems.lengths import CosineLength, NearLength
+from grouprl.problems.repetition import Repetition
+from grouprl.rewards.rules import LONGEST_TEXT
 from grouprl.types import UserError
 
 
@@ -291,7 +292,7 @@ def test_a_setting_that_makes_no_sense_is_refused(make: Callable[[], object], me
 
 
 def test_rule_rewards_load_neither_torch_nor_what_their_extras_bring() -> None:
-    names = ("rewards.formats", "rewards.lengths", "rewards.repetition", "checks.json_schema", "checks.symbolic")
+    names = ("problems.formats", "problems.lengths", "problems.repetition", "checks.json_schema", "checks.symbolic")
     modules = ", ".join(f"grouprl.{name}" for name in names)
     heavy = "torch", "transformers", "sympy", "math_verify", "jsonschema"
     program = f"import sys, {modules}; print([n for n in {heavy!r} if n in sys.modules])"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from grouprl.checks.json_schema import JsonSchema
-from grouprl.rewards.formats import Regex, ThinkFormat
-from grouprl.rewards.lengths import CosineLength, NearLength
-from grouprl.rewards.repetition import Repetition
+from grouprl.problems.formats import Regex, ThinkFormat
+from grouprl.problems.lengths import CosineLength, NearLength
+from grouprl.problems.repetition import Repetition
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")

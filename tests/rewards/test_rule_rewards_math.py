@@ -17,7 +17,7 @@ from grouprl.types import UserError
 pytest.importorskip("math_verify")
 
 from grouprl.checks.symbolic import MathVerify
-from grouprl.rewards.lengths import CosineLength
+from grouprl.problems.lengths import CosineLength
 
 
 def verdict(answer: str, gold: object) -> float | None:

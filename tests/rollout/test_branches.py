@@ -10,9 +10,9 @@ import torch
 
 from engine_setting import DRAWN, ENDS, Setting, setting_of
 from grouprl.models.prompts import completion_texts
-from grouprl.rollout.branches import BranchEngine, ReadCompletion
 from grouprl.rollout.engine import structured_sampling
 from grouprl.rollout.sampler import row_key, uniforms
+from grouprl.tools.proof.branch_engine import BranchEngine, ReadCompletion
 from grouprl.types import Completion, Sampling, StopReason
 from oracles import own_logits, slow_policy
 
@@ -143,7 +143,7 @@ def test_an_end_ends_and_the_last_position_is_the_last(setting: Setting) -> None
 
 def test_a_branch_computes_its_own_tokens_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPRL_KERNELS", "off")  # so that all tokens pass through the embedding
-    monkeypatch.setattr("grouprl.models.attention.padded_rows", lambda rows, *_, **__: rows)  # tokens, no padding
+    monkeypatch.setattr("grouprl.forward.attention.padded_rows", lambda rows, *_, **__: rows)  # tokens, no padding
     counts: list[int] = []
     seen = setting.model.get_input_embeddings().register_forward_hook(
         lambda _, given, __: counts.append(given[0].numel())

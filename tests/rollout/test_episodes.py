@@ -16,7 +16,7 @@ import torch
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
 from few_rows import pretend_processor
-from grouprl.models.layouts import Prefix
+from grouprl.forward.layouts import Prefix
 from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
 from grouprl.rollout.tree import Ids, PrefixTree

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engine_setting import Setting, all_of, assert_same, setting_of
+from grouprl.lean.recorders import CudaGraphs
 from grouprl.rollout import NativeEngine
-from grouprl.rollout.recorders import CudaGraphs
 from grouprl.types import Sampling, StopReason
 from oracles import own_logits
 from pretend_gpu import GPU, GpuTensor, TapeGraph, on_gpu, pretend_gpu

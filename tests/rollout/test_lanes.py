@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from few_rows import pretend_processor
+from grouprl.forward.workers import interleaved
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.workers import interleaved
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Group, Problem, Sampling
 

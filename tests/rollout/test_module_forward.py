@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_setting import DRAWN, Setting, all_of, assert_same, setting_of
+from grouprl.lean.recorders import HostReads
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Unit
-from grouprl.rollout.forward import Forward, ModuleForward, _padded_rows
-from grouprl.rollout.recorders import HostReads, Recorder
+from grouprl.rollout.forward import Forward, ModuleForward, Recorder, _padded_rows
 from grouprl.rollout.rows import Rows
 from grouprl.types import Group, Sampling, StopReason
 from tape import TapeRecorder

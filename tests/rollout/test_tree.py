@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.models.attention import Layout, hidden_states
+from grouprl.forward.attention import Layout, hidden_states
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.prefix import read_prefix
 from grouprl.models.load import load_model
-from grouprl.models.prefix import read_prefix
 from grouprl.rollout.tree import Ids, PrefixTree
 
 CPU = torch.device("cpu")
@@ -37,6 +38,9 @@ class Reader:
             whole = read_prefix(self._read, ids, CPU)
             pairs = torch.stack([torch.stack(pair) for pair in zip(whole.keys, whole.values, strict=True)])
             torch.testing.assert_close(path.span(0, len(ids)), pairs, atol=1e-5, rtol=1e-5)
+            alone = TreeLayout((len(ids),), ((),), CPU)
+            last_H = self._read(torch.tensor(ids), alone.position_ids_S, alone)[-1]
+            torch.testing.assert_close(path.last_H, last_H, atol=1e-5, rtol=1e-5)
         return tree.computed - before
 
 
@@ -56,6 +60,8 @@ def test_a_sequence_shares_the_longest_path_that_was_read(reader: Reader):
     assert reader.through(tree, (*PROMPT, 50, 51, 60, 61)) == 2
     assert reader.through(tree, (*PROMPT, 50, 51, 60, 61, 62)) == 1
     assert reader.through(tree, (40, 41, 7)) == 1
+    assert reader.through(tree, (*PROMPT[:2], 50, 51)) == 2  # 50 comes behind the whole prompt alone
+    assert reader.through(tree, PROMPT[:3]) == 1  # the hidden state of its last token is not that of the path's
     assert reader.through(tree, (8, *PROMPT)) == 5
 
 
@@ -84,6 +90,15 @@ def test_the_leaf_used_longest_ago_goes_first(reader: Reader):
     reader.through(tree, (*PROMPT, 70))
     assert tree.kept == 7
     assert [reader.through(tree, (*PROMPT, *end)) for end in ((50, 51), (70,), (60, 61))] == [0, 0, 2]
+
+
+def test_what_others_follow_stays_until_they_are_gone(reader: Reader):
+    """Of 8 tokens one too many: the leaf goes, although the prompt before it was used no later."""
+    tree = tree_of(limit=7)
+    for ids in (PROMPT, (*PROMPT, 50), (7, 8, 9)):
+        reader.through(tree, ids)
+    assert tree.kept == 7
+    assert reader.through(tree, (*PROMPT, 50)) == 1
 
 
 def test_tokens_whose_past_is_gone_are_not_kept(reader: Reader):

@@ -15,9 +15,10 @@ from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.manifest import write_manifest
+from grouprl.problems.gsm8k import Gsm8k
 from grouprl.record.layout import RunDirectory
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint, read_state, save_checkpoint
-from grouprl.tasks import Gsm8k, task_from_list
+from grouprl.tasks import task_from_list
 from grouprl.types import UserError
 from small_runs import assert_same_weights, checkpoint_names, gsm8k_row, tree, write_rows
 from tiny import tiny_model_folder

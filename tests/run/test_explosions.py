@@ -15,14 +15,14 @@ from torch import Tensor
 
 from grouprl import Run, UserError
 from grouprl.learner import TokenGrid
-from grouprl.learner.learner import Learner
+from grouprl.learner.terms import PolicyTerm
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
 from small_runs import assert_same_weights, metrics, small_config, small_run
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
-Loss = Callable[[Learner, TokenGrid], tuple[Tensor, dict[str, Tensor]]]
+Loss = Callable[[PolicyTerm, TokenGrid, float], tuple[Tensor, dict[str, Tensor]]]
 EVERY = {"every": 1, "keep": 99}
 
 
@@ -37,14 +37,14 @@ def rows(runs: Path, name: str) -> list[dict[str, Any]]:
 
 def broken_in(steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """The loss is not finite in these steps, counted by calls: a step of the tests has one pack and one update."""
-    original: Loss = Learner.token_loss
+    original: Loss = PolicyTerm.loss
     calls = iter(range(1, 1000))
 
-    def loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-        total, stats = original(learner, tokens)
+    def loss(term: PolicyTerm, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        total, stats = original(term, tokens, kl_coef)
         return (total * value if next(calls) in steps else total), stats
 
-    monkeypatch.setattr(Learner, "token_loss", loss)
+    monkeypatch.setattr(PolicyTerm, "loss", loss)
 
 
 def test_a_loss_that_is_not_finite_makes_no_update(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +100,14 @@ def test_a_run_that_goes_back_is_the_run_that_was_never_broken(
 ) -> None:
     """One gradient of step 4 is a million times too large, once: the steps made again are those of a sound run."""
     train(tiny, tmp_path / "sound", steps=6)
-    original: Loss = Learner.token_loss
+    original: Loss = PolicyTerm.loss
     calls = iter(range(1, 1000))
 
-    def loss(learner: Learner, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-        total, stats = original(learner, tokens)
+    def loss(term: PolicyTerm, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        total, stats = original(term, tokens, kl_coef)
         return (total * 1e6 if next(calls) == 4 else total), stats
 
-    monkeypatch.setattr(Learner, "token_loss", loss)
+    monkeypatch.setattr(PolicyTerm, "loss", loss)
     assert train(tiny, tmp_path / "broken", steps=6).finished
     assert metrics(tmp_path / "broken" / "run") == metrics(tmp_path / "sound" / "run")
     ends = [tmp_path / name / "run" / "checkpoints" / "step-000006" for name in ("sound", "broken")]

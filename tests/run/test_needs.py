@@ -19,7 +19,7 @@ from grouprl.models.save import save_model
 from grouprl.record.layout import RunDirectory
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import check_sampler
-from grouprl.run.needs import needs_of
+from grouprl.run.needs import resource_notes
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
 from small_runs import ROWS, assert_same_weights, grouprl, metrics, rollouts, small_config, small_run, tree
@@ -32,7 +32,7 @@ def test_the_memory_and_the_tokens_of_evaluations(tmp_path: Path) -> None:
     """Abacus has 1,188,736 weights in float32: weights, reference, gradient and two moments take 5 x 4 bytes each."""
     evaluation = {"every": 2, "problems": 3, "samples": 2}
     config = small_config(tmp_path, model={"path": "abacus", "device": "cpu"}, evaluation=evaluation)
-    memory, problems, tokens = needs_of(config, task_from_list(ROWS), 1)
+    memory, problems, tokens = resource_notes(config, task_from_list(ROWS), 1)
     assert problems.startswith("Problems: ")
     assert re.match(rf"Memory: {1_188_736 * 20 / 2**30:.2f} GiB .* at most 0\.0[2-9] GiB .* on this cpu\.$", memory)
     # Before, after steps 2 and 4 of 6, and after: 4 x 3 x (1 + 2) x 8 = 288. Training: 6 x 2 x 4 x 8 = 384.
@@ -95,7 +95,7 @@ def test_a_line_says_what_is_held_out(tmp_path: Path, rows: int, problems: int, 
     task = trained_on_the_rest(
         task_from_list([{"prompt": f"Say {n}."} for n in range(rows)]), "test" if problems else None
     )
-    assert said in list(needs_of(config, task, 1))
+    assert said in list(resource_notes(config, task, 1))
 
 
 # Models that are not as they should be

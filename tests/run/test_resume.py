@@ -17,9 +17,9 @@ import pytest
 
 from grouprl import UserError
 from grouprl.config.run import RunConfig, dump_config
+from grouprl.forward.precision import resolve_device
 from grouprl.models.load import load_model
 from grouprl.models.manifest import MANIFEST
-from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import incomplete_steps, read_json_lines, read_rollouts
 from grouprl.record.write import RunRecord

@@ -16,9 +16,9 @@ from grouprl import UserError
 from grouprl.algorithms.named import NAMED
 from grouprl.config.checks import check_sections
 from grouprl.config.run import ModelConfig, RunConfig
+from grouprl.forward.precision import autocast
 from grouprl.models.adapters import add_adapter
 from grouprl.models.load import load_model, load_tokenizer
-from grouprl.models.precision import autocast
 from grouprl.record.layout import RunDirectory
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import sampler_gap

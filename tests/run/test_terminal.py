@@ -11,8 +11,8 @@ import time
 import pytest
 from rich.console import Console
 
-from grouprl.models.progress import PROGRESS
-from grouprl.run.terminal import COLUMNS, Terminal
+from grouprl.forward.progress import PROGRESS
+from grouprl.trainer.terminal import COLUMNS, Terminal
 
 METRICS = {
     "reward": 0.75,
@@ -136,7 +136,7 @@ def test_a_full_output_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_log_file_gets_a_line_about_long_work_with_what_is_done_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grouprl.run.terminal.QUIET", 0.1)
+    monkeypatch.setattr("grouprl.trainer.terminal.QUIET", 0.1)
     text = io.StringIO()
     terminal = Terminal(Console(file=text, width=200))
     with terminal.progress("evaluate", 300) as advance:

@@ -22,9 +22,9 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.resolve import REWARDS
-from grouprl.run.verdict import verdict
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
+from grouprl.trainer.verdict import verdict
 from letter_rewards import InProcess
 from small_runs import (
     LETTERS,
@@ -62,6 +62,7 @@ def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_records_one_set_of_problems_through_training(straight: Path, tiny: Path, tmp_path: Path) -> None:
     """After step 5 the policy completes them as a run of five steps does at its end."""
     found = json.loads((straight / "examples.json").read_text())
+    assert found.pop("run")
     assert list(found) == ["before", "step 1", "step 5", "after"]
     problems = [[one["problem_id"] for one in rows] for rows in found.values()]
     assert len(problems[0]) == 3
@@ -219,6 +220,7 @@ def test_a_failed_run_says_why_until_it_is_resumed(
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
     line = callback.__code__.co_firstlineno + step
+    assert summary.pop("run")
     assert summary == {"state": "failed", "reason": reason, "step": step, "frame": f"{__file__}:{line}"}
     assert verdict(read_run(run)) == f"Failed in step {step}: {reason} ({__file__}:{line})"
     assert RunDirectory(run).status(summary, 6) == "failed"

@@ -15,8 +15,8 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.engines import vllm_client
 from grouprl.engines.vllm import VllmEngine
 from grouprl.models.load import load_model, load_tokenizer
+from grouprl.received.trust import refuse_foreign_code
 from grouprl.record.read import read_json_lines, read_rollouts
-from grouprl.run.trust import refuse_foreign_code
 from ranked_runs import SECTIONS, Place, torchrun_all
 from small_runs import (
     assert_almost_same_run,

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grouprl.config.supervised import DpoConfig
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.supervised.preference_learning import dpo, dpo_metrics
 from grouprl.supervised.preferences import load_preferences, split_preferences
+from grouprl.supervised.settings import DpoConfig
 from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Group, UserError
 from pairs import ROWS, recorded_run

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grouprl.config.supervised import DpoConfig, PreferencesConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.supervised.preferences import (
     Preference,
@@ -20,6 +19,7 @@ from grouprl.supervised.preferences import (
     split_preferences,
     write_preferences,
 )
+from grouprl.supervised.settings import DpoConfig, PreferencesConfig
 from grouprl.types import Completion, Group, Problem, StopReason, UserError
 from pairs import ROWS, recorded_run
 from small_runs import write_rows

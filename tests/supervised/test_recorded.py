@@ -12,10 +12,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from grouprl.config.supervised import PairsConfig, PreferencesConfig, SftConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.supervised.preferences import load_preferences
 from grouprl.supervised.recorded import right_completions
+from grouprl.supervised.settings import PairsConfig, PreferencesConfig, SftConfig
 from grouprl.supervised.sft import sft
 from grouprl.types import UserError
 from pairs import recorded_run

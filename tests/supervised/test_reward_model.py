@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from grouprl.algorithms import bradley_terry_loss
-from grouprl.config.supervised import RewardModelConfig
 from grouprl.models.load import fingerprint, load_tokenizer
 from grouprl.models.reward_model import load_reward_model, new_reward_model
 from grouprl.models.save import save_model
@@ -23,6 +22,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import learned_reward
 from grouprl.supervised.preference_learning import reward_metrics, train_reward_model
 from grouprl.supervised.preferences import load_preferences, split_preferences
+from grouprl.supervised.settings import RewardModelConfig
 from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Group, Problem, UserError
 from judging import judged

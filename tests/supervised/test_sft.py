@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grouprl.config.supervised import SftConfig
 from grouprl.learner.packs import Pack, pack_forward
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.prompts import authored_completion
 from grouprl.models.templates import prepare_template
+from grouprl.supervised.settings import SftConfig
 from grouprl.supervised.sft import load_pairs, sft
 from grouprl.supervised.training import SupervisedLoss
 from grouprl.types import Batch, Group, Problem, UserError

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from grouprl.cli import main
-from grouprl.learner import Learner
+from grouprl.learner.terms import PolicyTerm
 from grouprl.run import train
+from grouprl.trainer import terminal
 
 RANK = int(os.environ["RANK"])
 
@@ -28,12 +29,12 @@ def killed_while_closing() -> None:
         return directory
 
     if RANK == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "2":
-        train.report_of = killed
+        terminal.report_of = killed
 
 
 def broken_gradients() -> None:
     """From its fourth pack on, the loss of rank 1 is infinite."""
-    original: Callable[..., Any] = Learner.token_loss
+    original: Callable[..., Any] = PolicyTerm.loss
     calls = iter(range(1, 10_000))
 
     def loss(*given: Any) -> Any:
@@ -41,12 +42,12 @@ def broken_gradients() -> None:
         return (total * math.inf if next(calls) >= 4 else total), stats
 
     if RANK == 1:
-        Learner.token_loss = loss
+        PolicyTerm.loss = loss
 
 
 def broken_weights() -> None:
     """After each step from the second on, a weight of rank 1 is NaN, and those of rank 0 are as they were."""
-    original: Callable[..., Any] = train.look_on_all
+    original: Callable[..., Any] = train.check_health_on_all_ranks
 
     def look(health: Any, number: int, metrics: Any, learner: Any) -> None:
         if number >= 2:
@@ -55,7 +56,7 @@ def broken_weights() -> None:
         original(health, number, metrics, learner)
 
     if RANK == 1:
-        train.look_on_all = look
+        train.check_health_on_all_ranks = look
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouprl.models import products
+from grouprl.forward import products
 
 
 def pretend_processor(monkeypatch: pytest.MonkeyPatch, folder: Path, *, fewest: int = 16, multiple: int = 1) -> Path:

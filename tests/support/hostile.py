@@ -181,11 +181,11 @@ CORPUS = (*NUMBERS, *LISTS, *SHAPES, *CHARACTERS, *CODE)
 def rewards(*names: str) -> dict[str, Callable[..., Any]]:
     from grouprl.checks.json_schema import JsonSchema
     from grouprl.checks.symbolic import MathVerify
-    from grouprl.rewards.formats import Regex, ThinkFormat
-    from grouprl.rewards.lengths import CosineLength
-    from grouprl.rewards.repetition import Repetition
+    from grouprl.problems.formats import Regex, ThinkFormat
+    from grouprl.problems.lengths import CosineLength
+    from grouprl.problems.repetition import Repetition
+    from grouprl.problems.step_rewards import equation_steps
     from grouprl.rewards.rules import boxed_format, correct_answer
-    from grouprl.rewards.steps import equation_steps
 
     known: dict[str, Callable[[], Callable[..., Any]]] = {
         "boxed_format": lambda: boxed_format,

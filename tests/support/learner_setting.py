@@ -11,12 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.algorithms.advantages import Credit
+from grouprl.algorithms.distillation import Distill
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import CriticPart
-from grouprl.learner import CriticLearner, Learner, make_batch
-from grouprl.models.critic import Critic
+from grouprl.learner import Learner, make_batch
 from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout import NativeEngine, Request
+from grouprl.run.assemble import loss_terms
+from grouprl.terms.critic import Critic, CriticLearner
+from grouprl.terms.distill import Teacher
 from grouprl.types import Batch, Group, Problem, Sampling
 
 CPU = torch.device("cpu")
@@ -97,7 +100,7 @@ def learner_of(
     critic_optimizer: Any = None,
     **changes: object,
 ) -> Learner:
-    fields = {
+    fields: dict[str, Any] = {
         "policy": model,
         "reference": other_reference(model) if algorithm.kl_coef else None,
         "optimizer": GradientKeeper(model),
@@ -108,7 +111,15 @@ def learner_of(
     }
     if critic is not None:
         fields["critic"] = CriticLearner(critic, critic_optimizer, algorithm.critic or CriticPart())
-    return Learner(**{**fields, **changes})
+    fields |= changes
+    teacher = None if algorithm.distill is None else teacher_of(algorithm.distill)
+    terms = loss_terms(algorithm, model, fields["reference"], fields.get("critic"), teacher)
+    return Learner(**{"further_terms": terms, **fields})
+
+
+def teacher_of(part: Distill, model: PreTrainedModel | None = None) -> Teacher:
+    """A teacher for batches that have its prompts."""
+    return Teacher(part, lambda _: None, None, 60, model)
 
 
 def critic_of(model: PreTrainedModel, shared: bool) -> Critic:

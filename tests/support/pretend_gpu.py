@@ -181,6 +181,6 @@ def pretend_gpu(patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr(torch.cuda, "CUDAGraph", TapeGraph)
     patch.setattr(torch.cuda, "graph", _capture)
     patch.setattr(flex, "_validate_device", lambda *_: None)  # its backward is refused on a CPU, where it works
-    patch.setattr("grouprl.models.layouts._compiled_flex", lambda: eager_flex)
+    patch.setattr("grouprl.forward.layouts._compiled_flex", lambda: eager_flex)
     with _Devices():
         yield

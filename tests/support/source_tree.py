@@ -1,6 +1,8 @@
 """The package as source text: its modules, and what each imports. Nothing of it is loaded."""
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "grouprl"
 # A room of the trunk imports those before it; a leaf the trunk alone, but lab and cli, which show the other leaves too.
 TRUNK = """
-    types files leaves algorithms models record ranks config tasks rewards rollout
-    learner evaluation step run supervised
+    types files leaves algorithms forward models record ranks config tasks rewards rollout
+    learner evaluation step run trainer
 """
-LEAVES = "environments kernels engines checks tools lab cli"
+LEAVES = "problems terms received lean supervised environments kernels engines checks tools lab cli"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,32 @@ class Module:
                 base = package[: len(package) - node.level + 1] if node.level else []
                 base += node.module.split(".") if node.module else []
                 yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+@cache
+def lines_of_code(source: str) -> int:
+    """Lines with code: no blank lines, comments and docstrings."""
+    beside = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in beside:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(parsed(source)):
+        for part in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
+            if (
+                isinstance(part, ast.Expr)
+                and isinstance(part.value, ast.Constant)
+                and isinstance(part.value.value, str)
+            ):
+                lines.difference_update(range(part.lineno, part.end_lineno + 1))
+    return len(lines)
 
 
 @cache

@@ -18,6 +18,7 @@ from grouprl.tasks.answers import (
     parse_value,
     same_value,
 )
+from grouprl.tasks.spelling import unit_of
 from grouprl.types import UserError
 
 
@@ -116,6 +117,24 @@ def test_answers_are_compared_by_value_else_by_text(a: str, b: str, same: bool) 
 )  # fmt: skip
 def test_exactly_one_place_is_the_answer(text: str, answer: str | None) -> None:
     assert final_text(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("square square meter", None),
+        ("square feet per second", {("foot", 2), ("second", -1)}),
+        ("cubic meter second", {("meter", 3), ("second", 1)}),
+        ("meter per second per second", {("meter", 1), ("second", -2)}),
+        ("km/h squared", {("kilometer", 1), ("hour", -2)}),
+        ("mph", {("mile", 1), ("hour", -1)}),
+        ("apples", set()),
+        ("apples pears", None),
+        ("percent", set()),
+    ],
+)
+def test_a_unit_is_the_powers_of_its_parts(text: str, unit: set[tuple[str, int]] | None) -> None:
+    assert unit_of(text, upright=True) == unit
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", r"\boxed{", "}", "7", "8", " "]), max_size=30))

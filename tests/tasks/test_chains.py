@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from grouprl.problems.chains import Chains
 from grouprl.tasks.answers import gold_answer, is_worked, last_boxed
-from grouprl.tasks.chains import Chains
 from grouprl.types import Problem, UserError
 from small_runs import grouprl
 from verifying import verdict

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from grouprl.problems.countdown import Countdown
 from grouprl.tasks.base import Split
-from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.named import load_task
 from grouprl.types import Problem, UserError
 from verifying import verdict

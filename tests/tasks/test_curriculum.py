@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grouprl.record.queries import recorded_verdicts
 from grouprl.record.read import read_run
-from grouprl.record.rollouts import recorded_verdicts
 from grouprl.record.write import RunRecord
 from grouprl.tasks.curriculum import (
     EdgeOrder,

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from grouprl import Trainer
 from grouprl.config.run import RolloutConfig, RunConfig
+from grouprl.problems.word_problems import WordProblems
 from grouprl.tasks import load_task, task_from_list
 from grouprl.tasks.base import Task
 from grouprl.tasks.examples import with_examples
-from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import Problem, UserError
 from verifying import verdict
 

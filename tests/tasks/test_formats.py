@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouprl.rewards.formats import ThinkFormat
+from grouprl.problems.countdown import Countdown
+from grouprl.problems.formats import ThinkFormat
+from grouprl.problems.gsm8k import Gsm8k
+from grouprl.problems.math_problems import MathProblems
+from grouprl.problems.word_problems import WordProblems
 from grouprl.tasks.answers import THINK_PROMPT, final_text, with_format, with_think_tags
 from grouprl.tasks.base import Task
-from grouprl.tasks.countdown import Countdown
-from grouprl.tasks.gsm8k import Gsm8k
-from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.named import load_task
 from grouprl.tasks.rows import task_from_list
-from grouprl.tasks.word_problems import WordProblems
 from verifying import verdict
 
 PLAIN = task_from_list([{"prompt": f"{n} + 1 = ?", "answer": str(n + 1)} for n in range(20)])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from grouprl.models import hub
-from grouprl.tasks import Gsm8k
+from grouprl.problems.gsm8k import Gsm8k
+from grouprl.received import hub
 from grouprl.tasks.base import Split
 from grouprl.tasks.named import load_task
 from grouprl.types import UserError

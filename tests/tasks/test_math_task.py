@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from grouprl.problems.math_problems import MathProblems
 from grouprl.tasks.answers import final_text
 from grouprl.tasks.base import Split
-from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.named import load_task
 from grouprl.types import UserError
 from small_runs import write_rows

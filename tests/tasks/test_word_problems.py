@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from grouprl.tasks import WordProblems, base
+from grouprl.problems.word_problems import WordProblems, cold_start_pairs, direct_guess, operations, worked_solution
+from grouprl.tasks import base
 from grouprl.tasks.answers import gold_answer, last_boxed
 from grouprl.tasks.base import DrawnProblems, Split
 from grouprl.tasks.named import load_task
-from grouprl.tasks.word_problems import cold_start_pairs, direct_guess, operations, worked_solution
 from grouprl.types import Problem, UserError
 from verifying import verdict
 

@@ -17,10 +17,11 @@ from rich.console import Console
 import tempting
 from grouprl import Trainer
 from grouprl.config.run import RolloutConfig, RunConfig, ScoringConfig, load_config
+from grouprl.problems.word_problems import WordProblems
 from grouprl.record.read import read_rollouts
 from grouprl.rewards import built_in
 from grouprl.rewards.functions import WeightedReward
-from grouprl.tasks import Split, WordProblems
+from grouprl.tasks import Split
 from grouprl.tools.check_reward import KINDS, KindScores, RewardCheck, check_reward, trial_completions, try_rewards
 from grouprl.tools.check_reward.findings import Totals, judged_otherwise, verdict_of
 from grouprl.tools.check_reward.screen import show

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,22 @@ import pytest
 from pydantic import ValidationError
 
 from comparisons import comparison, ones, record
-from grouprl.config.comparison import Claim, load_comparison
 from grouprl.evaluation.statistics import t_probability, t_quantile
 from grouprl.tools.compare.claims import (
     answer_claims,
     claims_summary,
+    claims_table,
     combined,
     correct_over_table,
     difference_of,
+    is_share,
+    values_of,
     verdict_of,
 )
 from grouprl.tools.compare.inference import crossed_difference, holm, simultaneous_confidence
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
+from grouprl.tools.compare.settings import Claim, load_comparison
 from grouprl.types import UserError
 from held_page import Page
 from small_runs import grouprl
@@ -171,6 +175,45 @@ def test_growth_begins_at_the_first_evaluation(two: Path) -> None:
     assert grown is not None
     assert reached is not None
     assert (grown.mean, reached.mean) == (0.5, 0.75)
+    # Of a metric of the steps, 0.1 and 0.2, the last tenth counts, at least one step; grown since the first.
+    for grows, mean in ((False, 0.2), (True, 0.1)):
+        found = difference_of(claim(measure="kl", at="steps", grows=grows, expect=["b > 0"]), b, None)
+        assert found is not None
+        assert found.mean == pytest.approx(mean)
+
+
+def test_of_two_expectations_each_interval_is_wrong_half_as_often(two: Path) -> None:
+    """Differences 0 and 0.5: mean and error 0.25; Student's t with 1 degree of freedom at 98.75 % is 25.452."""
+    both = claim(measure="seconds_per_step", expect=["b > a", "b >= a"])
+    (answered,) = answer_claims(replace(read_comparison(two), claims={"both": both}))
+    assert [one.interval for one in answered.measured] == [pytest.approx((0.25 - 6.363, 0.25 + 6.363), abs=1e-3)] * 2
+
+
+def test_margins_of_shares_are_points(two: Path) -> None:
+    shown = {"share": claim(margin=0.02), "seconds": claim(measure="seconds_per_step", margin=0.02)}
+    rows = [*claims_table(claims_summary(answer_claims(replace(read_comparison(two), claims=shown))))][2:]
+    assert [", points, margin 2: " in rows[0], ", margin 0.02: " in rows[1]] == [True, True]
+    assert [is_share(name) for name in ("speed", "frac_reward_zero_std", "kl")] == [True, True, False]
+
+
+def test_only_problems_of_every_evaluation_and_seed_are_compared(tmp_path: Path) -> None:
+    folder = comparison(tmp_path / "few", ["a", "b"], [0, 1])
+    for name, last in (("a", 1), ("b", 3)):
+        record(folder / f"{name}-seed0", [ones(1), ones(1, of=3), ones(last)])
+        record(folder / f"{name}-seed1", [ones(1, of=2), ones(1, of=2), ones(min(last, 2), of=2)])
+    a, b = read_comparison(folder).variants
+    found = difference_of(claim(), b, a)
+    assert found is not None
+    assert (found.mean, found.problems) == (0.5, 2)
+    assert values_of(claim(measure="speed"), a.runs[0], limit=0.0) == {}
+
+
+def test_sampled_completions_count_before_the_greedy_one(tmp_path: Path) -> None:
+    folder = comparison(tmp_path / "sampled", ["b"], [0])
+    record(folder / "b-seed0", [ones(4)] * 3, counts=[8, 4, 0, 0])
+    found = difference_of(claim(expect=["b > 0"]), read_comparison(folder).variants[0], None)
+    assert found is not None
+    assert found.mean == (1 + 0.5) / 4
 
 
 def test_a_metric_that_no_run_has_and_a_variant_without_runs_are_not_measured(two: Path) -> None:

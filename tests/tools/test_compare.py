@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from grouprl.config.comparison import CompareConfig, load_comparison, varied
 from grouprl.config.run import RunConfig, load_config
-from grouprl.config.supervised import SftConfig
+from grouprl.supervised.settings import SftConfig
+from grouprl.tools.compare.settings import CompareConfig, load_comparison, varied
 from grouprl.tools.compare.variants import compare, planned_runs
 from grouprl.types import UserError
 from small_runs import Ended, assert_same_run, grouprl, metrics, rollouts, tree

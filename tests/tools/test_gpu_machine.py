@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grouprl.models.precision import resolve_device
+from grouprl.forward.precision import resolve_device
 from grouprl.run.machine import machine_facts
 from grouprl.tools.planner import doctor, machine
 from grouprl.types import UserError
@@ -36,9 +36,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_memory_and_rates(waits: list[str]):
     assert (machine.total_memory("cuda"), machine.free_memory("cuda")) == (80 * GIB, 60 * GIB)
     assert machine.total_memory("cpu") != 80 * GIB
-    rates = machine.measured_rates("cuda", "bfloat16", 1 << 12)
-    assert rates.flops > 0
-    assert rates.bandwidth > 0
+    assert machine.product_rate("cuda", "bfloat16") > 0
+    assert machine.read_rate("cuda", 1 << 12) > 0
     # Two rates, of at least two measurements each, with a wait before the clock starts and one before it stops.
     assert len(waits) >= 8
 

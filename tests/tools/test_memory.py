@@ -26,20 +26,20 @@ from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.learner import UpdateConfig
 from grouprl.config.run import LoraConfig
+from grouprl.forward.attention import NAME, hidden_states
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import round_weights
+from grouprl.forward.recompute import recompute_activations
 from grouprl.kernels.build import library
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models.adapters import add_adapter
-from grouprl.models.attention import NAME, hidden_states
-from grouprl.models.critic import Critic
-from grouprl.models.layouts import TreeLayout
 from grouprl.models.load import frozen_copy, load_model
-from grouprl.models.precision import round_weights
-from grouprl.models.recompute import recompute_activations
 from grouprl.rollout.cache import CacheShape, GroupCache
 from grouprl.rollout.forward import ModuleForward
 from grouprl.rollout.sampler import draw
 from grouprl.run.machine import networks_mib
+from grouprl.terms.critic import Critic
 from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
 from tape import TapeRecorder

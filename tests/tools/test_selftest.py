@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grouprl import Trainer
+from grouprl.forward.layouts import TreeLayout
 from grouprl.learner import Learner
-from grouprl.models.layouts import TreeLayout
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine

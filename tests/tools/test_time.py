@@ -23,8 +23,8 @@ from small_runs import grouprl
 
 # One layer of 4 x (4 x 4) attention and 3 x (4 x 8) feed-forward weights = 160; a vocabulary of 10 x 4 = 40.
 TINY = ModelShape("tiny", 1, 4, 1, 1, 4, 8, 10, tied=True)
-SECOND = Rates(1.0, 1e30, "one FLOP per second")
-READS = Rates(1e30, 1.0, "one byte per second")
+SECOND = Rates(1.0, 1e30)  # one FLOP per second
+READS = Rates(1e30, 1.0)  # one byte per second
 STEP = StepShape(problems=2, group_size=3, prompt_tokens=5, completion_tokens=4, dtype="float32", device="cpu")
 
 
@@ -147,11 +147,11 @@ def test_the_prompts_of_the_task_are_counted(counted: PromptSizes) -> None:
     assert counted.longest == max(map(len, prompts))
     assert same - 16 < counted.shared <= same
     assert counted.shared > 100
-    plan = plan_run(config, prompt_tokens=counted.longest, available=1 << 40, rates=None, sizes=counted)
-    apart = plan_run(config, prompt_tokens=counted.longest, available=1 << 40, rates=plan.rates)
+    plan = plan_run(config, prompt_tokens=counted.longest, available=1 << 40, sizes=counted)
+    apart = plan_run(config, prompt_tokens=counted.longest, available=1 << 40)
     assert plan.memory.sampling < apart.memory.sampling
-    assert plan.time.learning < apart.time.learning  # type: ignore[union-attr]
-    assert (plan.pace is None, apart.pace) == (False, None)
+    assert plan.pace is not None
+    assert len(plan.pace.step) == 2
 
 
 def test_prompts_that_are_not_here_are_assumed(tmp_path: Path) -> None:

@@ -164,8 +164,8 @@ def group_advantages(
     Raises:
         ValueError: shapes differ, or an option is unknown.
     """
-    found = group_statistics(rewards_N, group_ids_N, baseline=baseline, scale=scale, std=std, eps=eps)
-    return found.advantages(rewards_N)
+    statistics = group_statistics(rewards_N, group_ids_N, baseline=baseline, scale=scale, std=std, eps=eps)
+    return statistics.advantages(rewards_N)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def reverse_kl(logits_CV: Tensor, teacher_logprobs_CV: Tensor) -> Tensor:
     Returns:
         [C], at least 0, differentiable in the logits alone, once.
     """
-    found: Tensor = _ReverseKl.apply(logits_CV, teacher_logprobs_CV.detach())  # type: ignore[no-untyped-call]
-    return found
+    kl_C: Tensor = _ReverseKl.apply(logits_CV, teacher_logprobs_CV.detach())  # type: ignore[no-untyped-call]
+    return kl_C
 
 
 @dataclass(frozen=True)

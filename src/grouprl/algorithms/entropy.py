@@ -82,7 +82,7 @@ class Entropy(Part):
         return self.entropy_coef > 0 or self.entropy_target is not None
 
     def next_coefs(self, coefs: tuple[float, float], entropy: float) -> tuple[float, float]:
-        """See `steered_entropy_coef`; unchanged without a target, and after a step that measured no entropy."""
+        """The coefficients of the next step; unchanged without a target, and after a step that measured no entropy."""
         if self.entropy_target is None or not math.isfinite(entropy):
             return coefs
         return steered_entropy_coef(coefs[0], entropy, target=self.entropy_target, step=self.entropy_step)

@@ -33,13 +33,13 @@ def kept_groups(
     low = -torch.inf if drop_below is None else drop_below
     high = torch.inf if drop_above is None else drop_above
     bounded = drop_below is not None or drop_above is not None
-    kept = []
+    is_kept_P = []
     for group in rewards:
         rewards_G = torch.tensor(group, dtype=torch.float64)
         within = not bounded or bool(low <= rewards_G.nanmean() <= high)
         varied = not drop_equal or bool(has_signal(rewards_G, torch.zeros(len(group))).all())
-        kept.append(within and varied)
-    return kept
+        is_kept_P.append(within and varied)
+    return is_kept_P
 
 
 def overlong_penalty(lengths_N: Tensor, *, max_tokens: int, buffer: float) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -63,152 +63,6 @@ def token_weights(
     raise ValueError(f"aggregate: got {aggregate!r}, expected one of sequence_mean, token_mean, constant")
 
 
-def policy_loss(
-    logprobs_NT: Tensor,
-    old_logprobs_NT: Tensor,
-    advantages: Tensor,
-    weights_NT: Tensor,
-    *,
-    surrogate: Surrogate | Gain = "clip",
-    ratio: Ratio = "token",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    tau_pos: float = 1.0,
-    tau_neg: float = 1.05,
-    off_policy_delta: float | None = None,
-    divergence_tv: float | None = None,
-    divergence_kl: float | None = None,
-    sampler_logprobs_NT: Tensor | None = None,
-    ref_logprobs_NT: Tensor | None = None,
-    kl_coef: float = 0.0,
-    kl: KlKind = "k3",
-    kl_unbiased: bool = False,
-    mask_NT: Tensor | None = None,
-    counted_NT: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
-
-    The surrogate term is minus the gain of a token: `clip_gain`, `cispo_gain`, `plain_gain`, `sapo_gain` or `gmpo_gain`
-    (`grouprl.algorithms.surrogates`), functions of the ratio r = exp(logprob - old logprob) and the advantage.
-
-    Args:
-        logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
-        old_logprobs_NT: [N, T] log-probs of the behavior policy.
-        advantages: [N] per completion or [N, T] per token.
-        weights_NT: [N, T] from `token_weights`.
-        surrogate: "clip", "cispo", "plain", "sapo" or "gmpo", as above; or a function of `Terms`.
-        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
-        clip_low, clip_high: the clip range is [1 - clip_low, 1 + clip_high].
-        dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
-        tau_pos, tau_neg: of `sapo_gain`.
-        off_policy_delta: negative advantages of the completions in `too_far` count as 0; None = off.
-        divergence_tv, divergence_kl: advantages of the tokens in `diverged` count as 0; None = off.
-        sampler_logprobs_NT: [N, T] for `too_far` and `diverged`; defaults to old_logprobs_NT.
-        ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
-        kl_coef: weight of the KL term.
-        kl: estimator of `kl_estimate`.
-        kl_unbiased: the KL term is r times the estimate, with the gradient of both (DeepSeek-V3.2, arXiv:2512.02556,
-            unbiased KL estimate): its expected gradient over the behavior policy is that of the KL.
-        mask_NT: [N, T] which tokens exist; defaults to weights > 0.
-        counted_NT: [N, T] which of them the scalars below describe; defaults to all.
-
-    Returns:
-        The scalar loss and detached scalars over the counted tokens: clip_low_fraction, clip_high_fraction,
-        ratio_mean, ratio_max, and kl when a reference is given; with a KL term in the loss, kl is over all tokens.
-
-    Raises:
-        ValueError: shapes differ, an option is unknown, kl_coef > 0 without ref_logprobs_NT, or a limit of single
-            tokens stands beside one ratio that moves the whole completion.
-    """
-    _check_shapes(logprobs_NT, old_logprobs_NT, advantages, weights_NT)
-    _check_options(surrogate, ratio, (divergence_tv, divergence_kl), kl_coef, ref_logprobs_NT)
-    gains: dict[str, Gain] = {
-        "clip": lambda terms: clip_gain(terms, low=clip_low, high=clip_high),
-        "cispo": lambda terms: cispo_gain(terms, low=clip_low, high=clip_high),
-        "plain": plain_gain,
-        "sapo": lambda terms: sapo_gain(terms, tau_pos=tau_pos, tau_neg=tau_neg),
-        "gmpo": lambda terms: gmpo_gain(terms, low=clip_low, high=clip_high),
-    }
-    if isinstance(surrogate, str) and surrogate not in gains:
-        raise ValueError(f"surrogate: got {surrogate!r}, expected one of {', '.join(gains)}")
-    mask_NT = weights_NT > 0 if mask_NT is None else mask_NT.bool()
-    advantages_NT = (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT)
-    # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
-    logprobs_NT, old_logprobs_NT = _blank(logprobs_NT, mask_NT), _blank(old_logprobs_NT.detach(), mask_NT)
-    advantages_NT, weights_NT = _blank(advantages_NT, mask_NT), _blank(weights_NT, mask_NT)
-    drawn_NT = old_logprobs_NT if sampler_logprobs_NT is None else _blank(sampler_logprobs_NT, mask_NT)
-    limits = off_policy_delta, divergence_tv, divergence_kl
-    advantages_NT = _blank(advantages_NT, ~left_out(logprobs_NT, drawn_NT, advantages_NT, mask_NT, *limits))
-    ratio_NT = policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=ratio)
-    terms = Terms(logprobs_NT, old_logprobs_NT, ratio_NT, advantages_NT, mask_NT)
-    gain_NT = (gains[surrogate] if isinstance(surrogate, str) else surrogate)(terms)
-    if dual_clip is not None:
-        gain_NT = torch.where(advantages_NT < 0, torch.maximum(gain_NT, dual_clip * advantages_NT), gain_NT)
-    cost_NT = -gain_NT
-    counted_NT = mask_NT if counted_NT is None else mask_NT & counted_NT
-    stats = _ratio_stats(ratio_NT.detach(), advantages_NT, counted_NT, clip_low, clip_high)
-    if ref_logprobs_NT is not None:
-        kl_NT = kl_estimate(logprobs_NT, _blank(ref_logprobs_NT, mask_NT), kind=kl)
-        stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT if kl_coef > 0 else counted_NT)
-        if kl_coef > 0:
-            cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl_unbiased else kl_NT)
-    return (weights_NT * cost_NT).sum(), stats
-
-
-def _ratio_stats(
-    ratio_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor, clip_low: float, clip_high: float
-) -> dict[str, Tensor]:
-    # Reported for surrogates without a range too: the share of tokens that a clip would affect.
-    below_NT, above_NT = clipped_tokens(ratio_NT, advantages_NT, clip_low=clip_low, clip_high=clip_high)
-    return {
-        "clip_low_fraction": _masked_mean(below_NT.float(), mask_NT),
-        "clip_high_fraction": _masked_mean(above_NT.float(), mask_NT),
-        "ratio_mean": _masked_mean(ratio_NT, mask_NT),
-        "ratio_max": _blank(ratio_NT, mask_NT).amax() if ratio_NT.numel() else ratio_NT.sum(),
-    }
-
-
-def _of_completions(surrogate: Surrogate, ratio: Ratio) -> bool:
-    return surrogate == "gmpo" or (ratio == "sequence" and surrogate != "cispo")
-
-
-def _blank(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    return torch.where(mask_NT, values_NT, 0.0)
-
-
-def _masked_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    return _blank(values_NT, mask_NT).sum() / mask_NT.sum().clamp(min=1)
-
-
-def _check_options(
-    surrogate: Surrogate | Gain,
-    ratio: Ratio,
-    limits: tuple[float | None, float | None],
-    kl_coef: float,
-    ref_logprobs_NT: Tensor | None,
-) -> None:
-    # An algorithm checks its own objective.
-    if isinstance(surrogate, str) and _of_completions(surrogate, ratio) and limits != (None, None):
-        raise ValueError(
-            f"divergence_tv, divergence_kl: expected ratio='token' and no surrogate='gmpo' with a limit of single "
-            f"tokens, got ratio={ratio!r}, surrogate={surrogate!r}, whose one ratio moves the whole completion"
-        )
-    if kl_coef > 0 and ref_logprobs_NT is None:
-        raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
-
-
-def _check_shapes(logprobs_NT: Tensor, old_logprobs_NT: Tensor, advantages: Tensor, weights_NT: Tensor) -> None:
-    shape = logprobs_NT.shape
-    if logprobs_NT.ndim != 2 or old_logprobs_NT.shape != shape or weights_NT.shape != shape:
-        raise ValueError(
-            "expected logprobs, old_logprobs and weights of one shape [N, T], got "
-            f"{tuple(shape)}, {tuple(old_logprobs_NT.shape)}, {tuple(weights_NT.shape)}"
-        )
-    if advantages.shape not in (shape, shape[:1]):
-        raise ValueError(f"expected advantages of shape [N] or [N, T] = {tuple(shape)}, got {tuple(advantages.shape)}")
-
-
 @dataclass(frozen=True)
 class TokenGrid:
     """The tokens of completions, as a loss reads them: [N, T] tensors, 0 outside the completions."""
@@ -259,7 +113,7 @@ class Objective(Part):
     @property
     def of_completions(self) -> bool:
         """Whether one ratio moves all tokens of a completion, so that they need one advantage."""
-        return _of_completions(self.surrogate, self.ratio)
+        return self.surrogate == "gmpo" or (self.ratio == "sequence" and self.surrogate != "cispo")
 
     @property
     def largest_ratio(self) -> float | None:
@@ -270,40 +124,62 @@ class Objective(Part):
         """[N, T] what each token adds to the objective."""
         raise NotImplementedError
 
-    def _checked_gain(self, terms: Terms) -> Tensor:
-        known = bool(terms.ratio_NT.isfinite().all())  # else the policy had diverged before
-        gain_NT = check_tensor("gain", self.gain(terms), terms.mask_NT.shape, finite=known)
-        if terms.ratio_NT.requires_grad and not gain_NT.requires_grad:
-            raise UserError("gain: expected a function of ratio_NT or logprobs_NT, got no gradient: use one")
-        return gain_NT
-
     def loss(self, tokens: TokenGrid, kl: Kl | None = None, kl_coef: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `policy_loss`, which gets the options of this objective and of the KL."""
-        (low, high), kl = self.range, kl or Kl()
-        return policy_loss(
-            tokens.logprobs_NT,
-            tokens.old_logprobs_NT,
-            tokens.advantages_NT,
-            tokens.weights_NT,
-            surrogate=self._checked_gain if self.is_own else self.gain,
-            ratio=self.ratio,
-            clip_low=low,
-            clip_high=high,
-            dual_clip=self.largest_ratio,
-            off_policy_delta=self.off_policy_delta,
-            divergence_tv=self.divergence_tv,
-            divergence_kl=self.divergence_kl,
-            sampler_logprobs_NT=tokens.sampler_logprobs_NT,
-            ref_logprobs_NT=tokens.reference_NT,
-            kl_coef=kl_coef,
-            kl=kl.kl_estimator,
-            kl_unbiased=kl.kl_unbiased,
-            mask_NT=tokens.mask_NT,
-            counted_NT=tokens.counted_NT,
-        )
+        """Computes the loss, to be minimized: sum of weight * (-gain + kl_coef * KL) over the tokens.
+
+        Args:
+            tokens: [N, T] tensors; what they hold outside the completions has no effect.
+            kl: estimator of the KL, and whether it is multiplied by the ratio; None = the defaults of `Kl`.
+            kl_coef: weight of the KL; above 0 it needs `tokens.reference_NT`.
+
+        Returns:
+            The scalar loss and the detached scalars of `policy_loss`.
+        """
+        if kl_coef > 0 and tokens.reference_NT is None:
+            raise ValueError(f"kl_coef={kl_coef} needs ref_logprobs_NT")
+        # Padding may hold any value, inf and NaN too; it must reach neither the loss nor the gradient.
+        mask_NT, (clip_low, clip_high), kl = tokens.mask_NT, self.range, kl or Kl()
+        logprobs_NT = _blank(tokens.logprobs_NT, mask_NT)
+        old_logprobs_NT = _blank(tokens.old_logprobs_NT.detach(), mask_NT)
+        advantages_NT, weights_NT = _blank(tokens.advantages_NT, mask_NT), _blank(tokens.weights_NT, mask_NT)
+
+        # Tokens that the policy moved too far from the sampler count as if they had no advantage.
+        sampler_NT = tokens.sampler_logprobs_NT
+        sampler_NT = old_logprobs_NT if sampler_NT is None else _blank(sampler_NT, mask_NT)
+        limits = self.off_policy_delta, self.divergence_tv, self.divergence_kl
+        advantages_NT = _blank(advantages_NT, ~left_out(logprobs_NT, sampler_NT, advantages_NT, mask_NT, *limits))
+
+        ratio_NT = policy_ratios(logprobs_NT, old_logprobs_NT, mask_NT, ratio=self.ratio)
+        gain_NT = self.gain(Terms(logprobs_NT, old_logprobs_NT, ratio_NT, advantages_NT, mask_NT))
+        if self.is_own:
+            is_finite = bool(ratio_NT.isfinite().all())  # else the policy had diverged before
+            gain_NT = check_tensor("gain", gain_NT, mask_NT.shape, finite=is_finite)
+            if ratio_NT.requires_grad and not gain_NT.requires_grad:
+                raise UserError("gain: expected a function of ratio_NT or logprobs_NT, got no gradient: use one")
+        if self.largest_ratio is not None:
+            bounded_NT = torch.maximum(gain_NT, self.largest_ratio * advantages_NT)
+            gain_NT = torch.where(advantages_NT < 0, bounded_NT, gain_NT)
+        cost_NT = -gain_NT
+
+        # Reported for surrogates without a range too: the share of tokens that a clip would affect.
+        counted_NT = mask_NT if tokens.counted_NT is None else mask_NT & tokens.counted_NT
+        ratios_NT = ratio_NT.detach()
+        below_NT, above_NT = clipped_tokens(ratios_NT, advantages_NT, clip_low=clip_low, clip_high=clip_high)
+        stats = {
+            "clip_low_fraction": _masked_mean(below_NT.float(), counted_NT),
+            "clip_high_fraction": _masked_mean(above_NT.float(), counted_NT),
+            "ratio_mean": _masked_mean(ratios_NT, counted_NT),
+            "ratio_max": _blank(ratios_NT, counted_NT).amax() if ratios_NT.numel() else ratios_NT.sum(),
+        }
+        if tokens.reference_NT is not None:
+            kl_NT = kl_estimate(logprobs_NT, _blank(tokens.reference_NT, mask_NT), kind=kl.kl_estimator)
+            stats["kl"] = _masked_mean(kl_NT.detach(), mask_NT if kl_coef > 0 else counted_NT)
+            if kl_coef > 0:
+                cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl.kl_unbiased else kl_NT)
+        return (weights_NT * cost_NT).sum(), stats
 
     def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
-        """[N, T]; see `token_weights`."""
+        """[N, T] weight of each token in the loss, from the tokens of the whole update; the length is `max_tokens`."""
         return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens)
 
 
@@ -319,7 +195,7 @@ class Clip(Objective):
     )
 
     def gain(self, terms: Terms) -> Tensor:
-        """See `clip_gain`."""
+        """[N, T] min(r A, clip(r) A) of the ratio r and the advantage A."""
         return clip_gain(terms, low=self.clip_low, high=self.clip_high)
 
 
@@ -330,5 +206,137 @@ class Plain(Objective):
     surrogate: Literal["plain"] = option("plain", "ratio times advantage, without a clip")
 
     def gain(self, terms: Terms) -> Tensor:
-        """See `plain_gain`."""
+        """[N, T] r A of the ratio r and the advantage A."""
         return plain_gain(terms)
+
+
+def policy_loss(
+    logprobs_NT: Tensor,
+    old_logprobs_NT: Tensor,
+    advantages: Tensor,
+    weights_NT: Tensor,
+    *,
+    surrogate: Surrogate | Gain = "clip",
+    ratio: Ratio = "token",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    off_policy_delta: float | None = None,
+    divergence_tv: float | None = None,
+    divergence_kl: float | None = None,
+    sampler_logprobs_NT: Tensor | None = None,
+    ref_logprobs_NT: Tensor | None = None,
+    kl_coef: float = 0.0,
+    kl: KlKind = "k3",
+    kl_unbiased: bool = False,
+    mask_NT: Tensor | None = None,
+    counted_NT: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
+
+    The arguments name an objective, whose `loss` is returned. The surrogate term is minus the gain of a token:
+    `clip_gain`, `cispo_gain`, `plain_gain`, `sapo_gain` or `gmpo_gain` (`grouprl.algorithms.surrogates`), functions of
+    the ratio r = exp(logprob - old logprob) and the advantage.
+
+    Args:
+        logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
+        old_logprobs_NT: [N, T] log-probs of the behavior policy.
+        advantages: [N] per completion or [N, T] per token.
+        weights_NT: [N, T] from `token_weights`.
+        surrogate: "clip", "cispo", "plain", "sapo" or "gmpo", as above; or a function of `Terms`.
+        ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
+        clip_low, clip_high: the clip range is [1 - clip_low, 1 + clip_high].
+        dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
+        tau_pos, tau_neg: of `sapo_gain`.
+        off_policy_delta: negative advantages of the completions in `too_far` count as 0; None = off.
+        divergence_tv, divergence_kl: advantages of the tokens in `diverged` count as 0; None = off.
+        sampler_logprobs_NT: [N, T] for `too_far` and `diverged`; defaults to old_logprobs_NT.
+        ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
+        kl_coef: weight of the KL term.
+        kl: estimator of `kl_estimate`.
+        kl_unbiased: the KL term is r times the estimate, with the gradient of both (DeepSeek-V3.2, arXiv:2512.02556,
+            unbiased KL estimate): its expected gradient over the behavior policy is that of the KL.
+        mask_NT: [N, T] which tokens exist; defaults to weights > 0.
+        counted_NT: [N, T] which of them the scalars below describe; defaults to all.
+
+    Returns:
+        The scalar loss and detached scalars over the counted tokens: clip_low_fraction, clip_high_fraction,
+        ratio_mean, ratio_max, and kl when a reference is given; with a KL term in the loss, kl is over all tokens.
+
+    Raises:
+        ValueError: shapes differ, an option is unknown, kl_coef > 0 without ref_logprobs_NT, or a limit of single
+            tokens stands beside one ratio that moves the whole completion.
+    """
+    shape = logprobs_NT.shape
+    if logprobs_NT.ndim != 2 or old_logprobs_NT.shape != shape or weights_NT.shape != shape:
+        raise ValueError(
+            "expected logprobs, old_logprobs and weights of one shape [N, T], got "
+            f"{tuple(shape)}, {tuple(old_logprobs_NT.shape)}, {tuple(weights_NT.shape)}"
+        )
+    if advantages.shape not in (shape, shape[:1]):
+        raise ValueError(f"expected advantages of shape [N] or [N, T] = {tuple(shape)}, got {tuple(advantages.shape)}")
+    gains: dict[str, Gain] = {
+        "clip": lambda terms: clip_gain(terms, low=clip_low, high=clip_high),
+        "cispo": lambda terms: cispo_gain(terms, low=clip_low, high=clip_high),
+        "plain": plain_gain,
+        "sapo": lambda terms: sapo_gain(terms, tau_pos=tau_pos, tau_neg=tau_neg),
+        "gmpo": lambda terms: gmpo_gain(terms, low=clip_low, high=clip_high),
+    }
+    if isinstance(surrogate, str) and surrogate not in gains:
+        raise ValueError(f"surrogate: got {surrogate!r}, expected one of {', '.join(gains)}")
+    if kl not in get_args(KlKind):
+        raise ValueError(f"kl: got {kl!r}, expected one of {', '.join(get_args(KlKind))}")
+    objective = _ArgumentObjective(
+        surrogate=surrogate if isinstance(surrogate, str) else "plain",
+        ratio=ratio,
+        off_policy_delta=off_policy_delta,
+        divergence_tv=divergence_tv,
+        divergence_kl=divergence_kl,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        token_gain=gains[surrogate] if isinstance(surrogate, str) else surrogate,
+    )
+    has_token_limit = divergence_tv is not None or divergence_kl is not None
+    if isinstance(surrogate, str) and objective.of_completions and has_token_limit:  # an algorithm checks its own
+        raise ValueError(
+            f"divergence_tv, divergence_kl: expected ratio='token' and no surrogate='gmpo' with a limit of single "
+            f"tokens, got ratio={ratio!r}, surrogate={surrogate!r}, whose one ratio moves the whole completion"
+        )
+    tokens = TokenGrid(
+        logprobs_NT,
+        old_logprobs_NT,
+        (advantages if advantages.ndim == 2 else advantages[:, None]).expand_as(logprobs_NT),
+        weights_NT,
+        weights_NT > 0 if mask_NT is None else mask_NT.bool(),
+        sampler_logprobs_NT=sampler_logprobs_NT,
+        reference_NT=ref_logprobs_NT,
+        counted_NT=counted_NT,
+    )
+    return objective.loss(tokens, Kl(kl_estimator=kl, kl_unbiased=kl_unbiased), kl_coef)
+
+
+@dataclass(frozen=True)
+class _ArgumentObjective(Objective):
+    """The objective that the arguments of `policy_loss` name. Settings have ranges; arguments have none."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    token_gain: Gain = plain_gain
+
+    def __post_init__(self) -> None:
+        """Checks no range."""
+
+    def gain(self, terms: Terms) -> Tensor:
+        return self.token_gain(terms)
+
+
+def _blank(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    return torch.where(mask_NT, values_NT, 0.0)
+
+
+def _masked_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    return _blank(values_NT, mask_NT).sum() / mask_NT.sum().clamp(min=1)

@@ -50,33 +50,34 @@ class Part:
 
     def refuse_idle(self, *names: str, beside: str) -> None:
         """Raises UserError for the first of these options that is set although `beside` makes it have no effect."""
-        for one in fields(self):
-            if one.name in names and getattr(self, one.name) != one.default:
+        for option in fields(self):
+            if option.name in names and getattr(self, option.name) != option.default:
                 raise UserError(
-                    f"algorithm.{one.name}: expected another value with algorithm.{beside}={getattr(self, beside)!r}, "
-                    f"got {getattr(self, one.name)!r}: it has no effect there; remove it"
+                    f"algorithm.{option.name}: expected another value with "
+                    f"algorithm.{beside}={getattr(self, beside)!r}, "
+                    f"got {getattr(self, option.name)!r}: it has no effect there; remove it"
                 )
 
 
 def _model(kind: type[Part]) -> type[BaseModel]:
-    known: Any = kind  # a class, which mypy takes for no key of a cache
-    return _model_of(known)
+    key: Any = kind  # a class, which mypy takes for no key of a cache
+    return _model_of(key)
 
 
 @cache
 def _model_of(kind: Any) -> type[BaseModel]:
     """The options of a kind of part as a strict model: true is no number, and a number is finite."""
     types = get_type_hints(kind)
-    known: dict[str, Any] = {
-        one.name: (types[one.name], one.metadata.get("field", one.default)) for one in fields(kind)
+    options: dict[str, Any] = {
+        option.name: (types[option.name], option.metadata.get("field", option.default)) for option in fields(kind)
     }
     strict = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)  # an own class may have any
-    return create_model(kind.__name__, __config__=strict, **known)
+    return create_model(kind.__name__, __config__=strict, **options)
 
 
 def hints(kind: type[Part]) -> Mapping[str, Any]:
     """Returns the type of each option of a kind of part, by name."""
-    return {name: known.annotation for name, known in _model(kind).model_fields.items()}
+    return {name: option.annotation for name, option in _model(kind).model_fields.items()}
 
 
 def about(kind: type[Part], name: str) -> str:
@@ -89,7 +90,7 @@ def faults(kind: type[Part], values: Mapping[str, Any]) -> dict[str, Mapping[str
     try:
         _model(kind).model_validate(values)
     except ValidationError as error:
-        return {str(found["loc"][0]): found for found in error.errors(include_url=False)}
+        return {str(fault["loc"][0]): fault for fault in error.errors(include_url=False)}
     return {}
 
 

@@ -56,8 +56,8 @@ class Algorithm:
     missing: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for one, other, why in _misfits(self):
-            raise UserError(f"algorithm.{one}: expected another value with algorithm.{other}, got {why}")
+        for name, contradiction, why in _misfits(self):
+            raise UserError(f"algorithm.{name}: expected another value with algorithm.{contradiction}, got {why}")
 
     @property
     def kl_coef(self) -> float:
@@ -111,18 +111,18 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
     if a.distill is not None:
         yield from _teacher_misfits(a, a.distill)
     if a.objective.of_completions:
-        one, other = ("surrogate", "clip") if a.objective.ratio == "token" else ("ratio", "token")
-        got = getattr(a.objective, one)
-        why = f"{got!r}: one ratio for the completion moves all of its tokens: set {one}={other}"
+        name, per_token = ("surrogate", "clip") if a.objective.ratio == "token" else ("ratio", "token")
+        got = getattr(a.objective, name)
+        why = f"{got!r}: one ratio for the completion moves all of its tokens: set {name}={per_token}"
         if a.advantage.credit != "completion":
-            yield one, "credit", why
+            yield name, "credit", why
         if a.spread.entropy_share < 1:
-            yield one, "entropy_share", why
+            yield name, "entropy_share", why
         if a.correction is not None and a.correction.correction_level == "token":
-            yield one, "correction_level", why
+            yield name, "correction_level", why
         for limit in ("divergence_tv", "divergence_kl"):
             if getattr(a.objective, limit) is not None:
-                yield one, limit, why
+                yield name, limit, why
 
 
 def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, str]]:

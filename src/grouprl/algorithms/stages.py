@@ -29,21 +29,25 @@ def group_stages(
         tokens' log-probs (below 0, the update makes the completion more probable) and the sum of their `weight`s;
         `update`: the completion's log-prob `before` and `after` the update.
     """
-    given = {name: one for name, one in vars(tokens).items() if isinstance(one, Tensor)}
-    exact: dict[str, Any] = {name: one.double() if one.is_floating_point() else one for name, one in given.items()}
+    exact: dict[str, Any] = {}
+    for name, tensor in vars(tokens).items():
+        if isinstance(tensor, Tensor):
+            exact[name] = tensor.double() if tensor.is_floating_point() else tensor
     tokens = replace(tokens, **exact)
-    rows = [replace(tokens, **{name: one[[row]] for name, one in exact.items()}) for row in range(len(updated_GT))]
+    rows = [
+        replace(tokens, **{name: tensor[[row]] for name, tensor in exact.items()}) for row in range(len(updated_GT))
+    ]
     objective, pull = algorithm.objective, kl_coef if algorithm.pulls and tokens.reference_NT is not None else 0.0
-    found = [_loss(algorithm, row, pull) for row in rows]
+    results = [_loss(algorithm, row, pull) for row in rows]
     surrogate = sum(_loss(algorithm, row, 0.0)[0] for row in rows)
-    losses = [loss for loss, _, _ in found]
+    losses = [loss for loss, _, _ in results]
     sides = ("clip_low_fraction", "clip_high_fraction")
     ratios = [
         {"mean": float(stats["ratio_mean"]), "max": float(stats["ratio_max"])}
         | {side: float(stats[side]) for side in sides if objective.bounded}
-        for _, _, stats in found
+        for _, _, stats in results
     ]
-    sums = zip((slope for _, slope, _ in found), tokens.weights_NT.sum(1).tolist(), strict=True)
+    sums = zip((slope for _, slope, _ in results), tokens.weights_NT.sum(1).tolist(), strict=True)
     logprobs = zip(_sums(tokens, tokens.logprobs_NT), _sums(tokens, updated_GT.double()), strict=True)
     return {
         "ratio": {"completions": ratios},
@@ -68,10 +72,10 @@ def cut_sides(objective: Objective, ratios_NT: Tensor, advantages_NT: Tensor) ->
     return dict(zip(("low", "high", "dual"), (*sides, dual_NT), strict=True))
 
 
-def _loss(algorithm: Algorithm, one: TokenGrid, kl_coef: float) -> tuple[float, float, Mapping[str, Tensor]]:
+def _loss(algorithm: Algorithm, completion: TokenGrid, kl_coef: float) -> tuple[float, float, Mapping[str, Tensor]]:
     """The loss of one completion, the sum of its gradient by the tokens' log-probs, and the loss's statistics."""
-    logprobs_1T = one.logprobs_NT.clone().requires_grad_()
-    loss, stats = algorithm.objective.loss(replace(one, logprobs_NT=logprobs_1T), algorithm.kl, kl_coef)
+    logprobs_1T = completion.logprobs_NT.clone().requires_grad_()
+    loss, stats = algorithm.objective.loss(replace(completion, logprobs_NT=logprobs_1T), algorithm.kl, kl_coef)
     (slope_1T,) = torch.autograd.grad(loss, logprobs_1T)
     return float(loss.detach()), float(slope_1T.sum()), stats
 

@@ -77,5 +77,5 @@ class StepAdvantage(Advantage):
 
     @property
     def formula(self) -> str:
-        """See `Advantage.formula`."""
+        """The advantage as an equation, for the page."""
         return "sum over steps that end at or after t of (r_step - mean(group's steps)) / std(group's steps)"

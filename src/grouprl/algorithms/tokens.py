@@ -177,7 +177,7 @@ class GroupTokenAdvantage(FutureAdvantage):
 
     @property
     def formula(self) -> str:
-        """See `Advantage.formula`."""
+        """The advantage as an equation, for the page."""
         return f"{super().formula}, less the KL from t on"
 
 
@@ -194,6 +194,6 @@ class CriticAdvantage(FutureAdvantage):
     lam: float = option(0.95, "lambda of GAE: 0 trusts the critic, 1 the rewards", low=0.0, high=1.0)
 
     def assign(self, batch: BatchRewards) -> Credit:
-        """See `gae`."""
+        """Generalized advantages of the rewards and the critic's values, and the returns that the critic learns."""
         ends_N = batch.rewards_N.nan_to_num(nan=0.0)
         return self.by_token(batch, ends_N, center=self.scale == "batch_std", lam=self.lam)

@@ -56,7 +56,7 @@ def parse_asserts(asserts: Sequence[str]) -> tuple[Assertion, ...]:
     Raises SplitError for no assert, for other syntax, and for calls of more than one function. It also raises for
     constants that cannot be computed in short time, and for `is` with an object that no program can return.
     """
-    checks = tuple(_check(source) for source in asserts)
+    checks = tuple(map(_split, asserts))
     names = sorted({call.partition("(")[0] for check in checks for call in check.calls})
     if len(names) != 1:
         raise SplitError(f"expected asserts that call one function, got {', '.join(names) or 'no assert'}")
@@ -115,7 +115,8 @@ def _parse(source: str) -> ast.Module:
     return module
 
 
-def _check(source: str) -> Assertion:
+def _split(source: str) -> Assertion:
+    """Raises SplitError for a part that does not test the program, or is more than one comparison."""
     match _parse(source).body:
         case [ast.Assert(test=condition)]:
             cut = _CallExtractor(source)
@@ -123,24 +124,19 @@ def _check(source: str) -> Assertion:
         case _:
             raise SplitError(f"expected one assert, got {source[:60]!r}")
     for part in _parts(condition):
-        _check_part(part, source)
+        inside = list(ast.walk(part))
+        calls = sum(map(_is_call, inside))
+        nested = any(isinstance(node, ast.BoolOp) for node in inside)
+        display = isinstance(part, ast.List | ast.Tuple | ast.Set | ast.Dict)
+        for wrong, expected in (
+            (calls == 0, "an assert that calls a function in every part"),
+            (calls > 1, "one call in every part, so that no part compares the program with itself"),
+            (nested, "`and` and `or` outside of comparisons"),
+            (display, "a comparison, not a display, which is always true"),
+        ):
+            if wrong:
+                raise SplitError(f"expected {expected}, got {source[:60]!r}")
     return Assertion(source, tuple(cut.calls), condition)
-
-
-def _check_part(part: ast.expr, source: str) -> None:
-    """Raises SplitError for a part that does not test the program, or is more than one comparison."""
-    inside = list(ast.walk(part))
-    calls = sum(map(_is_call, inside))
-    nested = any(isinstance(node, ast.BoolOp) for node in inside)
-    display = isinstance(part, ast.List | ast.Tuple | ast.Set | ast.Dict)
-    for wrong, expected in (
-        (calls == 0, "an assert that calls a function in every part"),
-        (calls > 1, "one call in every part, so that no part compares the program with itself"),
-        (nested, "`and` and `or` outside of comparisons"),
-        (display, "a comparison, not a display, which is always true"),
-    ):
-        if wrong:
-            raise SplitError(f"expected {expected}, got {source[:60]!r}")
 
 
 def _parts(condition: ast.expr) -> Iterator[ast.expr]:
@@ -181,7 +177,7 @@ class _CallExtractor(ast.NodeTransformer):
             keywords = [ast.keyword(keyword.arg, self.visit(keyword.value)) for keyword in node.keywords]
             parts = [*arguments, *(keyword.value for keyword in keywords)]
             plain = all(keyword.arg is not None for keyword in keywords)
-            plain &= name != "range" or not any(map(_has_call, parts))
+            plain &= name != "range" or not any(_is_call(node) for part in parts for node in ast.walk(part))
             plain &= name not in OF_ONE_ARGUMENT or (len(arguments), len(keywords)) == (1, 0)
             if not plain:
                 raise SplitError(f"expected plain arguments of {name}, got {self._source!r}")
@@ -195,12 +191,14 @@ class _CallExtractor(ast.NodeTransformer):
     def _check_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> None:
         """Raises SplitError for constants that no return value equals: another object under `is`, or another type."""
         constants: list[object] = [part.value for part in (node, *parts) if isinstance(part, ast.Constant)]
-        inside = isinstance(node, ast.Compare) and all(isinstance(one, ast.In | ast.NotIn) for one in node.ops)
+        inside = isinstance(node, ast.Compare) and {type(operation) for operation in node.ops} <= {ast.In, ast.NotIn}
         if any(constant is ... or (isinstance(constant, range) and not inside) for constant in constants):
             raise SplitError(f"expected something that a program can return, got {self._source!r}")
         if isinstance(node, ast.Compare):
             for operation, *sides in zip(node.ops, (node.left, *node.comparators), node.comparators, strict=False):
-                if isinstance(operation, ast.Is | ast.IsNot) and not any(map(_is_singleton, sides)):
+                values = [side.value for side in sides if isinstance(side, ast.Constant)]
+                singleton = any(constant is None or isinstance(constant, bool) for constant in values)
+                if isinstance(operation, ast.Is | ast.IsNot) and not singleton:
                     raise SplitError(f"expected `is` with None, True or False, got {self._source!r}")
 
     def _fold_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> ast.expr:
@@ -214,11 +212,3 @@ class _CallExtractor(ast.NodeTransformer):
 
 def _is_call(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id.isdigit()
-
-
-def _has_call(node: ast.AST) -> bool:
-    return any(map(_is_call, ast.walk(node)))
-
-
-def _is_singleton(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))

@@ -50,8 +50,8 @@ def value(node: ast.AST, returned: Mapping[int, Any] | Sequence[Any]) -> Any:
             return set(map(part, items))
         case ast.Dict(keys=keys, values=values):
             return {part(key): part(item) for key, item in zip(keys, values, strict=True) if key is not None}
-        case ast.Subscript(value=items, slice=place):
-            return part(items)[part(place)]
+        case ast.Subscript(value=items, slice=index):
+            return part(items)[part(index)]
         case ast.UnaryOp(op=operation, operand=operand):
             return OPERATIONS[type(operation)](part(operand))
         case ast.BoolOp(op=operation, values=conditions):

@@ -36,13 +36,9 @@ def _same_text(answer: str, expected: str, _: Mapping[str, Any]) -> bool:
     return answer == expected.strip()
 
 
-def _listed(answer: str, _: str, metadata: Mapping[str, Any]) -> bool:
-    return answer in metadata["valid_answers"]
-
-
-def _reaches(answer: str, given: list[int], target: int) -> bool:
+def _reaches(answer: str, operands: list[int], target: int) -> bool:
     try:
-        return Counter(numbers(answer)) == Counter(given) and bool(evaluate(answer, _SIGNED) == target)
+        return Counter(numbers(answer)) == Counter(operands) and bool(evaluate(answer, _SIGNED) == target)
     except UnreadableError:
         return False
 
@@ -192,7 +188,7 @@ SCORERS: Mapping[str, Scorer] = {
     "countdown": lambda answer, _, metadata: _reaches(answer, metadata["numbers"], metadata["target"]),
     "game_of_life_halting": lambda answer, expected, _: answer.casefold() == expected.casefold(),
     "intermediate_integration": _antiderivative,
-    "n_queens": _listed,
+    "n_queens": lambda answer, _, metadata: answer in metadata["valid_answers"],
     "polynomial_multiplication": _same_polynomial,
     "prime_factorization": _factors,
     "puzzle24": lambda answer, _, metadata: _reaches(answer, metadata["numbers"], 24),

@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from grouprl.files import is_deeper
-from grouprl.rewards.formats import bounded
-from grouprl.rewards.rules import Ids, Texts, Values, completion_text, strict_members
+from grouprl.rewards.rules import Ids, Texts, Values, bounded, completion_text, strict_members
 from grouprl.types import UserError, import_extra
 
 _DEEPEST = 100  # levels; checking a schema takes several stack frames for each

@@ -45,15 +45,15 @@ class ReasoningGym(DrawnProblems, BoxedAnswers):
             raise unknown_name(
                 "task.name (reasoning_gym:NAME)", self.dataset, gym_names(), listed_by="`grouprl tasks reasoning_gym`"
             )
-        known = default_arguments(self.dataset)
+        defaults = default_arguments(self.dataset)
         for name in self.arguments:
-            if name not in known:
-                raise unknown_name(f"task.arguments of {self.name}", name, known)
+            if name not in defaults:
+                raise unknown_name(f"task.arguments of {self.name}", name, defaults)
         try:
             _library(self.dataset, self.arguments, self.seed, 1)
         except (AssertionError, TypeError, ValueError) as error:
             raise UserError(
-                f"task.arguments of {self.name}: expected arguments of its generator (defaults: {known}), got "
+                f"task.arguments of {self.name}: expected arguments of its generator (defaults: {defaults}), got "
                 f"{dict(self.arguments)}: {error}"
             ) from error
         super().__post_init__()
@@ -88,8 +88,8 @@ class ReasoningGym(DrawnProblems, BoxedAnswers):
     def gold(self, problem: Problem) -> str | None:
         """A completion with the library's answer, or its example answer, that the reward scores 1.0; else None."""
         answer, metadata = problem.columns["answer"], problem.columns["metadata"]
-        known = [answer, *(metadata.get(key) for key in _EXAMPLE_KEYS)]
-        texts = [text if isinstance(text, str) else json.dumps(text) for text in known if text is not None]
+        answers = [answer, *(metadata.get(key) for key in _EXAMPLE_KEYS)]
+        texts = [text if isinstance(text, str) else json.dumps(text) for text in answers if text is not None]
         # Some answers have unbalanced braces, which a box cannot hold.
         forms = (form for text in texts for form in (boxed(text), f"<answer>{text}</answer>"))
         reward = GymReward(self.dataset, self.arguments)
@@ -147,22 +147,22 @@ def gym_names() -> list[str]:
 
 def default_arguments(dataset: str) -> dict[str, Any]:
     """The generator's arguments and their defaults, without seed and size, which the task sets."""
-    made = _datasets()[dataset][1]()
-    return {entry.name: getattr(made, entry.name) for entry in fields(made) if entry.name not in ("seed", "size")}
+    config = _datasets()[dataset][1]()
+    return {entry.name: getattr(config, entry.name) for entry in fields(config) if entry.name not in ("seed", "size")}
 
 
 def _datasets() -> Mapping[str, tuple[Any, Any]]:
     import_extra("reasoning_gym", "gym", "task.name reasoning_gym:NAME")
-    known: Mapping[str, tuple[Any, Any]] = import_module("reasoning_gym.factory").DATASETS
-    return known
+    datasets: Mapping[str, tuple[Any, Any]] = import_module("reasoning_gym.factory").DATASETS
+    return datasets
 
 
 def _library(dataset: str, arguments: Mapping[str, Any], seed: int, size: int) -> Any:
-    return _made(dataset, json.dumps(dict(arguments), sort_keys=True), seed, size)
+    return _created(dataset, json.dumps(dict(arguments), sort_keys=True), seed, size)
 
 
 @lru_cache(maxsize=_BATCHES + 8)
-def _made(dataset: str, arguments: str, seed: int, size: int) -> Any:
+def _created(dataset: str, arguments: str, seed: int, size: int) -> Any:
     with _isolate(seed):
         return import_module("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **json.loads(arguments))
 
@@ -173,12 +173,12 @@ def _as_tuples(value: Any) -> Any:
 
 def _entry(dataset: str, arguments: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     if dataset in _EAGER_DATASETS:
-        batch, place = number % _BATCHES, number // _BATCHES % _BATCH
+        batch, index = number % _BATCHES, number // _BATCHES % _BATCH
         library = _library(dataset, arguments, batch, _BATCH)
     else:
-        library, place = _library(dataset, arguments, 0, 2**31), number
+        library, index = _library(dataset, arguments, 0, 2**31), number
     with _isolate(number):
-        entry: Mapping[str, Any] = library[place]
+        entry: Mapping[str, Any] = library[index]
     return entry
 
 

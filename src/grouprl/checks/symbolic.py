@@ -37,20 +37,17 @@ _COMMAND = re.compile(r"(?<!\\)(?:\\\\)*\\([A-Za-z]+)")
 _SMALL = r"(?:[0-9]{1,3}|[a-z])"
 _CHEAP = re.compile(rf"(?<![0-9!.}}]){_SMALL}!(?!!)|\\binom ?\{{ ?{_SMALL} ?\}} ?\{{ ?{_SMALL} ?\}}")
 _COMBINATORIAL = re.compile(r"!|\\binom")
-_COSTLY = re.compile(
-    "|".join(
-        (
-            r"\^ ?[{(]? ?[-+]? ?[0-9]{5,}",  # an exponent of more than four digits
-            r"\^ ?[{(][^{}()]*(?:!|[0-9)}\]] ?\^)",  # a factorial, or the power of a number, in an exponent
-            r"[)}] ?\^ ?[{(]? ?[0-9]{3,}",  # a large power of a group
-            r"[0-9]{65}",
-            r"[0-9][eE][-+]?[0-9]",  # 1e9 would be read as 1 * e * 9
-            r"[0-9] +[0-9]",  # 2 7 would be read as a mixed number
-            r"\.[0-9]*\.",  # 1.000.000 would be read as 0
-        )
-    )
+_COSTLY_FORMS = (
+    r"\^ ?[{(]? ?[-+]? ?[0-9]{5,}",  # an exponent of more than four digits
+    r"\^ ?[{(][^{}()]*(?:!|[0-9)}\]] ?\^)",  # a factorial, or the power of a number, in an exponent
+    r"[)}] ?\^ ?[{(]? ?[0-9]{3,}",  # a large power of a group
+    r"[0-9]{65}",
+    r"[0-9][eE][-+]?[0-9]",  # 1e9 would be read as 1 * e * 9
+    r"[0-9] +[0-9]",  # 2 7 would be read as a mixed number
+    r"\.[0-9]*\.",  # 1.000.000 would be read as 0
 )
-_NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
+_COSTLY = re.compile("|".join(_COSTLY_FORMS))
+_NAMES = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\(?!text(?![A-Za-z]))[A-Za-z]+")  # \text holds words
 _OR = re.compile(r"\\text\{\s?(?:or|and)\s?\}")
 _JOINT = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq")
@@ -103,7 +100,10 @@ class MathVerify:
 def _means(answer: str | None, gold: str) -> bool:
     if answer is not None and answer.strip() == gold:
         return True
-    kind = _read_gold(gold)
+    kind: Any = gold_value(gold)  # a number, words in small letters, or an object of sympy
+    cleaned = "" if isinstance(kind, Fraction) else _cleaned(without_units(gold))
+    if kind is None:
+        kind = _letters(gold) if _is_text(without_units(gold)) else _gold_tree(cleaned)
     if answer is None or not answer.strip() or len(answer) > LONGEST_FORMULA:
         return False
     if equals_gold(answer, gold):
@@ -117,7 +117,6 @@ def _means(answer: str | None, gold: str) -> bool:
     written = without_units(answer)
     if _is_text(written):
         return False
-    cleaned = "" if isinstance(kind, Fraction) else _cleaned(without_units(gold))
     joints = [set(_JOINT.findall(text)) for text in (answer, gold)]
     if all(joints) and joints[0] != joints[1] and _INEQUALITY.search(written):
         return False
@@ -127,14 +126,6 @@ def _means(answer: str | None, gold: str) -> bool:
         return False
     braces = "\\{" in (written[:2], expected[:2])
     return _same(_rational(kind) if isinstance(kind, Fraction) else _gold_tree(expected), tree, braces)
-
-
-def _read_gold(gold: str) -> Fraction | str | Any:
-    """A gold answer as a number, as words in small letters, or as an object of sympy."""
-    if (value := gold_value(gold)) is not None:
-        return value
-    spelled = without_units(gold)
-    return _letters(gold) if _is_text(spelled) else _gold_tree(_cleaned(spelled))
 
 
 @lru_cache(maxsize=1024)
@@ -151,11 +142,7 @@ def _cleaned(spelled: str) -> str:
 
 
 def _is_text(spelled: str) -> bool:
-    return _WORDS.search(_NAMES.sub(_upright, _OR.sub(" ", spelled))) is not None
-
-
-def _upright(found: re.Match[str]) -> str:
-    return found[0] if found[0] == "\\text" else " "
+    return _WORDS.search(_NAMES.sub(" ", _OR.sub(" ", spelled))) is not None
 
 
 def _letters(text: str) -> str:
@@ -193,18 +180,14 @@ def _tree(text: str) -> Any | None:
         return None
     library, config = _library()
     # No search for LaTeX in the text, no further candidates, no signals (workers have their own limits).
-    found = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
+    parsed = library.parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True)
     sympy = import_module("sympy")
-    tree = found[0] if found else None
-    if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(*_not_read()) or _is_cut(text, tree):
+    tree = parsed[0] if parsed else None
+    if not isinstance(tree, sympy.Basic | sympy.MatrixBase) or tree.has(sympy.Derivative, sympy.nan, sympy.zoo):
         return None
-    return tree
-
-
-def _is_cut(text: str, tree: Any) -> bool:
-    """Whether the library parsed only the last part of a chain of equations."""
-    equations = text.count("=")
-    return equations > 1 and not {",", ";"} & {*text} and len(getattr(tree, "_unsorted_args", ())) < equations
+    # The library may have parsed only the last part of a chain of equations.
+    is_chain = text.count("=") > 1 and not {",", ";"} & {*text}
+    return None if is_chain and len(getattr(tree, "_unsorted_args", ())) < text.count("=") else tree
 
 
 @cache
@@ -237,11 +220,6 @@ def _number(text: str) -> Any:
 
 def _rational(value: Fraction) -> Any:
     return import_module("sympy").Rational(value.numerator, value.denominator)
-
-
-def _not_read() -> tuple[Any, ...]:
-    sympy = import_module("sympy")
-    return sympy.Derivative, sympy.nan, sympy.zoo
 
 
 def _same(gold: Any, answer: Any, braces: bool) -> bool:
@@ -309,8 +287,8 @@ def _equal_at(gold: Any, answer: Any, letters: Sequence[str], number: int, digit
     places = {name: _number(_PLACES[(number + 3 * at) % 8] + str(ord(name[0]))) for at, name in enumerate(letters)}
     values = []
     for term in (gold, answer):
-        given = {symbol: places[symbol.name] for symbol in term.free_symbols}
-        values.append(term.evalf(digits + 10, subs=given, maxn=3 * digits))
+        value_by_symbol = {symbol: places[symbol.name] for symbol in term.free_symbols}
+        values.append(term.evalf(digits + 10, subs=value_by_symbol, maxn=3 * digits))
     if not all(value.is_number and value.is_finite for value in values):
         return None
     if letters and not gold.has(sympy.I) and not answer.has(sympy.I) and not any(value.is_real for value in values):

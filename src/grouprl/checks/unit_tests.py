@@ -23,6 +23,9 @@ _BYTE_ORDER_MARK = "\ufeff"
 _DEEPER = 3  # columns of further indentation that a closing fence may have
 
 
+_parsed = lru_cache(maxsize=1024)(parse_asserts)
+
+
 @dataclass(frozen=True)
 class UnitTests:
     """1.0 when the program of a completion passes every assert of the column `test_list`, else 0.0.
@@ -51,8 +54,8 @@ class UnitTests:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        known = self.backend in ("auto", *BACKENDS)
-        check_arguments("unit_tests", self, ("backend", known, f"auto, {' or '.join(BACKENDS)}"))
+        is_backend = self.backend in ("auto", *BACKENDS)
+        check_arguments("unit_tests", self, ("backend", is_backend, f"auto, {' or '.join(BACKENDS)}"))
         # Checked here, where an error stops the run before it starts, not in a worker.
         if self.backend == "auto":
             object.__setattr__(self, "backend", choose_backend())
@@ -83,7 +86,7 @@ class UnitTests:
         """Returns a value in the range, or None, for each completion."""
         setups = [setup or "" for setup in test_setup_code or [None] * len(completions)]
         return [
-            None if tests is None else self._value(completion_text(completion), setup, _checks(tuple(tests)))
+            None if tests is None else self._value(completion_text(completion), setup, _parsed(tuple(tests)))
             for completion, tests, setup in zip(completions, test_list, setups, strict=True)
         ]
 
@@ -99,11 +102,6 @@ class UnitTests:
             values = enumerate([next(outcomes) for _ in check.calls])
             passed += holds(check, {n: value.value for n, value in values if isinstance(value, ReturnValue)})
         return passed / len(checks) if self.share else float(passed == len(checks))
-
-
-@lru_cache(maxsize=1024)
-def _checks(tests: tuple[str, ...]) -> tuple[Assertion, ...]:
-    return parse_asserts(tests)
 
 
 def program(text: str, function: str) -> str:
@@ -146,23 +144,21 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
     lines: list[str] = []
     for line in text.split("\n"):
         if opening is None:
-            found = _OPENING.match(line)
+            match = _OPENING.match(line)
             # A fence of backquotes has no further backquotes on its line: ```x``` is text.
-            opening = found if found and not (found["mark"][0] == "`" and "`" in found["info"]) else None
+            opening = match if match and not (match["mark"][0] == "`" and "`" in match["info"]) else None
             lines = []
-        elif _closes(line, opening):
+        # A line with more indentation, such as one of a docstring, belongs to the block.
+        elif (
+            len(mark := line.strip()) >= len(opening["mark"])
+            and set(mark) == {opening["mark"][0]}
+            and _indent(line) <= len(opening["indent"]) + _DEEPER
+        ):
             yield opening["info"].strip(), "".join(lines)
             opening = None
         else:
             # Without up to as many blanks as stand in front of the fence.
             lines.append(f"{line[min(len(opening['indent']), _indent(line)) :]}\n")
-
-
-def _closes(line: str, opening: re.Match[str]) -> bool:
-    mark = line.strip()
-    # A line with more indentation, such as one of a docstring, belongs to the block.
-    beside = _indent(line) <= len(opening["indent"]) + _DEEPER
-    return len(mark) >= len(opening["mark"]) and set(mark) == {opening["mark"][0]} and beside
 
 
 def _indent(line: str) -> int:

@@ -59,5 +59,5 @@ def _runs_in(folder: Path) -> Iterator[Offer]:
 
 
 def _begin(incomplete: str, *offers: Iterable[Offer]) -> list[Offer]:
-    found = {word: meaning for some in offers for word, meaning in some if word.startswith(incomplete)}
-    return list(found.items())
+    meanings = {word: meaning for some in offers for word, meaning in some if word.startswith(incomplete)}
+    return list(meanings.items())

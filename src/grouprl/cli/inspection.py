@@ -20,10 +20,10 @@ from grouprl.lab.report.worked import Spread, deviation_kind
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal, visible
-from grouprl.run.verdict import counted
-from grouprl.tasks import Task, load_task
-from grouprl.types import Episode, Problem, RewardOutcome, UserError
+from grouprl.tasks import load_task
+from grouprl.trainer.terminal import Terminal, visible
+from grouprl.trainer.verdict import counted
+from grouprl.types import Episode, Problem, UserError
 
 _OTHERS = 20  # problems whose prompts are compared
 
@@ -31,12 +31,12 @@ _OTHERS = 20  # problems whose prompts are compared
 def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     """Evaluates `config.model` on `config.task` and prints the metrics."""
     terminal = Terminal(errors=as_json)
-    found = _evaluated(config, terminal)
-    values = found.metrics
+    evaluation = _evaluated(config, terminal)
+    values = evaluation.metrics
     if as_json:
         print(json.dumps(values))
         return
-    title = f"{config.model.path}: {counted(len(found.greedy), 'problem')} of {config.task.name}"
+    title = f"{config.model.path}: {counted(len(evaluation.greedy), 'problem')} of {config.task.name}"
     table = Table(title=title, title_justify="left")
     table.add_column()
     table.add_column("value", justify="right")
@@ -44,8 +44,8 @@ def show_evaluation(config: RunConfig, *, as_json: bool) -> None:
     for name, value in values.items():
         if name != "problems" and not isinstance(value, tuple):
             interval = values.get(name.removesuffix("_accuracy") + "_interval")  # greedy_interval, pass_at_1_interval
-            own = name == "reward" or name.startswith("rewards/")
-            form = ".1f" if name == "mean_length" else ".3f" if own else ".1%"
+            is_reward = name == "reward" or name.startswith("rewards/")
+            form = ".1f" if name == "mean_length" else ".3f" if is_reward else ".1%"
             shown = "" if not isinstance(interval, tuple) else f"{interval[0]:{form}} to {interval[1]:{form}}"
             table.add_row(name, f"{value:{form}}", shown)
     terminal.console.print(table)
@@ -61,28 +61,30 @@ def show_pass_at(configs: Mapping[str, RunConfig], *, as_json: bool) -> None:
         UserError: the task has no verifier, so that no completion is correct or wrong.
     """
     terminal = Terminal(errors=as_json)
-    found = {name: _evaluated(config, terminal) for name, config in configs.items()}
-    results = [one.results for one in found.values()]
+    evaluations = {name: _evaluated(config, terminal) for name, config in configs.items()}
+    results = [evaluation.results for evaluation in evaluations.values()]
     if not all(result.correct for result in results):
         raise UserError("--pass-at: expected a task with a verifier, got one without: choose another --task")
     counts = pass_counts(results[0].samples)
     sides = {k: [result.pass_at_by_problem(k) for result in results] for k in counts}
     paired = {k: paired_by_name(*both) for k, both in sides.items() if len(both) == 2}
-    differences = {k: found for k, found in paired.items() if found is not None}
+    differences = {k: difference for k, difference in paired.items() if difference is not None}
     if as_json:
         models = {
-            name: one.metrics | {key: value for key, value in asdict(one.results).items() if key != "rewards"}
-            for name, one in found.items()
+            name: evaluation.metrics
+            | {key: value for key, value in asdict(evaluation.results).items() if key != "rewards"}
+            for name, evaluation in evaluations.items()
         }
-        named = {f"pass_at_{k}": asdict(one) for k, one in differences.items()}
+        named = {f"pass_at_{k}": asdict(difference) for k, difference in differences.items()}
         print(json.dumps({"models": models, "differences": named}))
         return
     table = Table(title=f"pass@k, {counted(len(results[0].problem_ids), 'problem')}, 95 % intervals")
-    for name in ("k", *(visible(name) for name in found), *(["difference"] if differences else [])):
+    for name in ("k", *(visible(name) for name in evaluations), *(["difference"] if differences else [])):
         table.add_column(name, justify="right")
     for k in counts:
         name, difference = f"pass_at_{k}", differences.get(k)
-        cells = [_with_interval(one.metrics[name], one.metrics[f"{name}_interval"], ".1%") for one in found.values()]
+        metrics = [evaluation.metrics for evaluation in evaluations.values()]
+        cells = [_with_interval(values[name], values[f"{name}_interval"], ".1%") for values in metrics]
         if difference is not None:
             cells.append(_with_interval(difference.mean, difference.interval, "+.1%"))
         table.add_row(str(k), *cells)
@@ -96,51 +98,52 @@ def _with_interval(value: object, interval: object, form: str) -> str:
 def _evaluated(config: RunConfig, terminal: Terminal) -> Evaluation:
     config, task = with_dtype(config), load_task(**config.task.model_dump())
     count = len(task.problems(config.evaluation.split)[: config.evaluation.problems])
-    rewards = _known_rewards(config, task, terminal)
+    rewards: tuple[WeightedReward, ...] = ()  # none for a task without any
+    if config.rewards or task.default_rewards or task.verifier is not None:
+        try:
+            rewards = configured_rewards(config, task)
+        except UserError as error:  # the functions of a program, which only it has
+            if any(reward.path is not None for reward in config.rewards):
+                raise
+            terminal.say(f"Rewards are not evaluated ({error}). Functions of a program: use Trainer.evaluate() in it.")
     with terminal.progress("evaluate", count * (config.evaluation.samples + 1)) as advance:
         return evaluate_model(config, task, rewards, on_finished=advance)
-
-
-def _known_rewards(config: RunConfig, task: Task, terminal: Terminal) -> tuple[WeightedReward, ...]:
-    """The rewards of the run; none where a program gave functions, which only it has, and for a task without any."""
-    if not config.rewards and not task.default_rewards and task.verifier is None:
-        return ()
-    try:
-        return configured_rewards(config, task)
-    except UserError as error:
-        if any(reward.path is not None for reward in config.rewards):
-            raise
-        terminal.say(f"Rewards are not evaluated ({error}). Functions of a program: use Trainer.evaluate() in it.")
-        return ()
 
 
 def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     """Samples one group from `config.model` and prints each completion with its reward and advantage."""
     config, task = with_dtype(config), load_task(**config.task.model_dump())
-    asked = _problem(config, task, problem) if prompt is None else prompt
-    found = sample_group(config, task, asked, configured_rewards(config, task) if prompt is None else ())
-    terminal, others = Terminal(), task.problems(config.evaluation.split)[:_OTHERS] if prompt is None else ()
-    terminal.say(f"\n{_prompt(found.group.problem, others)}\n")
-    terminal.console.print(_completion_grid(found), soft_wrap=False)
-    if found.outcomes:
-        terminal.say(_spread(config, found.outcomes))
+    terminal, problems = Terminal(), task.problems(config.evaluation.split) if prompt is None else ()
+    if prompt is None and problem >= len(problems):
+        size = f"{len(problems)}, the size of the split {config.evaluation.split}"
+        raise UserError(f"--problem: expected less than {size}, got {problem}")
+    rewards = configured_rewards(config, task) if prompt is None else ()
+    sampled = sample_group(config, task, problems[problem] if prompt is None else prompt, rewards)
+    terminal.say(f"\n{_prompt(sampled.group.problem, problems[:_OTHERS])}\n")
+    terminal.console.print(_completion_grid(sampled), soft_wrap=False)
+    if outcomes := sampled.outcomes:
+        std = deviation_kind(config.algorithm)
+        spread = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
+        numbers = f"group mean {spread.mean:.3f}, {std} deviation {spread.deviation:.3f}"
+        few = f"{spread.count} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
+        terminal.say(few if spread.count < 2 else numbers)
 
 
 def _prompt(problem: Problem, others: Sequence[Problem]) -> str:
     """The turns of a prompt under their roles, without those that all problems share."""
-    chats = [() if isinstance(one.prompt, str) else one.prompt for one in (problem, *others)]
-    shared, lines = SharedBeginning.of([one.prompt_text for one in (problem, *others)], chats), []
-    found = shared.marked(problem.prompt_text, chats[0] or None) or [{"content": problem.prompt_text}]
-    for folded, turns in groupby(found, key=lambda turn: turn.get("shared", False)):
-        own = [visible(": ".join(filter(None, (turn.get("role"), turn["content"])))) for turn in turns]
-        lines += [f"({counted(len(own), 'turn')}, the same in every prompt)"] if folded else own
+    chats = [() if isinstance(other.prompt, str) else other.prompt for other in (problem, *others)]
+    shared, lines = SharedBeginning.of([other.prompt_text for other in (problem, *others)], chats), []
+    chat = shared.marked(problem.prompt_text, chats[0] or None) or [{"content": problem.prompt_text}]
+    for folded, turns in groupby(chat, key=lambda turn: turn.get("shared", False)):
+        texts = [visible(": ".join(filter(None, (turn.get("role"), turn["content"])))) for turn in turns]
+        lines += [f"({counted(len(texts), 'turn')}, the same in every prompt)"] if folded else texts
     return "\n".join(lines)
 
 
-def _completion_grid(found: SampledGroup) -> Table:
+def _completion_grid(sampled: SampledGroup) -> Table:
     """Makes a grid with numbers above each text, because a narrow terminal has no room for both in a row."""
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for completion, outcome, advantage in zip_longest(found.group.completions, found.outcomes, found.advantages):
+    for completion, outcome, advantage in zip_longest(sampled.group.completions, sampled.outcomes, sampled.advantages):
         scores = [f"{len(completion)} tokens, ended by {completion.stop_reason.value}"]
         if outcome and advantage is not None and outcome.valid:
             scores.insert(0, f"advantage {advantage:+.3f}")
@@ -169,19 +172,3 @@ def _conversation(episode: Episode) -> str:
     verdict = "" if episode.reward is None else f"; the environment's reward: {episode.reward:g}"
     invalid = f"; invalid: {episode.invalid}" if episode.invalid else ""
     return "\n".join((*lines, f"(ended: {episode.ended}{verdict}{invalid})"))
-
-
-def _spread(config: RunConfig, outcomes: Sequence[RewardOutcome]) -> str:
-    std = deviation_kind(config.algorithm)
-    found = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
-    if found.count < 2:
-        return f"{found.count} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
-    return f"group mean {found.mean:.3f}, {std} deviation {found.deviation:.3f}"
-
-
-def _problem(config: RunConfig, task: Task, index: int) -> Problem:
-    problems = task.problems(config.evaluation.split)
-    if index >= len(problems):
-        size = f"{len(problems)}, the size of the split {config.evaluation.split}"
-        raise UserError(f"--problem: expected less than {size}, got {index}")
-    return problems[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from itertools import chain
 from typing import Any
@@ -40,44 +41,34 @@ def show_tasks(name: str | None = None, console: Console | None = None) -> None:
     """
     console = console or Console()
     if name is None:
-        console.print(_overview())
+        table = _table("task, default rewards", "what it is, an example, a solution")
+        for task_name, kind in TASKS.items():
+            task: Task | None = None
+            with suppress(UserError):  # its package is not installed: it is listed without details
+                task = kind()
+            title = Text(f"{task_name}:NAME" if task_name == "reasoning_gym" else task_name, "bold")
+            needs = [Text(f"needs grouprl[{_NEEDS[task_name]}]", "dim")] if task_name in _NEEDS else []
+            about = Group(_about(kind), _example(kind.example(), task))
+            table.add_row(Group(title, *needs, _rewards(task)), Padding(about, (0, 0, 1, 0)))
+        console.print(Group(table, Text(_HINT, "dim")))
     elif name == "reasoning_gym":
-        console.print(_gym_overview())
+        table = _table("task.name", "asks")
+        table.columns[1].no_wrap, table.columns[1].overflow = True, "ellipsis"
+        table.columns[0].min_width = max(map(len, gym_names())) + len("reasoning_gym:")
+        for dataset in gym_names():
+            question = ReasoningGym(dataset).problems("train")[0].prompt[-1]
+            text = question["content"] if isinstance(question, dict) else str(question)
+            table.add_row(Text(f"reasoning_gym:{dataset}", "bold"), Text(" ".join(text.split())[:200]))
+        console.print(table)
     elif name in TASKS or name.startswith("reasoning_gym:"):
-        console.print(_one(name))
+        kind = TASKS[name.partition(":")[0]]
+        task = load_task(name)
+        problems = [kind.example()] if name in _FROM_FILES else task.problems("train")[:_SHOWN]
+        head = (Text(name, "bold"), _about(kind), Text(), _settings(name, kind), Text(), _rewards(task))
+        examples = ((Rule(style="dim"), _example(problem, task, columns=True)) for problem in problems)
+        console.print(Group(*head, *chain.from_iterable(examples)))
     else:
         raise unknown_name("grouprl tasks", name, [*TASKS, "reasoning_gym:NAME"])
-
-
-def _overview() -> RenderableType:
-    table = _table("task, default rewards", "what it is, an example, a solution")
-    for name, kind in TASKS.items():
-        task = _made(kind)
-        title = Text(f"{name}:NAME" if name == "reasoning_gym" else name, "bold")
-        needs = [Text(f"needs grouprl[{_NEEDS[name]}]", "dim")] if name in _NEEDS else []
-        left = Group(title, *needs, _rewards(task))
-        table.add_row(left, Padding(Group(_about(kind), _example(kind.example(), task)), (0, 0, 1, 0)))
-    return Group(table, Text(_HINT, "dim"))
-
-
-def _gym_overview() -> RenderableType:
-    table = _table("task.name", "asks")
-    table.columns[1].no_wrap, table.columns[1].overflow = True, "ellipsis"
-    table.columns[0].min_width = max(map(len, gym_names())) + len("reasoning_gym:")
-    for name in gym_names():
-        question = ReasoningGym(name).problems("train")[0].prompt[-1]
-        asked = question["content"] if isinstance(question, dict) else str(question)
-        table.add_row(Text(f"reasoning_gym:{name}", "bold"), Text(" ".join(asked.split())[:200]))
-    return table
-
-
-def _one(name: str) -> RenderableType:
-    kind = TASKS[name.partition(":")[0]]
-    task = load_task(name)
-    problems = [kind.example()] if name in _FROM_FILES else task.problems("train")[:_SHOWN]
-    head = (Text(name, "bold"), _about(kind), Text(), _settings(name, kind), Text(), _rewards(task))
-    examples = ((Rule(style="dim"), _example(problem, task, columns=True)) for problem in problems)
-    return Group(*head, *chain.from_iterable(examples))
 
 
 def _settings(name: str, kind: Any) -> RenderableType:
@@ -95,41 +86,25 @@ def _settings(name: str, kind: Any) -> RenderableType:
     return grid
 
 
-def _made(kind: Any) -> Task | None:
-    try:
-        made: Task = kind()
-        return made
-    except UserError:  # its package is not installed; the overview lists it without details
-        return None
-
-
 def _about(kind: Any) -> Text:
     return Text((sys.modules[kind.__module__].__doc__ or "").partition("\n")[0], "dim")
 
 
 def _example(problem: Problem, task: Task | None, *, columns: bool = False) -> RenderableType:
     gold = task.gold(problem) if task is not None else None
-    parts: list[RenderableType] = [Text(_cut(_question(problem)))]
-    if columns:
-        parts += chain.from_iterable(_column(key, value) for key, value in problem.columns.items())
+    chat = [] if isinstance(problem.prompt, str) else problem.prompt
+    turns = [message["content"] for message in chat if message["role"] != "system"]
+    parts: list[RenderableType] = [Text(_cut(problem.prompt if isinstance(problem.prompt, str) else "\n".join(turns)))]
+    for key, value in problem.columns.items() if columns else ():
+        lines = isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
+        text = _cut("\n".join(value) if lines else str(value))
+        if "\n" in text.strip():  # a block below its name
+            parts += [Text(f"{key}:", "dim"), Padding(Text(text.rstrip(), "dim"), (0, 0, 0, 2))]
+        else:
+            parts.append(Text(f"{key}: {text.strip()}", "dim"))
     if gold is not None:
         parts.append(Text(_cut(gold), "green"))
     return Group(*parts)
-
-
-def _column(name: str, value: object) -> list[RenderableType]:
-    """Shows a column on one line, or as a block below its name if the value has several lines."""
-    lines = isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
-    text = _cut("\n".join(value) if lines else str(value))  # type: ignore[arg-type]
-    if "\n" not in text.strip():
-        return [Text(f"{name}: {text.strip()}", "dim")]
-    return [Text(f"{name}:", "dim"), Padding(Text(text.rstrip(), "dim"), (0, 0, 0, 2))]
-
-
-def _question(problem: Problem) -> str:
-    if isinstance(problem.prompt, str):
-        return problem.prompt
-    return "\n".join(message["content"] for message in problem.prompt if message["role"] != "system")
 
 
 def _cut(text: str) -> str:

@@ -64,14 +64,14 @@ def import_config(
     from grouprl.tools.imported.read import read_words
     from grouprl.tools.imported.recipe import import_foreign, write_recipe
 
-    place, foreign = read_words([file, *(changes or ())])
+    path, foreign = read_words([file, *(changes or ())])
     imported = import_foreign(foreign, world=world or foreign.world or 1, allow=allow or ())
-    target = output or Path(f"{place.stem if place else foreign.library}.yaml")
-    if output is None and place is not None and target.exists() and target.samefile(place):
-        target = Path(f"{place.stem}-grouprl.yaml")
-    write_recipe(imported, place.name if place else f"settings of {foreign.library}", target, force=force)
+    target = output or Path(f"{path.stem if path else foreign.library}.yaml")
+    if output is None and path is not None and target.exists() and target.samefile(path):
+        target = Path(f"{path.stem}-grouprl.yaml")
+    write_recipe(imported, path.name if path else f"settings of {foreign.library}", target, force=force)
     show_imported(imported)
-    needed = "".join(f" {_NEEDED[one]}" for one in imported.missing)
+    needed = "".join(f" {_NEEDED[name]}" for name in imported.missing)
     typer.echo(f"Wrote {target}. Run it: grouprl train {target}{needed}")
 
 
@@ -271,7 +271,7 @@ def replay(
     saved = str(RunDirectory(run).config)
     config = run_config([saved], trust=trust_code)
     from grouprl.cli.proofs import show_branches
-    from grouprl.run.trust import refuse_changed_algorithm
+    from grouprl.run.code import refuse_changed_algorithm
     from grouprl.tools.proof.branches import Selection
 
     refuse_changed_algorithm(run, config.algorithm.name, trust_code or ())
@@ -285,15 +285,15 @@ def replay(
         show_branches(run, step, config, selection)
         suggest(f"grouprl lab {run}")
         return
-    given = [*(settings or []), *(f"--reward {text}" for text in reward or ())]
+    changes = [*(settings or []), *(f"--reward {text}" for text in reward or ())]
     options = {"rewards": reward_settings(reward)}
-    changed = run_config([saved, *(settings or [])], options, trust=trust_code) if given else None
+    changed = run_config([saved, *(settings or [])], options, trust=trust_code) if changes else None
     from grouprl.cli.proofs import show_replay
     from grouprl.tools.proof.replay import replay as recompute
 
-    found = recompute(run, step, config, changed)
-    show_replay(found, config.model.path, " ".join(given), as_json)
-    if not found.is_identical:
+    replayed = recompute(run, step, config, changed)
+    show_replay(replayed, config.model.path, " ".join(changes), as_json)
+    if not replayed.is_identical:
         raise typer.Exit(1)
     suggest(f"grouprl replay {run} {step} algorithm=dapo", f"grouprl lab {run}")
 

@@ -13,19 +13,19 @@ from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.record.branches import BranchedCompletion, write_branches
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.run.terminal import Terminal, visible
-from grouprl.run.verdict import counted
 from grouprl.tools.proof.branches import Selection, branch
 from grouprl.tools.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.checks import Check
 from grouprl.tools.proof.model_check import check_model
-from grouprl.tools.proof.replay import Replay, ReplayDifference
+from grouprl.tools.proof.replay import Replay
 from grouprl.tools.proof.selftest import selftest
+from grouprl.trainer.terminal import Terminal, visible
+from grouprl.trainer.verdict import counted
 
 _ROWS = 10
 
 
-def show_replay(found: Replay, model: str, changes: str, as_json: Path | None) -> None:
+def show_replay(replay: Replay, model: str, changes: str, as_json: Path | None) -> None:
     """Prints a replay.
 
     Args:
@@ -35,76 +35,64 @@ def show_replay(found: Replay, model: str, changes: str, as_json: Path | None) -
         as_json: a file for all values; None = no file.
     """
     terminal = Terminal()
-    begin = f"the checkpoint of step {found.start}" if found.start else "the start model"
-    again = found.step - 1 - found.start
+    begin = f"the checkpoint of step {replay.start}" if replay.start else "the start model"
+    again = replay.step - 1 - replay.start
     learned = f" and {counted(again, 'recorded step')} learned again" if again else ""
-    terminal.say(f"Step {found.step} of {found.run}, from {begin}{learned}")
-    if found.differences:
-        terminal.console.print(_record_table(found))
-    terminal.say(_verdict(found))
-    if found.other is not None:
-        _show_changes(terminal, found, model, changes)
+    terminal.say(f"Step {replay.step} of {replay.run}, from {begin}{learned}")
+    if replay.differences:
+        table = _table("", "values", "not equal", "largest difference", "replayed")
+        for difference in replay.differences:
+            value = replay.update.metrics.get(difference.name)
+            gap = f"{difference.largest:.2g}" if difference.differing else "0"
+            shown = "" if value is None else f"{value:.6g}"
+            table.add_row(difference.name, f"{difference.values:,}", f"{difference.differing:,}", gap, shown)
+        terminal.console.print(table)
+    if replay.update.error:
+        where = ", ".join(f"{group}.{completion}" for group, completion in not_finite(replay.update)) or "none"
+        terminal.say(f"The update of this step fails: {replay.update.error}")
+        terminal.say(f"Completions without a finite push: {where}")
+    elif replay.is_identical:
+        values = sum(difference.values for difference in replay.differences)
+        terminal.say(f"Bit-identical: all {values:,} values equal the record.")
+    else:
+        earlier = f", first in step {replay.first_difference}" if replay.first_difference else ""
+        facts = "; ".join(f"{name} {there!r} then, {here!r} here" for name, (there, here) in replay.machines.items())
+        terminal.say(f"Not bit-identical{earlier}. The machine: {facts or 'the same as in the record'}.")
+    if replay.other is not None:
+        _show_changes(terminal, replay, model, changes)
     if as_json is not None:
-        atomic_write_text(as_json, json_text(as_values(found), indent=2) + "\n")
+        atomic_write_text(as_json, json_text(as_values(replay), indent=2) + "\n")
         terminal.say(f"All values: {as_json}")
 
 
-def _record_table(found: Replay) -> Table:
-    table = _table("", "values", "not equal", "largest difference", "replayed")
-    for one in found.differences:
-        value = found.update.metrics.get(one.name)
-        table.add_row(
-            one.name, f"{one.values:,}", f"{one.differing:,}", _gap(one), "" if value is None else f"{value:.6g}"
-        )
-    return table
-
-
-def _gap(one: ReplayDifference) -> str:
-    return f"{one.largest:.2g}" if one.differing else "0"
-
-
-def _verdict(found: Replay) -> str:
-    if found.update.error:
-        where = ", ".join(f"{group}.{completion}" for group, completion in not_finite(found.update))
-        return (
-            f"The update of this step fails: {found.update.error}\nCompletions without a finite push: {where or 'none'}"
-        )
-    if found.is_identical:
-        values = sum(one.values for one in found.differences)
-        return f"Bit-identical: all {values:,} values equal the record."
-    earlier = f", first in step {found.first_difference}" if found.first_difference else ""
-    facts = "; ".join(f"{name} {there!r} then, {here!r} here" for name, (there, here) in found.machines.items())
-    return f"Not bit-identical{earlier}. The machine: {facts or 'the same as in the record'}."
-
-
-def _show_changes(terminal: Terminal, found: Replay, model: str, changes: str) -> None:
-    other, tokenizer = found.other, load_tokenizer(model)
+def _show_changes(terminal: Terminal, replay: Replay, model: str, changes: str) -> None:
+    other, tokenizer = replay.other, load_tokenizer(model)
     assert other is not None
     terminal.say(f"\nWith {changes}:")
     if other.error:
         terminal.say(f"The update fails: {other.error}")
     table = _table("", "recorded", "changed")
-    for name in dict.fromkeys((*found.update.metrics, *other.metrics)):
-        values = (metrics.get(name) for metrics in (found.update.metrics, other.metrics))
+    for name in dict.fromkeys((*replay.update.metrics, *other.metrics)):
+        values = (metrics.get(name) for metrics in (replay.update.metrics, other.metrics))
         table.add_row(name, *("-" if value is None else f"{value:.4g}" for value in values))
     terminal.console.print(table)
-    angle = cosine(found.update.gradient, other.gradient)
-    size = norm(other.gradient) / (norm(found.update.gradient) or math.nan)
+    angle = cosine(replay.update.gradient, other.gradient)
+    size = norm(other.gradient) / (norm(replay.update.gradient) or math.nan)
     terminal.say(f"Gradients: cosine {angle:.4f}, {size:.4g} times as long.")
-    moved = [one for one in completion_changes(found) if one.advantage != one.other_advantage]
+    moved = [change for change in completion_changes(replay) if change.advantage != change.other_advantage]
     terminal.say(f"{counted(len(moved), 'completion')} with another advantage.")
     table = _table("completion", "problem", "reward", "changed", "advantage", "changed")
-    for one in moved[:_ROWS]:
-        rewards = ("invalid" if value is None else f"{value:.3f}" for value in (one.reward, one.other_reward))
-        advantages = (f"{value:+.3f}" for value in (one.advantage, one.other_advantage))
-        table.add_row(f"{one.group}.{one.completion}", Text(one.problem), *rewards, *advantages)
+    for change in moved[:_ROWS]:
+        rewards = ("invalid" if value is None else f"{value:.3f}" for value in (change.reward, change.other_reward))
+        advantages = (f"{value:+.3f}" for value in (change.advantage, change.other_advantage))
+        table.add_row(f"{change.group}.{change.completion}", Text(change.problem), *rewards, *advantages)
     if moved:
         terminal.console.print(table)
     table = _table("token", "", "share of the push", "changed")
-    for token in token_changes(found, _ROWS):
+    for token in token_changes(replay, _ROWS):
         text = Text(repr(tokenizer.decode([token.token_id])))
-        place = f"{token.group}.{token.completion}.{token.position}"
-        table.add_row(place, text, f"{token.share:+.3%}", f"{token.other_share:+.3%}")
+        name = f"{token.group}.{token.completion}.{token.position}"
+        table.add_row(name, text, f"{token.share:+.3%}", f"{token.other_share:+.3%}")
     terminal.console.print(table)
 
 
@@ -133,19 +121,23 @@ def show_model_check(config: RunConfig) -> bool:
     with terminal.status("loading the model"):
         findings = list(check_model(config))
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for one in findings:
+    for finding in findings:
         mark = (
-            Text("FAIL", "bold red") if one.stops else Text("note", "yellow") if one.remedy else Text("fine", "green")
+            Text("FAIL", "bold red")
+            if finding.stops
+            else Text("note", "yellow")
+            if finding.remedy
+            else Text("fine", "green")
         )
-        table.add_row(one.name, mark, Text(": ".join(filter(None, (one.found, one.remedy)))))
+        table.add_row(finding.name, mark, Text(": ".join(filter(None, (finding.found, finding.remedy)))))
     terminal.console.print(table)
-    return not any(one.stops for one in findings)
+    return not any(finding.stops for finding in findings)
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     return table
 
 
@@ -167,38 +159,40 @@ def show_branches(run: Path, step: int, config: RunConfig, selection: Selection)
             ended += count
             advance(0, f"branches: {ended} of {total}")
 
-        found = branch(run, step, config, selection, learned=lambda _: advance(1), sampled=sampled)
+        branched = branch(run, step, config, selection, learned=lambda _: advance(1), sampled=sampled)
+    count = sum(len(token.branches) for token in branched.tokens)
     terminal.say(
-        f"Completion {found.group}.{found.completion} of step {step}, {found.problem_id}, reward "
-        f"{_number(found.reward)}: {counted(sum(len(token.branches) for token in found.tokens), 'other token')} at "
-        f"{len(found.tokens)} of {counted(len(found.token_ids), 'position')}."
+        f"Completion {branched.group}.{branched.completion} of step {step}, {branched.problem_id}, reward "
+        f"{_number(branched.reward)}: {counted(count, 'other token')} at "
+        f"{len(branched.tokens)} of {counted(len(branched.token_ids), 'position')}."
     )
-    terminal.console.print(_branch_table(found, max(20, terminal.console.width - 52)))
+    terminal.console.print(_branch_table(branched, max(20, terminal.console.width - 52)))
     terminal.say(
         "effect: the reward with the other token, less the recorded one, at the same random numbers; of a position: "
         "the mean by probability. The recorded tokens give the recorded completion and reward again.\n"
-        f"Tokens computed: {found.tokens_computed:,}, without reuse {found.tokens_without_prefix:,}; "
-        f"{time.perf_counter() - began:.1f} s. All values: {write_branches(run, found)}"
+        f"Tokens computed: {branched.tokens_computed:,}, without reuse {branched.tokens_without_prefix:,}; "
+        f"{time.perf_counter() - began:.1f} s. All values: {write_branches(run, branched)}"
     )
 
 
-def _branch_table(found: BranchedCompletion, room: int) -> Table:
+def _branch_table(branched: BranchedCompletion, room: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("", "token", "probability", "reward", "effect", "text from there"):
         side = "right" if name in ("", "probability", "reward", "effect") else "left"
         table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for token in found.tokens:
-        effect = found.effect(token)
+    for token in branched.tokens:
+        effect = branched.effect(token)
         mean, span = "-", ""
         if effect is not None:
             mean, span = f"{effect.mean:+.3f}", f"from {effect.low:+.3f} to {effect.high:+.3f}"
-        own = _text(repr(token.token)), f"{token.probability:.1%}", _number(found.reward)
-        table.add_row(str(token.position), *own, mean, span, style="bold")
-        for one in token.branches:
-            change = "-" if one.reward is None or found.reward is None else f"{one.reward - found.reward:+.3f}"
-            text = one.text if len(one.text) <= room else f"{one.text[: room - 1]}…"
-            numbers = f"{one.probability:.1%}", _number(one.reward), change
-            table.add_row("", _text(repr(one.token)), *numbers, _text(text.replace("\n", "⏎")))
+        recorded = _text(repr(token.token)), f"{token.probability:.1%}", _number(branched.reward)
+        table.add_row(str(token.position), *recorded, mean, span, style="bold")
+        for other in token.branches:
+            rewards = other.reward, branched.reward
+            change = "-" if rewards[0] is None or rewards[1] is None else f"{rewards[0] - rewards[1]:+.3f}"
+            text = other.text if len(other.text) <= room else f"{other.text[: room - 1]}…"
+            numbers = f"{other.probability:.1%}", _number(other.reward), change
+            table.add_row("", _text(repr(other.token)), *numbers, _text(text.replace("\n", "⏎")))
     return table
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.algorithms.option import Part, about, hints
+from grouprl.algorithms.option import about, hints
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options, part_kinds, plain
 from grouprl.config.run import RunConfig
@@ -30,12 +30,13 @@ def show_settings(prefix: str = "", console: Console | None = None) -> None:
         UserError: there is none.
     """
     rows = setting_rows()
-    found = [row for row in rows if row[0] == prefix or row[0].startswith(prefix.rstrip(".") + "." if prefix else "")]
-    found = found or [row for row in rows if row[0].startswith(prefix)]
-    if not found:
+    section = prefix.rstrip(".") + "." if prefix else ""
+    matching = [row for row in rows if row[0] == prefix or row[0].startswith(section)]
+    matching = matching or [row for row in rows if row[0].startswith(prefix)]
+    if not matching:
         raise unknown_name("grouprl settings", prefix, {row[0].partition(".")[0] for row in rows})
     table = Table("key", "default", "meaning", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for key, default, meaning in found:
+    for key, default, meaning in matching:
         table.add_row(Text(key, "bold"), Text(default, "dim"), Text(meaning))
     (console or Console()).print(table)
 
@@ -64,28 +65,24 @@ def _of_section(section: type[BaseModel], above: str = "") -> Iterator[Row]:
 def algorithm_rows(default: Algorithm, above: str = "") -> Iterator[Row]:
     """Every option of an algorithm, with its value there instead of the default."""
     yield f"{above}name", default.name, "grpo, dapo, ppo or another: docs/algorithms.md"
-    own = options(default)
+    values = options(default)
     for part, kinds in part_kinds(default).items():
-        known = {one.name: one for kind in reversed(kinds) for one in fields(kind)}
+        option_fields = {option.name: option for kind in reversed(kinds) for option in fields(kind)}
         off = kinds[0].absent if getattr(default, part) is None else {}
-        for name, one in known.items():
-            value = own.get(name, off.get(name, one.default))
+        for name, option in option_fields.items():
+            value = values.get(name, off.get(name, option.default))
             types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
             absent = [Literal[word] for word in (kinds[0].absent.get(name),) if isinstance(word, str)]
             owner = next(kind for kind in kinds if name in hints(kind))
-            meaning = about(owner, name) if len(set(types)) == 1 else _shared_about(kinds, name)
-            yield f"{above}{name}", plain(value), _meaning(meaning, [*absent, *types])
-
-
-def _shared_about(kinds: Iterable[type[Part]], name: str) -> str:
-    """The description of an option in the first class that declares it, which holds for all kinds of the part."""
-    above = (base for kind in kinds for base in reversed(kind.__mro__))
-    return about(next(base for base in above if name in vars(base).get("__annotations__", {})), name)
+            if len(set(types)) > 1:  # the first class that declares it describes it for all kinds of the part
+                bases = (base for kind in kinds for base in reversed(kind.__mro__))
+                owner = next(base for base in bases if name in vars(base).get("__annotations__", {}))
+            yield f"{above}{name}", plain(value), _meaning(about(owner, name), [*absent, *types])
 
 
 def _meaning(description: str, types: Iterable[Any]) -> str:
     """The description, after the choices that these types allow."""
-    kinds = [kind for one in types for kind in (one, *typing.get_args(one)) if typing.get_origin(kind) is Literal]
+    kinds = [kind for hint in types for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is Literal]
     choices = dict.fromkeys(choice for kind in kinds for choice in typing.get_args(kind))
     return f"{' | '.join(map(str, choices))}: {description}" if len(choices) > 1 else description
 

@@ -31,6 +31,7 @@ from grouprl.cli.words import (
     watched,
 )
 from grouprl.config.command_line import reward_settings
+from grouprl.leaves import leaf
 from grouprl.record.layout import RunDirectory, has_failed, run_at
 from grouprl.types import UserError
 
@@ -66,13 +67,13 @@ def train(
 
     Example: grouprl train demo --reward correct_answer --reward my_rewards.py:short=0.2
     """
-    given = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
-    given |= {"algorithm.name": algorithm}
+    options_by_key = {"model.path": model, "task.name": task, "name": name, "rewards": reward_settings(reward)}
+    options_by_key |= {"algorithm.name": algorithm}
     for text in settings or [] if resume else ():
         if "=" not in text and not text.startswith("-") and not is_settings_file(text):
             run_at(text)
     options = place_of_run(settings) if resume else {}
-    options |= {key: value for key, value in given.items() if value is not None}
+    options |= {key: value for key, value in options_by_key.items() if value is not None}
     config = run_config(settings, options, trust=trust_code)
     from grouprl.run.resume import resumes, saved_path, with_run_dtype
 
@@ -84,8 +85,8 @@ def train(
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.rewards.configured import configured_rewards
-    from grouprl.run.train import train as run
     from grouprl.tasks import load_task
+    from grouprl.trainer.train import train as run
 
     config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
     rewards = configured_rewards(config, loaded)
@@ -106,9 +107,7 @@ def sft(settings: Settings = None, model: ModelOption = None, task: TaskOption =
     Example: grouprl sft --model abacus pairs.run=runs/demo learner.learning_rate=5e-4
     """
     check_models(settings, {"model.path": model})
-    from grouprl.config.supervised import SftConfig
-
-    config = configured(SftConfig, settings, {"model.path": model, "task.name": task})
+    config = configured(leaf("supervised.sft"), settings, {"model.path": model, "task.name": task})
     from grouprl.supervised.sft import sft as run
 
     model = str(run(config))
@@ -129,9 +128,7 @@ def dpo(settings: Settings = None, model: ModelOption = None) -> None:
     Example: grouprl dpo --model runs/a/model preferences.path=pairs.jsonl learner.learning_rate=1e-6
     """
     check_models(settings, {"model.path": model})
-    from grouprl.config.supervised import DpoConfig
-
-    config = configured(DpoConfig, settings, {"model.path": model})
+    config = configured(leaf("supervised.dpo"), settings, {"model.path": model})
     from grouprl.supervised.preference_learning import dpo as run
 
     model = str(run(config))
@@ -152,9 +149,7 @@ def reward_model(settings: Settings = None, model: ModelOption = None) -> None:
     Example: grouprl train demo 'rewards=[{name: reward_model, path: runs/reward-model/model}]'
     """
     check_models(settings, {"model.path": model})
-    from grouprl.config.supervised import RewardModelConfig
-
-    config = configured(RewardModelConfig, settings, {"model.path": model})
+    config = configured(leaf("supervised.reward-model"), settings, {"model.path": model})
     from grouprl.supervised.preference_learning import train_reward_model
 
     model = str(train_reward_model(config))
@@ -207,9 +202,9 @@ def evaluate(
         show_evaluation(config, as_json=as_json)
     else:
         show_pass_at(models, as_json=as_json)
-    own = run_config(of_run, options, trust=trust_code).evaluation.split
-    if of_run and own != (split := config.evaluation.split) != "train":
-        typer.echo(f"The run evaluates {own}: if its data has no split {split}, it trained on these rows.", err=True)
+    theirs, split = run_config(of_run, options, trust=trust_code).evaluation.split, config.evaluation.split
+    if of_run and theirs != split != "train":
+        typer.echo(f"The run evaluates {theirs}: if its data has no split {split}, it trained on these rows.", err=True)
     if not as_json:
         suggest(f"grouprl sample {checkpoint}")
 
@@ -260,7 +255,7 @@ def compare(
     """
     options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
     changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-    from grouprl.config.comparison import load_comparison
+    from grouprl.tools.compare.settings import load_comparison
     from grouprl.tools.compare.variants import compare as run
 
     config = load_comparison([*(settings or []), *changes], vary, quick=quick)
@@ -326,8 +321,8 @@ def report(run: RunArgument) -> None:
     """
     from grouprl.lab.report.write import write_report
     from grouprl.record.read import read_run
-    from grouprl.run.terminal import visible
-    from grouprl.run.verdict import verdict
+    from grouprl.trainer.terminal import visible
+    from grouprl.trainer.verdict import verdict
 
     if has_failed((recorded := read_run(run)).summary):
         typer.echo(visible(verdict(recorded)))
@@ -360,41 +355,35 @@ def plan(
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of the longest prompt; default: of the task's, or 256.")
     ] = None,
-    flops: Annotated[float | None, typer.Option(help="FLOPs per second, such as 4e14.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth in bytes per second, such as 3e12.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Memory on several GPUs, such as 8xH100.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     trust_code: TrustOption = None,
 ) -> None:
-    """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes.
+    """Estimate, before a run, its memory by part, the largest group that fits, and how long it takes on this CPU.
 
     This loads no model: its name or its config.json is enough. A folder's tokenizer counts the prompts of the task.
 
     Example: grouprl plan demo
 
-    Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB --flops 4e14 --bandwidth 3e12
+    Example: grouprl plan --model Qwen2.5-7B model.device=cuda --memory 80GiB
 
     Example: grouprl plan --model Qwen2.5-7B --gpus 8xH100 model.dtype=bfloat16
     """
     from grouprl.config.checks import check_sections
-    from grouprl.tools.planner.machine import Rates
     from grouprl.tools.planner.screen import parse_memory, plan_run, show_plan
     from grouprl.tools.planner.time import USUAL_PROMPT, prompt_sizes
 
-    if (flops is None) != (bandwidth is None):
-        raise UserError("--flops, --bandwidth: expected both or neither, got one: add the other")
-    config = run_config(settings, {"model.path": model}, trust=trust_code)
+    config = run_config(settings, {"model.path": model}, trust=trust_code, loads_model=False)
     check_sections(config)
     if gpus is not None:
         from grouprl.tools.planner.layouts import show_layouts
 
         show_layouts(config, gpus, prompt_tokens or USUAL_PROMPT, as_json=as_json)
         return
-    rates = None if flops is None or bandwidth is None else Rates(flops, bandwidth, "as given")
     available = None if memory is None else parse_memory(memory)
     sizes = prompt_sizes(config, say=partial(typer.echo, err=True)) if prompt_tokens is None else None
     longest = prompt_tokens or (sizes.longest if sizes else USUAL_PROMPT)
-    found = plan_run(config, prompt_tokens=longest, available=available, rates=rates, sizes=sizes)
-    show_plan(found, config.algorithm.name, as_json=as_json)
+    plan = plan_run(config, prompt_tokens=longest, available=available, sizes=sizes)
+    show_plan(plan, config.algorithm.name, as_json=as_json)
     if not as_json:
         suggest(again("train", settings, {"--model": model}))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.types import UserError
 
 _SWITCH = "GROUPRL_STALL_SECONDS"  # environment variable: a fact of the machine, which changes no result
@@ -74,7 +74,7 @@ def _report(seconds: float, console: TextIO) -> None:
     threads = [f"{thread.name} 0x{thread.ident or 0:016x}" for thread in threading.enumerate()]
     lines = [
         f"error: no progress for {seconds:g} s: the process ends; resume from the last checkpoint with --resume.",
-        *(f"  in progress: {one}" for one in work),
+        *(f"  in progress: {label}" for label in work),
         f"  threads: {', '.join(threads)}",
         f"  (on a slower machine, set a larger {_SWITCH})",
     ]

@@ -7,7 +7,6 @@ import shlex
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
@@ -19,13 +18,14 @@ from grouprl import __version__
 from grouprl.cli import completion
 from grouprl.config.code_files import errors_of_code
 from grouprl.config.command_line import is_change
+from grouprl.leaves import leaf
 from grouprl.models.names import check_name, is_gguf
 from grouprl.record.layout import RunDirectory, is_config_of_a_run, model_at, refuse_links, run_at, run_of_checkpoint
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
     from grouprl.config.run import RunConfig
-    from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig
+    from grouprl.supervised.settings import DpoConfig, RewardModelConfig, SftConfig
 
 Config = TypeVar("Config", "RunConfig", "SftConfig", "DpoConfig", "RewardModelConfig")
 
@@ -57,11 +57,11 @@ TaskOption = Annotated[
 ]
 
 
-def _no_option(place: object) -> str:
+def _no_option(path: object) -> str:
     """Refuses an option that a verb does not have where a run or a model is expected."""
-    if str(place).startswith("-"):
-        raise UserError(f"{place}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
-    return str(place)
+    if str(path).startswith("-"):
+        raise UserError(f"{path}: expected an option that --help lists; a setting has no dashes: KEY=VALUE")
+    return str(path)
 
 
 RunArgument = Annotated[
@@ -69,7 +69,7 @@ RunArgument = Annotated[
     typer.Argument(
         help="Run directory, such as runs/demo.",
         autocompletion=completion.runs,
-        callback=lambda place: run_at(_no_option(place)),
+        callback=lambda path: run_at(_no_option(path)),
     ),
 ]
 ModelArgument = Annotated[
@@ -77,7 +77,7 @@ ModelArgument = Annotated[
     typer.Argument(
         help="Run or checkpoint folder, built-in name or hub id.",
         autocompletion=completion.models,
-        callback=lambda place: model_at(_no_option(place)),
+        callback=lambda path: model_at(_no_option(path)),
     ),
 ]
 RewardOption = Annotated[
@@ -89,8 +89,8 @@ TrustOption = Annotated[
 ]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"grouprl {__version__}")
         raise typer.Exit
 
@@ -105,24 +105,32 @@ def options(
 
 
 def run_config(
-    settings: Sequence[str] | None, options: Mapping[str, object] | None = None, *, trust: Sequence[str] | None = None
+    settings: Sequence[str] | None,
+    options: Mapping[str, object] | None = None,
+    *,
+    trust: Sequence[str] | None = None,
+    loads_model: bool = True,
 ) -> RunConfig:
     """The configuration of a run; see `config_of`. This loads torch, which `--help` does not need (1.2 s).
+
+    Without `loads_model` the name of a model may be one that is not on this machine, and no network is needed.
 
     Raises:
         UserError: also for code that comes from somebody else's run and not from `trust`; see `refuse_foreign_code`.
     """
-    check_models(settings, options)
+    if loads_model:
+        check_models(settings, options)
     from grouprl.config.own_algorithm import is_in_file, load_algorithm
     from grouprl.config.run import RunConfig, load_config
-    from grouprl.run.trust import refuse_foreign_code
 
-    settings = [_file_of_run(text) for text in settings or []]
+    words = [(text, RunDirectory(text)) for text in settings or []]  # the folder of a run stands for its configuration
+    settings = [str(run.config) if not is_change(text) and run.exists else text for text, run in words]
     of_runs = [Path(text) for text in settings if is_config_of_a_run(Path(text))]
     for file in of_runs:
         refuse_links(file.parent)
     config = configured(RunConfig, settings, options)
-    refuse_foreign_code(config, of_runs, trust or ())
+    if of_runs:
+        leaf("received.trust").refuse_foreign_code(config, of_runs, trust or ())
     if is_in_file(config.algorithm.name):
         load_algorithm(config.algorithm.name)
         config = configured(RunConfig, settings, options)
@@ -131,8 +139,8 @@ def run_config(
     run = of_runs[-1].parent
     if config.runs_dir == load_config(RunConfig, [of_runs[-1]], []).runs_dir:
         # Where its first user kept it says nothing here, and could be any folder of this user.
-        place = run.parent if run.name not in ("", "..") else run.absolute().parent
-        config = config.model_copy(update={"runs_dir": str(place)})
+        folder = run.parent if run.name not in ("", "..") else run.absolute().parent
+        config = config.model_copy(update={"runs_dir": str(folder)})
     return config
 
 
@@ -191,7 +199,7 @@ def is_settings_file(text: str) -> bool:
     from grouprl.config.command_line import RECIPES
 
     return Path(text).suffix in (".yaml", ".yml", ".json") or any(
-        place.is_file() for place in (Path(text).expanduser(), RECIPES / f"{text}.yaml")
+        path.is_file() for path in (Path(text).expanduser(), RECIPES / f"{text}.yaml")
     )
 
 
@@ -216,12 +224,6 @@ def settings_of_run(checkpoint: str) -> list[str]:
     return [] if run is None else [str(run.config), "model.chat_template=null", "model.revision=null"]
 
 
-def _file_of_run(text: str) -> str:
-    """The configuration of a run that is named by its folder; other settings as they are."""
-    run = RunDirectory(text)
-    return str(run.config) if not is_change(text) and run.exists else text
-
-
 def place_of_run(settings: Sequence[str] | None) -> dict[str, object]:
     """Returns the name and the parent of the run directory among the settings, where `--resume` continues it."""
     runs = [RunDirectory(text).path for text in settings or [] if not is_change(text) and RunDirectory(text).exists]
@@ -235,8 +237,8 @@ def suggest(*commands: str) -> None:
 
 def again(verb: str, settings: Sequence[str] | None, options: Mapping[str, str | None]) -> str:
     """Writes the command of another verb with the same settings and options."""
-    given = [word for option, value in options.items() if value is not None for word in (option, value)]
-    return shlex.join(["grouprl", verb, *(settings or []), *given])
+    words = [word for option, value in options.items() if value is not None for word in (option, value)]
+    return shlex.join(["grouprl", verb, *(settings or []), *words])
 
 
 def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -254,7 +256,13 @@ def watched(verb: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
 def main() -> None:
     """The entry point: an error of the user or the machine is one message and code 2, a diverged run has code 1."""
-    _open_standard_streams()
+    for number in range(3):  # a standard stream that is closed: else a run's file would get its number
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     elif sys.argv[1:2] == ["version"]:
@@ -270,36 +278,21 @@ def main() -> None:
         if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("grouprl."):
             raise
         text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
-        if _reports():
+        is_reported = os.environ.get("WORLD_SIZE", "1") == "1"
+        if not is_reported:
+            from grouprl.ranks import may_report  # loads torch
+
+            is_reported = may_report()
+        if is_reported:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
         sys.exit(1 if isinstance(error, FloatingPointError) else 2)
-
-
-def _reports() -> bool:
-    """Whether this process shows its error; see `may_report`, which loads torch."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return True
-    from grouprl.ranks import may_report
-
-    return may_report()
-
-
-def _open_standard_streams() -> None:
-    """Opens nothing in the place of a standard stream that is closed: else a run's file would get its number."""
-    for number in range(3):
-        with suppress(OSError):
-            os.fstat(number)
-            continue
-        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
 
 
 def _of_the_machine(error: Exception) -> str:
     """A sentence about a full disk, a folder that cannot be written, a damaged or locked database."""
     match error:
-        case OSError(filename=str() | Path() as place):
-            return f"{place}: {error.strerror}: check permissions and space there; continue with --resume"
+        case OSError(filename=str() | Path() as path):
+            return f"{path}: {error.strerror}: check permissions and space there; continue with --resume"
         case OSError():
             return f"{error}: check the disk and the limits of this machine; continue with --resume"
         case ModuleNotFoundError():

@@ -74,18 +74,18 @@ def options(algorithm: Algorithm) -> dict[str, Any]:
 
 def all_options(algorithm: Algorithm) -> dict[str, Any]:
     """Returns all options by name, with `absent` values for parts that are None and defaults for other kinds."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part, kinds in part_kinds(algorithm).items():
-        defaults = {one.name: one.default for kind in reversed(kinds) for one in fields(kind)}
-        found |= {**defaults, **kinds[0].absent, **_recorded(part, getattr(algorithm, part) or Part())}
-    return found
+        defaults = {field.name: field.default for kind in reversed(kinds) for field in fields(kind)}
+        values |= {**defaults, **kinds[0].absent, **_recorded(part, getattr(algorithm, part) or Part())}
+    return values
 
 
 def differences(algorithm: Algorithm, base: Algorithm) -> dict[str, Any]:
     """Returns the options in which an algorithm differs from another, with their values."""
-    known = all_options(base)
-    own = all_options(algorithm)
-    return {name: value for name, value in own.items() if name not in known or known[name] != value}
+    base_options = all_options(base)
+    options = all_options(algorithm)
+    return {name: value for name, value in options.items() if name not in base_options or base_options[name] != value}
 
 
 def family_table() -> str:
@@ -104,62 +104,64 @@ def plain(value: object) -> str:
 
 def as_tree(algorithm: Algorithm) -> dict[str, Any]:
     """Converts the algorithm to plain values, part by part, which `with_options` reads back."""
-    own, parts = own_parts(algorithm), {name: getattr(algorithm, name) for name in KINDS}
+    classes, parts = own_parts(algorithm), {name: getattr(algorithm, name) for name in KINDS}
     tree = {name: part and _recorded(name, part) for name, part in parts.items()}
     if not is_in_file(algorithm.name):
-        return {"name": algorithm.name, **tree, **({OWN: own} if own else {})}
+        return {"name": algorithm.name, **tree, **({OWN: classes} if classes else {})}
     options = {
         key: value
         for name, part in parts.items()
         for key, value in (asdict(part).items() if part and own_code(part) else ())
         if key not in tree[name] and isinstance(value, str | int | float | None)
     }
-    return {"name": algorithm.name, **tree, OWN: own, OWN_OPTIONS: options}
+    return {"name": algorithm.name, **tree, OWN: classes, OWN_OPTIONS: options}
 
 
-def from_file(name: str, given: Mapping[str, Any]) -> Algorithm:
-    """The algorithm `FILE.py:NAME` with the options that `given` changes or that `as_tree` recorded.
+def from_file(name: str, changes: Mapping[str, Any]) -> Algorithm:
+    """The algorithm `FILE.py:NAME` with options that the program changes or that `as_tree` recorded.
 
     Before the file has run in this process: what is recorded, with `missing`.
     """
     if (loaded := loaded_algorithm(name)[0]) is not None:
-        return with_options(loaded, {**given.get(OWN_OPTIONS, {}), **given, "name": name})
-    own = given[OWN] if isinstance(given.get(OWN), Mapping) else {"algorithm": name}
+        return with_options(loaded, {**changes.get(OWN_OPTIONS, {}), **changes, "name": name})
+    classes = changes[OWN] if isinstance(changes.get(OWN), Mapping) else {"algorithm": name}
     try:
-        algorithm = with_options(NAMED["grpo"], {**given, "name": name})
+        algorithm = with_options(NAMED["grpo"], {**changes, "name": name})
     except UserError:  # an option that only the file knows
-        algorithm, own = Algorithm(name), {"algorithm": name}
-    return replace(algorithm, missing=tuple((str(part), str(code)) for part, code in own.items()))
+        algorithm, classes = Algorithm(name), {"algorithm": name}
+    return replace(algorithm, missing=tuple((str(part), str(code)) for part, code in classes.items()))
 
 
 def own_parts(algorithm: Algorithm) -> dict[str, str]:
     """The parts whose class a program defined: the class, see `own_code`, and the options that no other class has."""
-    found = dict(algorithm.missing)
-    for name in () if found else ("algorithm", *KINDS):
+    classes = dict(algorithm.missing)
+    for name in () if classes else ("algorithm", *KINDS):
         part: Any = getattr(algorithm, name, algorithm)
-        if part and (own := own_code(part)):
-            options = {} if name == "algorithm" else asdict(part)
-            known = options and _recorded(name, part)
-            found[name] = " ".join([own, *(f"{key}={value!r}" for key, value in options.items() if key not in known)])
-    return found
+        digest = own_code(part) if part else None
+        if digest:
+            values = {} if name == "algorithm" else asdict(part)
+            recorded = values and _recorded(name, part)
+            extra = [f"{key}={value!r}" for key, value in values.items() if key not in recorded]
+            classes[name] = " ".join([digest, *extra])
+    return classes
 
 
 def _recorded(name: str, part: Part) -> dict[str, Any]:
     """The options of a part; of one whose class a program defined, those that can be read without that program."""
     kinds = [type(part)] if own_code(part) is None else KINDS[name]
-    own = asdict(part)
+    values = asdict(part)
     return {
         key: value
-        for key, value in own.items()
-        if any(key in hints(one) and key not in faults(one, own) for one in kinds)
+        for key, value in values.items()
+        if any(key in hints(kind) and key not in faults(kind, values) for kind in kinds)
     }
 
 
 def refuse_missing_parts(algorithm: Algorithm) -> None:
     """Raises UserError for an algorithm that was read from a record and cannot be made without its program."""
-    for name, own in algorithm.missing:
+    for name, code in algorithm.missing:
         raise UserError(
-            f"algorithm.{name}: expected the class {own.split()[0]} of the program that defined it, got only its name "
+            f"algorithm.{name}: expected the class {code.split()[0]} of the program that defined it, got only its name "
             "from the record: continue by Trainer(...).train(resume=True) in that program, or start a new run with "
             "algorithm=FILE.py:NAME or a named algorithm"
         )
@@ -171,21 +173,21 @@ def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: null for a part that every algorithm has, or a value that is not a section.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in changes.items():
         if name in KINDS and isinstance(value, Mapping):
-            found |= value
+            options |= value
         elif name in KINDS and value is None:
             if not KINDS[name][0].absent:
                 raise UserError(f"algorithm.{name}: expected the options of a part that every algorithm has, got null")
-            found |= KINDS[name][0].absent
+            options |= KINDS[name][0].absent
         elif name in KINDS and name not in _SHORT:
             coef = next((key for kind in KINDS[name] for key in hints(kind) if key == f"{name}_coef"), "")
             write = f": write algorithm.{coef}={value}" if coef else ""
             raise UserError(f"algorithm.{name}: expected a section with keys of its own, got {value!r:.60}{write}")
         else:
-            found[_SHORT.get(name, name)] = value
-    return found
+            options[_SHORT.get(name, name)] = value
+    return options
 
 
 def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
@@ -201,43 +203,43 @@ def with_options(base: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
             beside the others.
     """
     wanted = {name: value for name, value in flat(changes).items() if name not in ("name", OWN, OWN_OPTIONS)}
-    known = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
+    part_of = {name: part for part, kinds in part_kinds(base).items() for kind in kinds for name in hints(kind)}
     for name in wanted:
-        if name not in known:
-            near = nearest_name(name, [*known, *KINDS])
-            hint = f"did you mean algorithm.{near}?" if near else f"expected one of {', '.join(known)}"
+        if name not in part_of:
+            near = nearest_name(name, [*part_of, *KINDS])
+            hint = f"did you mean algorithm.{near}?" if near else f"expected one of {', '.join(part_of)}"
             raise UserError(f"algorithm.{name}: unknown key; {name_here(name) or hint}")
     parts: dict[str, Any] = {}
     for part, kinds in part_kinds(base).items():
-        own = {name: value for name, value in wanted.items() if known[name] == part}
+        changed = {name: value for name, value in wanted.items() if part_of[name] == part}
         current: Part | None = getattr(base, part)
-        if own:
-            parts[part] = _changed(part, kinds, current, own)
+        if changed:
+            parts[part] = _changed(part, kinds, current, changed)
     return replace(base, name=changes.get("name", base.name), **parts)
 
 
 def part_kinds(base: Algorithm) -> dict[str, tuple[type[Part], ...]]:
-    """Returns the kinds of each part by its name, beginning with the algorithm's own."""
-    found = {}
+    """Returns the kinds of each part by its name, beginning with the kind that the algorithm has."""
+    kinds_of = {}
     for part, kinds in KINDS.items():
         current = getattr(base, part)
-        own = () if current is None else (type(current),)
-        found[part] = (*own, *(kind for kind in kinds if kind not in own))
-    return found
+        current_kinds = () if current is None else (type(current),)
+        kinds_of[part] = (*current_kinds, *(kind for kind in kinds if kind not in current_kinds))
+    return kinds_of
 
 
-def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, own: Mapping[str, Any]) -> Part | None:
+def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, changes: Mapping[str, Any]) -> Part | None:
     off, before = kinds[0].absent, {} if current is None else asdict(current)
-    if off and all({**off, **before, **own}.get(name) == value for name, value in off.items()):
-        _refuse_idle(kinds, {k: v for k, v in own.items() if k not in off}, f"without algorithm.{part}")
+    if off and all({**off, **before, **changes}.get(name) == value for name, value in off.items()):
+        _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in off}, f"without algorithm.{part}")
         return None
-    merged = {**before, **own}
+    merged = {**before, **changes}
     for kind in kinds:
         if not _other_words(kind, merged):
             has = hints(kind)
-            _refuse_idle(kinds, {k: v for k, v in own.items() if k not in has}, _reason(kind, merged))
+            _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in has}, _reason(kind, merged))
             return kind(**{name: value for name, value in merged.items() if name in has})
-    raise _unfit(kinds, merged, own)
+    raise _unfit(kinds, merged, changes)
 
 
 def _other_words(kind: type[Part], values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -255,7 +257,7 @@ def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
 def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
     """Raises for options without effect, unless they have their default: a written configuration lists all options."""
     for name, value in idle.items():
-        defaults = [one.default for kind in kinds for one in fields(kind) if one.name == name]
+        defaults = [field.default for kind in kinds for field in fields(kind) if field.name == name]
         if value not in defaults and (name, value) not in kinds[0].absent.items():
             raise UserError(
                 f"algorithm.{name}: expected another value {where}, got {value!r}, which has no effect: remove it"
@@ -265,25 +267,27 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
 def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
     """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
     types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
-    return tuple(dict.fromkeys(word for one in types if get_origin(one) is Literal for word in get_args(one)))
+    return tuple(dict.fromkeys(word for hint in types if get_origin(hint) is Literal for word in get_args(hint)))
 
 
-def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], own: Mapping[str, Any]) -> UserError:
-    """Names the given word that no kind allows, or two values that contradict each other."""
-    choices = {name: _choices(kinds, name) for name in own}
+def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], changes: Mapping[str, Any]) -> UserError:
+    """Names the word that no kind allows, or two values that contradict each other."""
+    choices = {name: _choices(kinds, name) for name in changes}
     for name, words in choices.items():
-        if words and own[name] not in words:
-            near = nearest_name(str(own[name]), words)
+        if words and changes[name] not in words:
+            near = nearest_name(str(changes[name]), words)
             hint = f"; did you mean {near!r}?" if near else ""
-            return UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {own[name]!r}{hint}")
+            return UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {changes[name]!r}{hint}")
     first = next(name for name, words in choices.items() if words)
     for kind in kinds:
-        if not faults(kind, own):
+        if not faults(kind, changes):
             others = _other_words(kind, merged)
-            given = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+            beside = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
             remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
             return UserError(
-                f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: set {remedy}"
+                f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: set {remedy}"
             )
-    given = ", ".join(f"algorithm.{name}={value!r}" for name, value in own.items() if name != first)
-    return UserError(f"algorithm.{first}: expected another value with {given}, got {own[first]!r}: change one of them")
+    beside = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
+    return UserError(
+        f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: change one of them"
+    )

@@ -29,22 +29,22 @@ def read_code(path: Path) -> dict[str, bytes]:
     Raises:
         UserError: a file is missing, cannot be read, or is too large; or there are too many.
     """
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     waiting = [path]
     while waiting:
         file = waiting.pop()
-        if str(file) in found:
+        if str(file) in sources:
             continue
         data = read_file(file)
         if data is None:
             raise UserError(f"{file}: expected a Python file, found none: check the path")
-        found[str(file)] = data
-        if len(found) > _MOST_MODULES or sum(map(len, found.values())) > _MOST_BYTES:
+        sources[str(file)] = data
+        if len(sources) > _MOST_MODULES or sum(map(len, sources.values())) > _MOST_BYTES:
             most = f"{_MOST_MODULES} modules of {_MOST_BYTES} bytes in all"
             raise UserError(f"{path}: expected at most {most} beside it, got more: import fewer")
         package = file.relative_to(path.parent).parent.parts
-        waiting += [one for name in _imports(data, package) for one in _files(path.parent, name)]
-    return found
+        waiting += [source for name in _imports(data, package) for source in _files(path.parent, name)]
+    return sources
 
 
 def _imports(source: bytes, package: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -55,24 +55,21 @@ def _imports(source: bytes, package: Sequence[str]) -> Iterator[tuple[str, ...]]
         return  # who loads it says so
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (tuple(one.name.split(".")) for one in node.names)
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = tuple(package[: len(package) - node.level + 1]) if node.level else ()
             base = above + tuple(node.module.split(".") if node.module else ())
-            yield from ((*base, one.name) for one in node.names)
+            yield from ((*base, alias.name) for alias in node.names)
 
 
 def _files(folder: Path, name: Sequence[str]) -> Iterator[Path]:
-    if name and not _is_library(folder, name[0]):
-        for depth in range(1, len(name) + 1):
-            place = folder.joinpath(*name[:depth])
-            yield from filter(Path.is_file, (place / "__init__.py", place.with_name(f"{place.name}.py")))
-
-
-def _is_library(folder: Path, name: str) -> bool:
-    own = ("", str(folder), str(folder.resolve()))
-    places = [place for place in sys.path if str(place) not in own]
-    return name in sys.stdlib_module_names or PathFinder.find_spec(name, places) is not None
+    """The files in the folder that an import of this name runs; none for a module of a library."""
+    elsewhere = [path for path in sys.path if str(path) not in ("", str(folder), str(folder.resolve()))]
+    if not name or name[0] in sys.stdlib_module_names or PathFinder.find_spec(name[0], elsewhere) is not None:
+        return
+    for depth in range(1, len(name) + 1):
+        module = folder.joinpath(*name[:depth])
+        yield from filter(Path.is_file, (module / "__init__.py", module.with_name(f"{module.name}.py")))
 
 
 class _BytesLoader(SourceFileLoader):
@@ -88,8 +85,8 @@ class _BytesLoader(SourceFileLoader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """The module of this file that is there already: its classes are those of every file that imports it."""
-        known = CODE.get(os.path.realpath(self.path))
-        return known if known is not None and getattr(known.__loader__, "_source", None) == self._source else None
+        loaded = CODE.get(os.path.realpath(self.path))
+        return loaded if loaded is not None and getattr(loaded.__loader__, "_source", None) == self._source else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Runs the module, once; objects of its classes name it by its file."""
@@ -113,16 +110,16 @@ class _Finder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The module of this name: its source, its package, or a folder with modules of it."""
-        place = Path(*name.split("."))
-        for file, inside in ((place / "__init__.py", [str(self._folder / place)]), (place.with_suffix(".py"), None)):
+        module = Path(*name.split("."))
+        for file, inside in ((module / "__init__.py", [str(self._folder / module)]), (module.with_suffix(".py"), None)):
             if file in self._modules:
                 loader = _BytesLoader(name, *self._modules[file])
                 return spec_from_file_location(name, loader.path, loader=loader, submodule_search_locations=inside)
-        if any(place in file.parents for file in self._modules):
+        if any(module in file.parents for file in self._modules):
             spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [str(self._folder / place)]
+            spec.submodule_search_locations = [str(self._folder / module)]
             return spec
-        if (self._folder / place).with_suffix(".py").is_file():
+        if (self._folder / module).with_suffix(".py").is_file():
             raise ModuleNotFoundError(f"{name}: expected an `import` statement with its name in the user's files")
         return None
 
@@ -151,7 +148,7 @@ def import_code(path: str, code: Mapping[str, bytes], name: str) -> ModuleType:
 def error_in_code(error: Exception) -> str:
     """An error in a user's file as a sentence and its last frames there, the innermost last; empty for another one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _RAN]
-    lines = [f"{Path(one.filename).name}:{one.lineno} in {one.name}: {one.line}" for one in frames[-_FRAMES:]]
+    lines = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames[-_FRAMES:]]
     if isinstance(error, SyntaxError) and error.filename in _RAN:
         lines = [f"{Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()}"]
     said = error.msg if isinstance(error, SyntaxError) else str(error)

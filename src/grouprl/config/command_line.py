@@ -34,10 +34,10 @@ def config_of(
     """
     from grouprl.config.files import load_config  # brings in torch, which --help does not need
 
-    given = settings or []
-    refuse_options(kind, given)
-    files = [settings_file(text, kind) for text in given if not is_change(text)]
-    changes = [text for text in given if is_change(text)]
+    texts = settings or []
+    refuse_options(kind, texts)
+    files = [settings_file(text, kind) for text in texts if not is_change(text)]
+    changes = [text for text in texts if is_change(text)]
     # As JSON, so that --name 007 stays text and a path may contain any character.
     changes += [f"{key}={json.dumps(value)}" for key, value in (options or {}).items() if value is not None]
     return load_config(kind, files, changes)
@@ -49,15 +49,15 @@ def is_change(text: str) -> bool:
     return bool(equals) and "/" not in key and not os.path.exists(text)
 
 
-def refuse_options(kind: type[BaseModel], given: Sequence[str]) -> None:
+def refuse_options(kind: type[BaseModel], settings: Sequence[str]) -> None:
     """Raises UserError for an option that a verb left among the settings; it names the setting that is meant."""
     from grouprl.config.files import advice
 
-    for at, text in enumerate(given):
+    for at, text in enumerate(settings):
         if text.startswith("-"):
             name, equals, value = text.lstrip("-").partition("=")
             key = name.replace("-", "_")
-            value = value if equals else next(iter(given[at + 1 :]), "VALUE")
+            value = value if equals else next(iter(settings[at + 1 :]), "VALUE")
             raise UserError(
                 f"{text}: expected an option that --help lists; a setting has no dashes: "
                 f"{advice(kind, key) or f'write {key}={value}'} (`grouprl settings` lists them)"
@@ -74,19 +74,18 @@ def settings_file(text: str, kind: type[BaseModel] | None = None) -> Path:
     if path.is_file() or path.suffix:
         return path
     if not built_in.is_file():
-        recipes = [recipe.stem for recipe in RECIPES.glob("*.yaml") if kind is None or _is_for(kind, recipe)]
+        from grouprl.config.yaml_text import read_yaml
+
+        recipes = []
+        for recipe in RECIPES.glob("*.yaml"):
+            keys = set(read_yaml(recipe.read_text(encoding="utf-8")))
+            if kind is None or keys <= kind.model_fields.keys():
+                recipes.append(recipe.stem)
         raise unknown_name("settings (a file, a built-in recipe or a change such as steps=10)", text, recipes)
     return built_in
 
 
-def _is_for(kind: type[BaseModel], recipe: Path) -> bool:
-    from grouprl.config.yaml_text import read_yaml
-
-    keys = set(read_yaml(recipe.read_text(encoding="utf-8")))
-    return keys <= kind.model_fields.keys()
-
-
-def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | None:
+def reward_settings(texts: Sequence[str] | None) -> list[dict[str, object]] | None:
     """Parses NAME, NAME=0.5, FILE.py:FUNCTION and FILE.py:FUNCTION=0.5 into the configuration's form; None stays None.
 
     >>> reward_settings(["correct_answer", "mine.py:short=0.2"])[1]
@@ -95,10 +94,10 @@ def reward_settings(given: Sequence[str] | None) -> list[dict[str, object]] | No
     Raises:
         UserError: a weight is not a number, or a file has no function name.
     """
-    if given is None:
+    if texts is None:
         return None
     rewards: list[dict[str, object]] = []
-    for text in given:
+    for text in texts:
         path, colon, called = text.rpartition(":")
         name, equals, weight = called.partition("=")  # before the colon a folder may be called lr=1e-5
         try:

@@ -65,7 +65,7 @@ class EnvironmentConfig(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [name for name in ("game", "agent", "url", "tools", "factory") if getattr(self, name)]
-        if given[1:] and given[0] in ("game", "agent", "url"):
-            raise UserError(f"environment.{given[0]}: expected it alone, got environment.{given[1]}, too: remove one")
+        kinds = [name for name in ("game", "agent", "url", "tools", "factory") if getattr(self, name)]
+        if kinds[1:] and kinds[0] in ("game", "agent", "url"):
+            raise UserError(f"environment.{kinds[0]}: expected it alone, got environment.{kinds[1]}, too: remove one")
         return self

@@ -76,21 +76,26 @@ def load_config(
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer, above)]
     config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context or {})
-    known = {key for _, (key, _) in misplaced}
-    invalid = [(key, text) for key, text in invalid if not any(key[: len(one)] == one for one in known)]
-    found = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
-    if config is None or found:
-        raise _all_of([f"{_place(origin, key, files)}: {'.'.join(key)}: {text}" for origin, (key, text) in found])
+    misplaced_keys = {key for _, (key, _) in misplaced}
+    invalid = [(key, text) for key, text in invalid if not any(key[: len(bad)] == bad for bad in misplaced_keys)]
+    mistakes = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
+    if config is None or mistakes:
+        sentences = []
+        for origin, (key, text) in mistakes:
+            path = next((path for path in files if str(path) == origin), None)
+            line = "" if path is None else f":{line_of(read_file(path) or b'', key)}"
+            sentences.append(f"{origin}{line}: {'.'.join(key)}: {text}")
+        raise _all_of(sentences)
     return config
 
 
-def in_sections(kind: type[BaseModel], given: Any) -> Any:
+def in_sections(kind: type[BaseModel], values: Any) -> Any:
     """Puts settings that stand without their section into it; returns other values unchanged."""
-    tree = dict(given) if isinstance(given, Mapping) else {}
+    tree = dict(values) if isinstance(values, Mapping) else {}
     for key, section in _SHORT.items():
         if key in tree and section in kind.model_fields and isinstance(tree.get(section, {}), Mapping | BaseModel):
             tree[section] = {**dict(tree.get(section, {})), key: tree.pop(key)}
-    return tree or given
+    return tree or values
 
 
 def dump_config(config: BaseModel) -> str:
@@ -165,10 +170,10 @@ def _layered(tree: _Tree, layer: _Source) -> _Tree:
     fresh = "name" in _children(layer.tree.get("algorithm"))
     tree = _without(tree, ("algorithm",)) if fresh else tree
     for key, others in _DROPS.items():
-        given: Any = layer.tree
+        setting: Any = layer.tree
         for part in key.split("."):
-            given = _children(given).get(part)
-        if given:
+            setting = _children(setting).get(part)
+        if setting:
             tree = functools.reduce(_without, (tuple(other.split(".")) for other in others), tree)
     return typing.cast(_Tree, _merged(tree, layer.tree))
 
@@ -233,9 +238,9 @@ def validated(kind: type[Kind], tree: _Tree, context: Mapping[str, Any] | None) 
 def _without(tree: _Tree, key: _Key) -> _Tree:
     """Removes the value that the key names, or the list that contains it."""
     first, *deeper = key
-    kept = {name: value for name, value in tree.items() if name != first}
+    others = {name: value for name, value in tree.items() if name != first}
     inner = tree.get(first)
-    return {**kept, first: _without(inner, tuple(deeper))} if deeper and isinstance(inner, dict) else kept
+    return {**others, first: _without(inner, tuple(deeper))} if deeper and isinstance(inner, dict) else others
 
 
 def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
@@ -250,9 +255,9 @@ def _mistake(kind: type[BaseModel], detail: Mapping[str, Any]) -> _Mistake:
 def _inside(section: Any, key: _Key, value: Any) -> str:
     """What to write in place of a value that stands where a section has keys of its own."""
     names = list(_fields(section))
-    given = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
     near = next(
-        (f"did you mean {'.'.join((*key, one))}={given}?" for one in names if _accepts(section, one, value)), ""
+        (f"did you mean {'.'.join((*key, name))}={text}?" for name in names if _accepts(section, name, value)), ""
     )
     return near or f"write {'.'.join((*key, names[0] if names else 'NAME'))}=..., for example"
 
@@ -284,12 +289,6 @@ def _origin(layers: Sequence[_Source], key: _Key) -> str:
     return nearest.origin
 
 
-def _place(origin: str, key: _Key, files: Sequence[Path]) -> str:
-    """Adds the line to the name of a file."""
-    file = next((path for path in files if str(path) == origin), None)
-    return origin if file is None else f"{origin}:{line_of(read_file(file) or b'', key)}"
-
-
 # Keys that exist
 
 
@@ -301,8 +300,8 @@ def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
         return {name: (field.annotation, field.description or "") for name, field in kind.model_fields.items()}
     if kind is Algorithm:
         parts = dict.fromkeys(KINDS, (None, ""))
-        known = {name: (hint, "") for kinds in KINDS.values() for one in kinds for name, hint in hints(one).items()}
-        return {"name": (str, ""), **known, **parts}
+        options = {name: (hint, "") for kinds in KINDS.values() for kind in kinds for name, hint in hints(kind).items()}
+        return {"name": (str, ""), **options, **parts}
     return {}
 
 
@@ -310,9 +309,9 @@ def _field(kind: Any, key: _Key) -> tuple[Any, str]:
     """Returns type and description of the key's field."""
     about = ""
     for part in key:
-        known = _fields(kind)
-        item = (None if known else next(iter(typing.get_args(kind)), None), about)
-        kind, about = known.get(part, item)
+        fields = _fields(kind)
+        item = (None if fields else next(iter(typing.get_args(kind)), None), about)
+        kind, about = fields.get(part, item)
     return kind, about
 
 

@@ -50,7 +50,7 @@ def load_algorithm(name: str) -> None:
         module = import_code(str(path), code, path.name)  # with .py: no import has this name
     except Exception as error:  # a program, which can raise anything
         raise UserError(f"algorithm={name}: {error_in_code(error) or error}") from error
-    known = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
-    if attribute not in known:
-        raise unknown_name(f"algorithm={name}", attribute, known)
-    _LOADED[path, attribute] = known[attribute], code
+    algorithms = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
+    if attribute not in algorithms:
+        raise unknown_name(f"algorithm={name}", attribute, algorithms)
+    _LOADED[path, attribute] = algorithms[attribute], code

@@ -36,9 +36,9 @@ def _is_own(thing: type | FunctionType) -> bool:
 def _tree(thing: type | FunctionType) -> str:
     """The source as a syntax tree; empty where it is not known, as in an interactive session."""
     try:
-        found = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     # A lambda within an expression is no statement, and a file may have changed since it was loaded.
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
-    lambdas = [ast.dump(node) for node in ast.walk(found) if isinstance(node, ast.Lambda)]
-    return "\n".join(lambdas) if thing.__name__ == "<lambda>" else ast.dump(found)
+    lambdas = [ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    return "\n".join(lambdas) if thing.__name__ == "<lambda>" else ast.dump(tree)

@@ -37,11 +37,11 @@ OWNED = "environment"
 _NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
 
 
-def _device(given: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
-        return given
-    apple = "; on a Mac GroupRL computes on the CPU: set cpu, or auto" if given.startswith("mps") else ""
-    near = "; did you mean 'cuda'?" if given in ("gpu", "GPU", "CUDA", "rocm", "hip") else ""
+def _device(name: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        return name
+    apple = "; on a Mac GroupRL computes on the CPU: set cpu, or auto" if name.startswith("mps") else ""
+    near = "; did you mean 'cuda'?" if name in ("gpu", "GPU", "CUDA", "rocm", "hip") else ""
     raise ValueError(f"expected auto, cpu, cuda or cuda:1{apple}{near}")
 
 
@@ -123,15 +123,15 @@ class TaskConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_of_a_file(cls, given: Any) -> Any:
+    def _name_of_a_file(cls, values: Any) -> Any:
         """A data file or folder in place of a name is for the task `jsonl`, in place of the path that a recipe has."""
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-            return given
-        name = given["name"]
+        if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+            return values
+        name = values["name"]
         is_folder = "/" in name and Path(name).expanduser().is_dir()
         if name.startswith("hub:") or is_folder or data_kind(name) in DATA_KINDS:
-            return {**given, "name": "jsonl", "path": name}
-        return given
+            return {**values, "name": "jsonl", "path": name}
+        return values
 
 
 class RewardConfig(Section):
@@ -278,31 +278,31 @@ class EvaluationConfig(Section):
 _REQUIRED = {"credit", "baseline", "surrogate", "ratio", "aggregate", "passes", "minibatches"}
 
 
-def _algorithm(given: object, info: ValidationInfo) -> Algorithm:
+def _algorithm(value: object, info: ValidationInfo) -> Algorithm:
     """Builds an algorithm from its name and changed options; `context` may contain further names."""
-    if isinstance(given, Algorithm):
-        return given
-    given = {"name": given} if isinstance(given, str) else given
-    if not isinstance(given, Mapping):
-        raise UserError(f"algorithm: expected a name or a section with keys of its own, got {given!r:.60}")
-    known = {**NAMED, **(info.context or {})}
-    name = given.get("name", "grpo")
+    if isinstance(value, Algorithm):
+        return value
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, Mapping):
+        raise UserError(f"algorithm: expected a name or a section with keys of its own, got {settings!r:.60}")
+    algorithms = {**NAMED, **(info.context or {})}
+    name = settings.get("name", "grpo")
     if is_in_file(name):
         name = os.path.expanduser(name)
         if info.context is None:  # a program names it, and no record
             load_algorithm(name)
-        return from_file(name, given)
+        return from_file(name, settings)
     # An algorithm that a program defined, read back from a run directory, where all options are written.
-    whole = isinstance(name, str) and flat(given).keys() >= _REQUIRED
-    if name not in known and not whole:
-        raise unknown_name("algorithm" if info.context is None else "algorithm.name", str(name)[:60], known)
-    made = with_options(known.get(name, NAMED["grpo"]), given)
-    own = given.get(OWN)
-    if own is None or own == own_parts(made):
-        return made
-    if not isinstance(own, Mapping) or not all(isinstance(text, str) for pair in own.items() for text in pair):
-        raise UserError(f"algorithm.{OWN}: expected the classes of parts as a run recorded them, got {own!r:.60}")
-    return replace(made, missing=tuple(own.items()))
+    has_all_options = isinstance(name, str) and flat(settings).keys() >= _REQUIRED
+    if name not in algorithms and not has_all_options:
+        raise unknown_name("algorithm" if info.context is None else "algorithm.name", str(name)[:60], algorithms)
+    algorithm = with_options(algorithms.get(name, NAMED["grpo"]), settings)
+    classes = settings.get(OWN)
+    if classes is None or classes == own_parts(algorithm):
+        return algorithm
+    if not isinstance(classes, Mapping) or not all(isinstance(text, str) for pair in classes.items() for text in pair):
+        raise UserError(f"algorithm.{OWN}: expected the classes of parts as a run recorded them, got {classes!r:.60}")
+    return replace(algorithm, missing=tuple(classes.items()))
 
 
 AlgorithmSection = Annotated[Algorithm, PlainValidator(_algorithm), PlainSerializer(as_tree)]
@@ -373,16 +373,16 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _ends_before_the_next_question(cls, given: Any) -> Any:
+    def _ends_before_the_next_question(cls, values: Any) -> Any:
         parts: list[Any] = (
-            [given.get(name, {}) for name in ("model", "rollout")] if isinstance(given, Mapping) else [None]
+            [values.get(name, {}) for name in ("model", "rollout")] if isinstance(values, Mapping) else [None]
         )
         if not all(isinstance(part, Mapping | Section) for part in parts):
-            return given  # which is refused elsewhere
+            return values  # which is refused elsewhere
         model, rollout = dict(parts[0]), dict(parts[1])
         if model.get("chat_template") != QUESTION or rollout.get("stop"):
-            return given
-        return {**given, "rollout": {**rollout, "stop": (_NEXT_QUESTION,)}}
+            return values
+        return {**values, "rollout": {**rollout, "stop": (_NEXT_QUESTION,)}}
 
     @model_validator(mode="after")
     def _environment_owns_the_data(self) -> Self:

@@ -18,25 +18,25 @@ Place = Annotated[Text, AfterValidator(os.path.expanduser)]
 Arguments = Annotated[
     dict[str, Any],
     AfterValidator(
-        lambda given: {key: os.path.expanduser(one) if isinstance(one, str) else one for key, one in given.items()}
+        lambda items: {key: os.path.expanduser(v) if isinstance(v, str) else v for key, v in items.items()},
     ),
 ]
 Name = Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Variable = Annotated[Text, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 # A list of one item may be written without brackets.
-Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)]
 
 _MOST_EXAMPLES = 10_000
 
 
-def _examples(given: object) -> object:
+def _examples(value: object) -> object:
     """A count, or the name of a file; a text with a number in it is a count."""
     with suppress(ValueError):
-        given = float(given) if isinstance(given, str) else given
-        given = int(given) if isinstance(given, float) and given.is_integer() else given
-    if isinstance(given, str) or (type(given) is int and 0 <= given <= _MOST_EXAMPLES):
-        return given
+        value = float(value) if isinstance(value, str) else value
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, str) or (type(value) is int and 0 <= value <= _MOST_EXAMPLES):
+        return value
     raise ValueError(f"expected a number of train problems from 0 to {_MOST_EXAMPLES}, or a data file")
 
 
@@ -48,8 +48,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    def refuse_beside(self, given: str, *keys: str, section: str = "") -> None:
-        """Checks that settings of this section which have no effect beside `given` have their defaults.
+    def refuse_beside(self, other: str, *keys: str, section: str = "") -> None:
+        """Checks that settings of this section which have no effect beside `other` have their defaults.
 
         Raises:
             UserError: one of them has another value.
@@ -57,10 +57,10 @@ class Section(BaseModel):
         for key in keys:
             if (value := getattr(self, key)) != type(self).model_fields[key].default:
                 raise UserError(
-                    f"{section}{key}: expected none beside {given}, got {value}, which would have no effect: remove one"
+                    f"{section}{key}: expected none beside {other}, got {value}, which would have no effect: remove one"
                 )
 
     @model_validator(mode="before")
     @classmethod
-    def _in_sections(cls, given: Any) -> Any:
-        return in_sections(cls, given)
+    def _in_sections(cls, values: Any) -> Any:
+        return in_sections(cls, values)

@@ -15,12 +15,12 @@ class TrackersConfig(Section):
     """What shows the run elsewhere (docs/run_directory.md). `trackers: [wandb]` is short for its names."""
 
     names: Annotated[
-        tuple[TrackerName, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)
+        tuple[TrackerName, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)
     ] = Field((), strict=False, description="trackers that follow the run; each is an extra of its name")
     project: Text = Field("grouprl", description="project, or experiment, in which they show the run")
     completions_every: int = Field(10, ge=0, le=10**9, description="steps between tables of completions; 0 = none")
 
     @model_validator(mode="before")
     @classmethod
-    def _names_alone(cls, given: Any) -> Any:
-        return {"names": given} if isinstance(given, str | list | tuple) else given
+    def _names_alone(cls, value: Any) -> Any:
+        return {"names": value} if isinstance(value, str | list | tuple) else value

@@ -29,7 +29,7 @@ def line_of(document: bytes, key: Sequence[str]) -> int:
         if isinstance(node, yaml.MappingNode):
             children = {name.value: (name, value) for name, value in node.value}
         elif isinstance(node, yaml.SequenceNode):
-            children = {str(place): (value, value) for place, value in enumerate(node.value)}
+            children = {str(index): (value, value) for index, value in enumerate(node.value)}
         else:
             children = {}
         if part not in children:

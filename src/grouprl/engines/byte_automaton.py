@@ -1,14 +1,15 @@
 """A regular expression as an automaton over the bytes of UTF-8 text.
 
-Python's own parser and matcher decide which characters an expression means; the subset construction makes states of
-sets of places in it (Rabin, Scott: Finite Automata and Their Decision Problems, IBM Journal 3 (2), 1959).
+Python's own parser and matcher decide which characters an expression means; the subset construction makes the states
+(Rabin, Scott: Finite Automata and Their Decision Problems, IBM Journal 3 (2), 1959).
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
+from functools import cache
 from re import _compiler, _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -18,6 +19,7 @@ from grouprl.types import UserError
 
 NONE = -1  # no state
 MOST_STATES = 1 << 14
+_ACCEPTS = (NONE, NONE)  # in a set of pairs: the text may end
 _LAST = sys.maxunicode + 1
 _SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT"}
@@ -44,50 +46,52 @@ def byte_automaton(regex: str, key: str) -> tuple[np.ndarray, np.ndarray]:
         tree = _parser.parse(regex)
     except re.error as error:
         raise UserError(f"{key}: expected a regular expression, got {regex!r}: {error}") from error
-    places = _FreeMoves(key, regex)
-    places.last = places.add(_without_anchors(list(tree)), tree.state.flags, 0)
-    class_of, symbols = _classes(list(places.characters.values()))
-    moves, accepting = _determinized(places, symbols, class_of.max() + 1)
-    return _of_bytes(moves, accepting, _Tree(class_of), places.too_large)
+    nodes = list(tree)
+    if nodes and str(nodes[0][1]) in _AT_START:
+        nodes = nodes[1:]
+    if nodes and str(nodes[-1][1]) in _AT_END:
+        nodes = nodes[:-1]
+    automaton = _NondeterministicAutomaton(key, regex)
+    last = automaton.add(nodes, tree.state.flags, 0)
+    return automaton.determinized(last)
 
 
-def _without_anchors(nodes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The nodes between ^ and $, which a whole text is matched between anyway."""
-    first = 1 if nodes and str(nodes[0][1]) in _AT_START else 0
-    last = len(nodes) - 1 if len(nodes) > first and str(nodes[-1][1]) in _AT_END else len(nodes)
-    return nodes[first:last]
-
-
-class _FreeMoves:
-    """An automaton with free moves, over sets of characters (Thompson's construction)."""
+class _NondeterministicAutomaton:
+    """States with free moves, and with moves by one character of a set (Thompson's construction)."""
 
     def __init__(self, key: str, regex: str) -> None:
         self._key, self._regex = key, regex
-        self.characters: dict[str, np.ndarray] = {}  # [0x110000] bool of each set, by its node and flags
-        self.free: list[list[int]] = [[]]  # [places] where one may be, too
-        self.reads: list[tuple[int, int] | None] = [None]  # [places] (set of characters, place after one of them)
-        self.last = 0
+        self._free: list[list[int]] = [[]]  # [states] where free moves lead
+        self._reads: list[tuple[int, int] | None] = [None]  # [states] (first row of a set, state after its character)
+        self._rows: list[np.ndarray] = []  # [256] the row after each byte; -1 = none, 0 = the character ends
+        self._sets: dict[str, int] = {}  # first row of each set of characters, by node and flags
 
-    def too_large(self) -> UserError:
-        """The error of an expression that needs too many states."""
+    def _too_large(self) -> UserError:
         return UserError(
             f"{self._key}: expected at most {MOST_STATES} states, got more for {self._regex!r}: use smaller counts in "
             "{n,m}, or * and a limit by rollout.max_tokens"
         )
 
     def _new(self) -> int:
-        if len(self.free) > 8 * MOST_STATES:
-            raise self.too_large()
-        self.free.append([])
-        self.reads.append(None)
-        return len(self.free) - 1
+        if len(self._free) > 8 * MOST_STATES:
+            raise self._too_large()
+        self._free.append([])
+        self._reads.append(None)
+        return len(self._free) - 1
 
     def add(self, nodes: Iterable[tuple[Any, Any]], flags: int, start: int) -> int:
-        """Adds a sequence of nodes of Python's parser after a place; gives the place after them."""
+        """Adds a sequence of nodes of Python's parser after a state; gives the state after them."""
         for kind, value in nodes:
             name = str(kind)
             if name in _SINGLE:
-                start = self._read(kind, value, flags, start)
+                node_name = f"{kind} {value} {flags}"
+                if node_name not in self._sets:
+                    self._rows += _byte_rows(_matching(kind, value, flags), len(self._rows) + 1)
+                    self._sets[node_name] = len(self._rows)
+                first, end = self._new(), self._new()
+                self._free[start].append(first)
+                self._reads[first] = self._sets[node_name], end
+                start = end
             elif name == "SUBPATTERN":
                 _, more, fewer, inner = value
                 start = self.add(inner, (flags | more) & ~fewer, start)
@@ -95,8 +99,8 @@ class _FreeMoves:
                 end = self._new()
                 for branch in value[1]:
                     first = self._new()
-                    self.free[start].append(first)
-                    self.free[self.add(branch, flags, first)].append(end)
+                    self._free[start].append(first)
+                    self._free[self.add(branch, flags, first)].append(end)
                 start = end
             elif name in _REPEATS:
                 fewest, most, inner = value
@@ -108,40 +112,60 @@ class _FreeMoves:
                 )
         return start
 
-    def _read(self, kind: Any, value: Any, flags: int, start: int) -> int:
-        name = f"{kind} {value} {flags}"
-        if name not in self.characters:
-            self.characters[name] = _matching(kind, value, flags)
-        end = self._new()
-        self.free[start].append(first := self._new())
-        self.reads[first] = (list(self.characters).index(name), end)
-        return end
-
     def _repeat(self, fewest: int, most: Any, inner: Any, flags: int, start: int) -> int:
         for _ in range(fewest):
             start = self.add(inner, flags, start)
         if most is _parser.MAXREPEAT:
             again, end = self._new(), self._new()
-            self.free[start].append(again)
-            self.free[again].append(end)
-            self.free[self.add(inner, flags, again)].append(again)
+            self._free[start].append(again)
+            self._free[again].append(end)
+            self._free[self.add(inner, flags, again)].append(again)
             return end
         end = self._new()
         for _ in range(most - fewest):
-            self.free[start].append(end)
+            self._free[start].append(end)
             start = self.add(inner, flags, start)
-        self.free[start].append(end)
+        self._free[start].append(end)
         return end
 
-    def reached(self, places: Iterable[int]) -> frozenset[int]:
-        """The places that free moves lead to."""
-        found, waiting = set(places), list(places)
-        while waiting:
-            for place in self.free[waiting.pop()]:
-                if place not in found:
-                    found.add(place)
-                    waiting.append(place)
-        return frozenset(place for place in found if self.reads[place] is not None or place == self.last)
+    def determinized(self, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """The table and the accepting states of `byte_automaton`, where a text may end in state `last`."""
+
+        @cache
+        def reached(state: int) -> frozenset[tuple[int, int]]:
+            """The pairs of `_reads` that free moves lead to; _ACCEPTS stands for the last state."""
+            closure, waiting = {state}, [state]
+            while waiting:
+                new = [target for target in self._free[waiting.pop()] if target not in closure]
+                closure.update(new)
+                waiting += new
+            pairs = frozenset(pair for one in closure if (pair := self._reads[one]) is not None)
+            return pairs | {_ACCEPTS} if last in closure else pairs
+
+        # Bytes that no row tells apart are one class.
+        rows_RC, class_of = np.unique(np.stack([np.full(256, NONE), *self._rows]), axis=1, return_inverse=True)
+        columns = rows_RC.T.tolist()
+        same_end = dict[frozenset[tuple[int, int]], int]()  # states after which the same follows
+        ends = [same_end.setdefault(reached(state), state) for state in range(len(self._free))]
+        start = reached(0)
+        number, sets, moves = {frozenset[tuple[int, int]](): NONE, start: 0}, [start], list[list[int]]()
+        for pairs in sets:  # grows
+            moves.append([])
+            for column in columns:
+                targets = set[tuple[int, int]]()
+                for row, end in pairs - {_ACCEPTS}:
+                    if column[row] == 0:
+                        targets |= reached(end)
+                    elif column[row] != NONE:
+                        targets.add((column[row], ends[end]))
+                found = frozenset(targets)
+                if found not in number:
+                    number[found] = len(sets)
+                    sets.append(found)
+                    if len(sets) > MOST_STATES:
+                        raise self._too_large()
+                moves[-1].append(number[found])
+        return np.array(moves, np.int32)[:, class_of.reshape(-1)], np.array([_ACCEPTS in pairs for pairs in sets])
 
 
 def _matching(kind: Any, value: Any, flags: int) -> np.ndarray:
@@ -150,93 +174,42 @@ def _matching(kind: Any, value: Any, flags: int) -> np.ndarray:
     state.flags = flags
     node = _parser.SubPattern(state, [(kind, value)])
     pattern = _compiler.compile(_parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))]), flags)
-    found = np.zeros(len(_CHARACTERS), bool)
+    matches = np.zeros(len(_CHARACTERS), bool)
     for run in pattern.finditer(_CHARACTERS):
-        found[run.start() : run.end()] = True
-    return np.insert(found, _SURROGATES.start, np.zeros(_SURROGATES.stop - _SURROGATES.start, bool))
+        matches[run.start() : run.end()] = True
+    return np.insert(matches, _SURROGATES.start, np.zeros(_SURROGATES.stop - _SURROGATES.start, bool))
 
 
-def _classes(sets: Sequence[np.ndarray]) -> tuple[np.ndarray, list[list[int]]]:
-    """Characters that are in the same sets are one class.
+def _byte_rows(members: np.ndarray, number: int) -> list[np.ndarray]:
+    """A set of characters, [0x110000] bool, as rows over the bytes of UTF-8; the last reads the first byte.
 
     Returns:
-        [0x110000] class of each character, and the classes of each set.
+        [256] the row after each byte, numbered from `number` on; -1 = none, 0 = the character ends.
     """
-    if not sets:
-        return np.zeros(_LAST, np.int64), []
-    starts = np.unique(np.concatenate([[0], *(np.flatnonzero(np.diff(members)) + 1 for members in sets)]))
-    kinds, class_of = np.unique(np.stack([members[starts] for members in sets], 1), axis=0, return_inverse=True)
-    lengths = np.diff(np.append(starts, _LAST))
-    return np.repeat(class_of.reshape(-1), lengths), [np.flatnonzero(column).tolist() for column in kinds.T]
+    rows = list[np.ndarray]()
+    row_of: dict[bytes, int] = {}  # by the characters that may follow
 
-
-def _determinized(places: _FreeMoves, symbols: Sequence[Sequence[int]], classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """[states, classes] the state after a character of each class, -1 = none; [states] accepting."""
-    start = places.reached([0])
-    number, sets, moves = {start: 0}, [start], list[list[int]]()
-    for current in sets:  # grows
-        targets: dict[int, set[int]] = {}
-        for place in current:
-            if (read := places.reads[place]) is not None:
-                for one in symbols[read[0]]:
-                    targets.setdefault(one, set()).add(read[1])
-        row = [NONE] * classes
-        for one, after in targets.items():
-            found = places.reached(after)
-            if found not in number:
-                number[found] = len(sets)
-                sets.append(found)
-                if len(sets) > MOST_STATES:
-                    raise places.too_large()
-            row[one] = number[found]
-        moves.append(row)
-    return np.array(moves, np.int32), np.array([places.last in one for one in sets])
-
-
-class _Tree:
-    """The classes of characters by the bytes of UTF-8: equal blocks of 64, and equal blocks of 64 such blocks, once."""
-
-    def __init__(self, class_of: np.ndarray) -> None:
-        self.ascii = class_of[:0x80]
-        blocks = class_of.reshape(-1, 64).copy()
-        blocks[:2] = blocks[2]  # one byte writes these: no states for them
-        self.leaves, leaf_of = np.unique(blocks, axis=0, return_inverse=True)
-        self.leaf_of = leaf_of.reshape(-1)
-        blocks = self.leaf_of.reshape(-1, 64).copy()
-        nothing = len(self.leaves)
-        blocks[0, :32] = nothing  # two bytes write these; UTF-8 forbids three for them
-        blocks[0xD, 32:] = nothing  # surrogates
-        self.middles, middle_of = np.unique(blocks, axis=0, return_inverse=True)
-        self.middle_of = middle_of.reshape(-1)
-        self.tops = np.full((5, 64), len(self.middles))
-        self.tops.reshape(-1)[16 : len(self.middle_of)] = self.middle_of[16:]  # below 16: three bytes write these
-
-
-def _of_bytes(
-    moves: np.ndarray, accepting: np.ndarray, tree: _Tree, too_large: Callable[[], UserError]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The same automaton over the bytes of UTF-8, with further states inside characters."""
-    rows = [np.full(256, NONE, np.int32) for _ in moves]
-    number: dict[bytes, int] = {}  # of states inside a character, by what follows
-
-    def state(row: np.ndarray) -> int:
-        """The state that these 64 follow after one of the bytes 0x80 .. 0xBF."""
-        if (row == NONE).all():
+    def row_after(block: np.ndarray) -> int:
+        """The row that reads the last bytes of 64, 64 * 64 or 64 * 64 * 64 characters."""
+        if not block.any():
             return NONE
-        key = row.tobytes()
-        if key not in number:
-            if len(rows) >= MOST_STATES:
-                raise too_large()
-            number[key] = len(rows)
-            rows.append(np.full(256, NONE, np.int32))
-            rows[-1][0x80:0xC0] = row
-        return number[key]
+        characters = block.tobytes()
+        if characters not in row_of:
+            row = np.full(256, NONE)
+            parts = block.reshape(64, -1)
+            row[0x80:0xC0] = np.where(block, 0, NONE) if len(block) == 64 else [row_after(part) for part in parts]
+            rows.append(row)
+            row_of[characters] = number + len(rows) - 1
+        return row_of[characters]
 
-    for own, after in zip(list(rows), moves, strict=True):
-        own[:0x80] = after[tree.ascii]
-        leaves = np.array([*(state(after[leaf]) for leaf in tree.leaves), NONE], np.int32)
-        middles = np.array([*(state(leaves[middle]) for middle in tree.middles), NONE], np.int32)
-        own[0xC2:0xE0] = leaves[tree.leaf_of[2:32]]
-        own[0xE0:0xF0] = middles[tree.middle_of[:16]]
-        own[0xF0:0xF5] = [state(middles[top]) for top in tree.tops]
-    return np.stack(rows), np.append(accepting, np.zeros(len(rows) - len(accepting), bool))
+    first = np.full(256, NONE)
+    first[:0x80] = np.where(members[:0x80], 0, NONE)
+    for lead, size, start, end in (
+        (0xC0, 64, 0x80, 0x800),
+        (0xE0, 64**2, 0x800, 1 << 16),
+        (0xF0, 64**3, 1 << 16, _LAST),
+    ):
+        longer = np.zeros(-(-end // size) * size, bool)
+        longer[start:end] = members[start:end]  # UTF-8 forbids more bytes than a character needs
+        first[lead : lead + len(longer) // size] = [row_after(block) for block in longer.reshape(-1, size)]
+    return [*rows, first]

@@ -9,7 +9,7 @@ section 3).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -106,35 +106,23 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, count: int) -> tuple[tuple[b
         UserError: the tokenizer is neither byte-level BPE nor SentencePiece.
     """
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"], ensure_ascii=False)
-    if "ByteLevel" in decoder:
-        read = _read_byte_level
-    elif "▁" in decoder:
-        read = _read_sentence_piece
-    else:
+    if "ByteLevel" not in decoder and "▁" not in decoder:
         raise UserError(
             f"{KEY}: expected a byte-level or SentencePiece tokenizer, got the decoder {decoder:.80}: remove the "
             "setting, or give another model"
         )
-    found, added = [b""] * count, tokenizer.added_tokens_decoder
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    tokens, added = [b""] * count, tokenizer.added_tokens_decoder
     for piece, token in tokenizer.get_vocab().items():
-        if token not in added:
-            found[token] = read(piece)
-        elif not added[token].special:  # written as it is, such as <think>
-            found[token] = piece.encode()
-    return tuple(found), "Strip" in decoder or ("Metaspace" in decoder and '"never"' not in decoder)
-
-
-_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def _read_byte_level(piece: str) -> bytes:
-    return bytes(_BYTE_OF[letter] for letter in piece)
-
-
-def _read_sentence_piece(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("▁", " ").encode()
+        if token in added:
+            tokens[token] = b"" if added[token].special else piece.encode()  # written as it is, such as <think>
+        elif "ByteLevel" in decoder:
+            tokens[token] = bytes(byte_of[letter] for letter in piece)
+        elif len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            tokens[token] = bytes([int(piece[3:5], 16)])
+        else:
+            tokens[token] = piece.replace("▁", " ").encode()
+    return tuple(tokens), "Strip" in decoder or ("Metaspace" in decoder and '"never"' not in decoder)
 
 
 @lru_cache(maxsize=4)
@@ -149,8 +137,11 @@ def structure_of(regex: str, vocabulary: Vocabulary) -> TokenAutomaton:
         UserError: the expression cannot be read, needs too large a table, or no completion of these tokens matches it.
     """
     next_XB, accepting = byte_automaton(regex, KEY)
-    if vocabulary.strips:
-        next_XB, accepting = _after_a_space(next_XB, accepting)
+    if vocabulary.strips:  # another state before the first: the text loses one space before everything
+        next_XB = np.where(next_XB == NONE, NONE, next_XB + 1)
+        first_B = next_XB[0].copy()
+        first_B[ord(" ")] = 1
+        next_XB, accepting = np.concatenate([first_B[None], next_XB]), np.concatenate([accepting[:1], accepting])
     tokens, states = vocabulary.tokens, len(next_XB)
     size = states * len(tokens) * 2
     if size > LARGEST:
@@ -159,9 +150,14 @@ def structure_of(regex: str, vocabulary: Vocabulary) -> TokenAutomaton:
             f"{size >> 20} MiB: use smaller counts in {{n,m}}, or [^x]* in place of .* before an x"
         )
     table_XV = np.full((states, len(tokens)), NONE, np.int16)  # MOST_STATES fit
-    walk = _Walk(tokens)
-    for state in range(states):
-        table_XV[state] = walk.ends(next_XB, state)
+    lengths = np.array([len(token) for token in tokens])
+    longer = [np.flatnonzero(lengths > at) for at in range(lengths.max())]
+    columns = [np.array([tokens[token][at] for token in longer_v]) for at, longer_v in enumerate(longer)]
+    next_XB = np.concatenate([next_XB, np.full((1, 256), NONE, np.int32)])  # the last row is that of -1
+    for state, row_V in enumerate(table_XV):
+        row_V[lengths > 0] = state
+        for longer_v, bytes_v in zip(longer, columns, strict=True):
+            row_V[longer_v] = next_XB[row_V[longer_v], bytes_v]
     for end in vocabulary.ends:
         table_XV[:, end] = np.where(accepting, np.arange(states), NONE)
     alive = _reaching(table_XV, accepting)
@@ -169,37 +165,6 @@ def structure_of(regex: str, vocabulary: Vocabulary) -> TokenAutomaton:
         raise UserError(f"{KEY}: expected an expression that this model's tokens can match, got {regex!r}: change it")
     table_XV[~np.append(alive, False)[table_XV]] = NONE  # -1 is the appended False
     return TokenAutomaton(regex, vocabulary, torch.from_numpy(table_XV))
-
-
-def _after_a_space(next_XB: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same automaton for texts that lose one space before everything: a state before the first."""
-    moved_XB = np.where(next_XB == NONE, NONE, next_XB + 1)
-    first_B = moved_XB[0].copy()
-    first_B[ord(" ")] = 1
-    return np.concatenate([first_B[None], moved_XB]), np.concatenate([accepting[:1], accepting])
-
-
-class _Walk:
-    """Leads all tokens through an automaton of bytes at once."""
-
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        lengths = np.array([len(token) for token in tokens])
-        self._empty = lengths == 0
-        bytes_VW = np.zeros((len(tokens), lengths.max()), np.uint8)
-        for row, token in zip(bytes_VW, tokens, strict=True):
-            row[: len(token)] = np.frombuffer(token, np.uint8)
-        self._columns = [
-            (longer := np.flatnonzero(lengths > at), bytes_VW[longer, at]) for at in range(bytes_VW.shape[1])
-        ]
-
-    def ends(self, next_XB: np.ndarray, state: int) -> np.ndarray:
-        """[V] the state after each token from a state on; -1 = none."""
-        now = np.where(self._empty, NONE, state)
-        for longer, bytes_ in self._columns:
-            from_, going = now[longer], now[longer] != NONE
-            from_[going] = next_XB[from_[going], bytes_[going]]
-            now[longer] = from_
-        return now
 
 
 def _reaching(table_XV: np.ndarray, accepting: np.ndarray) -> np.ndarray:

@@ -18,9 +18,9 @@ from grouprl.engines.publish import publish, publish_base
 from grouprl.engines.published import PublishedWeights, shape_difference, shape_of
 from grouprl.engines.vllm_client import Connection, NotFoundError, VllmClient
 from grouprl.engines.vllm_reply import ReplyForm, StaleReplyError, completions_of
+from grouprl.forward.progress import PROGRESS
 from grouprl.models.adapters import has_adapter
 from grouprl.models.load import end_token_ids
-from grouprl.models.progress import PROGRESS
 from grouprl.models.save import plain_tensors
 from grouprl.models.shard import is_sharded
 from grouprl.models.templates import hidden_tags

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from grouprl.config.run import EngineConfig
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded, secret, words_of
 from grouprl.types import UserError
 

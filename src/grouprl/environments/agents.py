@@ -49,17 +49,17 @@ class AgentEnvironment:
 
     def reset(self, problem: Problem, seed: int) -> Opening:
         """Starts the agent; its first request is the prompt. Raises UserError if it makes none."""
-        self._asks(self._game.reset(problem, seed).text)
+        self._read_request(self._game.reset(problem, seed).text)
         return Opening(prompt=tuple(self.messages))
 
     def ask(self, answer: Mapping[str, Any]) -> Observation:
         """Gives the policy's turn to the agent; until its next request, or its end."""
-        found = self._game.reply(json.dumps(answer))
-        assert found is not None  # it is a game
+        observation = self._game.reply(json.dumps(answer))
+        assert observation is not None  # it is a game
         self._waits = False
-        if found.fault is None and not found.done:
-            self._asks(found.text)
-        return found
+        if observation.fault is None and not observation.done:
+            self._read_request(observation.text)
+        return observation
 
     def verdict(self) -> Verdict:
         """The reward that the agent returned; none where it returned none, 0 where the policy's limits ended it."""
@@ -69,10 +69,10 @@ class AgentEnvironment:
         """Ends the agent's process."""
         self._game.close()
 
-    def _asks(self, request: str) -> None:
-        asked, self._waits = json.loads(request), True
-        self.tools = tuple(asked["tools"])
-        self.messages = asked["messages"]
+    def _read_request(self, request: str) -> None:
+        body, self._waits = json.loads(request), True
+        self.tools = tuple(body["tools"])
+        self.messages = body["messages"]
 
 
 def answer_of(message: Mapping[str, Any], turn: Completion, read: Sequence[int]) -> dict[str, Any]:
@@ -83,14 +83,10 @@ def answer_of(message: Mapping[str, Any], turn: Completion, read: Sequence[int])
         turn: the turn.
         read: token ids that the policy had read, those of the turn included.
     """
-    calls = [
-        {
-            "id": f"call{place:05d}",
-            "type": "function",
-            "function": {"name": one["name"], "arguments": json.dumps(one["arguments"])},
-        }
-        for place, one in enumerate(call["function"] for call in message.get("tool_calls", ()))
-    ]
+    calls = []
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
+        calls.append({"id": f"call{index:05d}", "type": "function", "function": function})
     reason = "length" if turn.stop_reason is StopReason.LENGTH else "tool_calls" if calls else "stop"
     return {
         "message": {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})},
@@ -104,7 +100,7 @@ def answer_of(message: Mapping[str, Any], turn: Completion, read: Sequence[int])
 def added_messages(before: Sequence[Mapping[str, Any]], after: Messages) -> tuple[Messages, bool]:
     """The messages of a request after those that it shares with what was said, and whether it shares all of these."""
     pairs = enumerate(zip(before, after, strict=False))
-    same = next((place for place, (said, asked) in pairs if said != asked), min(len(before), len(after)))
+    same = next((index for index, (said, sent) in pairs if said != sent), min(len(before), len(after)))
     return after[same:], same == len(before)
 
 
@@ -114,8 +110,9 @@ def written_anew(form: ToolFormat, messages: Sequence[Mapping[str, Any]]) -> Mes
     Raises:
         UserError: the chat template does not write them.
     """
-    found = []
-    for one in messages:
-        made = [Call(call["function"]["name"], call["function"]["arguments"]) for call in one.get("tool_calls", ())]
-        found.append({"role": one["role"], "content": form.written(one["content"], made) if made else one["content"]})
-    return found
+    written = []
+    for message in messages:
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [Call(function["name"], function["arguments"]) for function in functions]
+        written.append({"role": message["role"], "content": form.written(message["content"], calls)})
+    return written

@@ -22,16 +22,18 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def is_schema(schema: object, deepest: int = 32) -> bool:
     """Whether `fitted` and chat templates can read a JSON schema, which a stranger may have written."""
-    if not isinstance(schema, Mapping) or deepest < 0:
+    if not isinstance(schema, Mapping) or deepest < 0 or not isinstance(schema.get("properties", {}), Mapping):
         return False
-    properties, types = schema.get("properties", {}), schema.get("type", "")
-    names, choices = schema.get("required", []), schema.get("enum", [])
-    parts = [schema.get("anyOf", []), schema.get("prefixItems", [])]
-    if not isinstance(properties, Mapping) or not all(isinstance(one, list) for one in (names, choices, *parts)):
+    types = schema.get("type", "")
+    lists = {key: schema.get(key, []) for key in ("required", "enum", "anyOf", "prefixItems")}
+    lists["type"] = [types] if isinstance(types, str) else types
+    if not all(isinstance(entries, list) for entries in lists.values()):
         return False
-    words = [*names, *([types] if isinstance(types, str) else types if isinstance(types, list) else [None])]
-    inside = [*properties.values(), *parts[0], *parts[1], *([schema["items"]] if "items" in schema else [])]
-    return all(isinstance(one, str) for one in words) and all(is_schema(one, deepest - 1) for one in inside)
+    if not all(isinstance(word, str) for word in (*lists["required"], *lists["type"])):
+        return False
+    items = [schema["items"]] if "items" in schema else []
+    parts = (*schema.get("properties", {}).values(), *lists["anyOf"], *lists["prefixItems"], *items)
+    return all(is_schema(part, deepest - 1) for part in parts)
 
 
 def fitted(arguments: object, parameters: Schema) -> dict[str, Any]:
@@ -42,24 +44,24 @@ def fitted(arguments: object, parameters: Schema) -> dict[str, Any]:
     """
     if not isinstance(arguments, Mapping):
         raise ValueError(f"expected an object of arguments, got {_shown(arguments)}")
-    known = parameters.get("properties", {})
+    properties = parameters.get("properties", {})
     missing = [name for name in parameters.get("required", ()) if name not in arguments]
-    unknown = [name for name in arguments if name not in known]
+    unknown = [name for name in arguments if name not in properties]
     if missing or unknown:
         got = ", ".join(map(str, arguments)) or "none"
-        raise ValueError(f"expected the arguments {', '.join(known) or 'none'}, got {got}")
-    return {name: fitted_value(name, value, known[name]) for name, value in arguments.items()}
+        raise ValueError(f"expected the arguments {', '.join(properties) or 'none'}, got {got}")
+    return {name: fitted_value(name, value, properties[name]) for name, value in arguments.items()}
 
 
-def fitted_value(place: str, value: Any, schema: Schema) -> Any:
+def fitted_value(path: str, value: Any, schema: Schema) -> Any:
     """One value as its schema has it. Raises ValueError, which names the `place`, where it does not fit."""
     if value is None and schema.get("nullable"):
         return None
     if schema.get("anyOf"):
         reasons = []
-        for one in schema["anyOf"]:
+        for option in schema["anyOf"]:
             try:
-                return fitted_value(place, value, one)
+                return fitted_value(path, value, option)
             except ValueError as error:
                 reasons.append(error)
         raise reasons[0]
@@ -67,19 +69,19 @@ def fitted_value(place: str, value: Any, schema: Schema) -> Any:
     types = [types] if isinstance(types, str) else types
     if types and not any(_is(value, kind) for kind in types):
         if "integer" not in types or not isinstance(value, float) or not value.is_integer():
-            raise ValueError(f"expected {place} of type {' or '.join(types)}, got {_shown(value)}")
+            raise ValueError(f"expected {path} of type {' or '.join(types)}, got {_shown(value)}")
         value = int(value)
     if "enum" in schema and value not in schema["enum"]:
-        raise ValueError(f"expected {place} of {', '.join(map(repr, schema['enum']))}, got {_shown(value)}")
+        raise ValueError(f"expected {path} of {', '.join(map(repr, schema['enum']))}, got {_shown(value)}")
     if isinstance(value, list | tuple):
         parts = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
         if len(parts) != len(value):
-            raise ValueError(f"expected {place} of {len(parts)} items, got {len(value)}")
-        return [fitted_value(f"{place}[{n}]", *pair) for n, pair in enumerate(zip(value, parts, strict=True))]
+            raise ValueError(f"expected {path} of {len(parts)} items, got {len(value)}")
+        return [fitted_value(f"{path}[{n}]", *pair) for n, pair in enumerate(zip(value, parts, strict=True))]
     if isinstance(value, Mapping):
         others = schema.get("additionalProperties")
-        known = {**dict.fromkeys(value, others if isinstance(others, Mapping) else {}), **schema.get("properties", {})}
-        return {key: fitted_value(f"{place}.{key}", one, known[key]) for key, one in value.items()}
+        schemas = dict.fromkeys(value, others if isinstance(others, Mapping) else {}) | schema.get("properties", {})
+        return {key: fitted_value(f"{path}.{key}", item, schemas[key]) for key, item in value.items()}
     return value
 
 

@@ -30,49 +30,43 @@ def authored_episode(
         UserError: the roles do not alternate so, or the chat template cannot write tools.
     """
     form = ToolFormat.of(tokenizer, problem.tools)
-    parts = [(is_own, list(part)) for is_own, part in groupby(messages, lambda one: one["role"] == "assistant")]
-    if not parts or not parts[0][0] or not parts[-1][0] or any(own and len(part) > 1 for own, part in parts):
-        roles = ", ".join(str(one["role"]) for one in messages)
+    parts = [(is_own, list(part)) for is_own, part in groupby(messages, lambda message: message["role"] == "assistant")]
+    if not parts or not parts[0][0] or not parts[-1][0] or any(is_own and len(part) > 1 for is_own, part in parts):
+        roles = ", ".join(str(message["role"]) for message in messages)
         raise UserError(
             f"{problem.where}: expected a completion that begins and ends with the assistant, with results of tools or "
             f"a message between its turns, got {roles}: change the messages"
         )
     turns: list[Completion] = []
     observations: list[ObservedTokens] = []
-    made: list[Call] = []
+    calls: list[Call] = []
     said: list[Message] = []
     thinks = False
     prompt_ids = prompt_token_ids(problem, tokenizer, longest=sys.maxsize)
     for is_own, part in parts:
         if is_own:
-            after_results, made = bool(made), [_call(one["function"]) for one in part[0].get("tool_calls") or ()]
-            text = form.written(str(part[0].get("content") or ""), made)
+            after_results = bool(calls)
+            functions = [call["function"] for call in part[0].get("tool_calls") or ()]
+            calls = [Call(str(function["name"]), function.get("arguments") or {}) for function in functions]
+            text = form.written(str(part[0].get("content") or ""), calls)
             turns.append(authored_completion(0, text, tokenizer))
             said.append({"role": "assistant", "content": text})
             thinks |= form.thinks(text, after_results=after_results)
         else:
-            ids, kept = _shown(form, problem, made, part), None
-            said += [dict(one) for one in part]
-            if thinks and form.rewrites[bool(made)]:
+            kept_count = None
+            if not calls and len(part) == 1:
+                ids = form.message_ids(str(part[0]["role"]), str(part[0]["content"]), ended=True)
+            elif len(calls) == len(part):
+                pairs = [(call, str(message["content"])) for call, message in zip(calls, part, strict=True)]
+                ids = form.observation_ids(pairs, ended=True)
+            else:
+                raise UserError(
+                    f"{problem.where}: expected a result for each of {len(calls)} calls, got {len(part)} messages: add "
+                    "or remove messages of the role tool"
+                )
+            said += [dict(message) for message in part]
+            if thinks and form.rewrites[bool(calls)]:
                 thinks = False
-                ids, kept = form.rewritten(read_tokens(prompt_ids, turns, observations), problem, said)
-            observations.append(ObservedTokens(sum(map(len, turns)), ids, kept))
+                ids, kept_count = form.rewritten(read_tokens(prompt_ids, turns, observations), problem, said)
+            observations.append(ObservedTokens(sum(map(len, turns)), ids, kept_count))
     return joined(turns, observations, Episode((), tuple(dict(message) for message in messages)))
-
-
-def _call(function: Mapping[str, Any]) -> Call:
-    return Call(str(function["name"]), function.get("arguments") or {})
-
-
-def _shown(
-    form: ToolFormat, problem: Problem, made: Sequence[Call], part: Sequence[Mapping[str, Any]]
-) -> tuple[int, ...]:
-    if not made and len(part) == 1:
-        return form.message_ids(str(part[0]["role"]), str(part[0]["content"]), ended=True)
-    if len(made) != len(part):
-        raise UserError(
-            f"{problem.where}: expected a result for each of {len(made)} calls, got {len(part)} messages: add or "
-            "remove messages of the role tool"
-        )
-    pairs = [(call, str(one["content"])) for call, one in zip(made, part, strict=True)]
-    return form.observation_ids(pairs, ended=True)

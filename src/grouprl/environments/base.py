@@ -13,6 +13,10 @@ Schema = Mapping[str, Any]
 """A tool's JSON schema, as transformers' `get_json_schema` makes it and chat templates take it."""
 
 
+NOT_AS_EXPECTED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
+"""Errors of reading JSON that somebody else wrote, in another form than expected."""
+
+
 class Fault(StrEnum):
     """How a tool call failed; each is counted by itself."""
 

@@ -8,10 +8,12 @@ from fractions import Fraction
 from typing import Any
 
 from grouprl.environments.base import exchange
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import boxed, gold_answer
 from grouprl.tasks.arithmetic import UnreadableError, evaluate
-from grouprl.tasks.word_problems import WordProblems, operations
 from grouprl.types import Problem
+
+WordProblems: Any = leaf("task.word_problems")
 
 
 def calculate(expression: str) -> str:
@@ -28,7 +30,7 @@ def calculate(expression: str) -> str:
 
 
 @dataclass(frozen=True)
-class Calculator(WordProblems):
+class Calculator(WordProblems):  # type: ignore[misc]  # of another leaf
     """Word problems of `word_problems` with the tool `calculate`.
 
     `difficulty` is the largest number of operations, 1 to 4. The answer stands in a box, as there; how often the policy
@@ -44,7 +46,7 @@ class Calculator(WordProblems):
 
     def worked(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
         """One call with the whole chain of operations, its result, and the answer in a box."""
-        chain = operations(problem)
+        chain = leaf("operations")(problem)
         expression = str(chain[0].left)
         for step in chain:
             left = f"({expression})" if " " in expression else expression

@@ -34,11 +34,11 @@ Entry = Call | WrongCall
 
 
 class _BrokenCallError(ValueError):
-    """A call cannot be read; `place` is where reading stopped, if the text before it cannot begin another call."""
+    """A call cannot be read; `position` is where reading stopped, if the text before it cannot begin another call."""
 
-    def __init__(self, reason: str, place: int = 0) -> None:
+    def __init__(self, reason: str, position: int = 0) -> None:
         super().__init__(reason)
-        self.place = place
+        self.position = position
 
 
 class Turn:
@@ -54,12 +54,12 @@ class Turn:
         }
         self._next: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
-    def search(self, pattern: re.Pattern[str], place: int) -> re.Match[str] | None:
+    def search(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
         """The first match of a pattern from a place on."""
         begin, match = self._next.get(pattern, (len(self.text) + 1, None))
-        if place < begin or (match is not None and match.start() < place):
-            match = pattern.search(self.text, place)
-            self._next[pattern] = place, match
+        if position < begin or (match is not None and match.start() < position):
+            match = pattern.search(self.text, position)
+            self._next[pattern] = position, match
         return match
 
 
@@ -83,33 +83,35 @@ def read_calls(text: str, form: CallForm, tools: Sequence[Schema] = (), *, in_th
         in_thought: whether the prompt ends with <think>, so that the turn begins inside a thought.
     """
     turn, entries = Turn(text, tools), list[Entry]()
-    place = _after_thought(text, 0) if in_thought else 0
-    while match := form.opening.search(text, place):
-        if match[0] == THINK:
-            place = _after_thought(text, match.end())
-            continue
+    position = _after_thought(text, 0) if in_thought else 0
+    while match := _next_call(text, form, position):
         if len(entries) == _MOST_CALLS:
             return [*entries, WrongCall(text[match.start() :], f"a turn makes at most {_MOST_CALLS:,} calls")]
         try:
-            calls, place = form.read(turn, match)
+            calls, position = form.read(turn, match)
             entries += calls
         except ValueError as error:
-            end = turn.search(form.ends, max(match.end(), getattr(error, "place", 0)))
-            place = end.start() if end else len(text)
-            entries.append(WrongCall(text[match.start() : place].strip(), str(error)))
+            end = turn.search(form.ends, max(match.end(), getattr(error, "position", 0)))
+            position = end.start() if end else len(text)
+            entries.append(WrongCall(text[match.start() : position].strip(), str(error)))
     return entries
 
 
 def before_calls(text: str, form: CallForm, *, in_thought: bool = False) -> str:
-    """What a turn says before its first call, see `read_calls`."""
-    place = _after_thought(text, 0) if in_thought else 0
-    while (match := form.opening.search(text, place)) and match[0] == THINK:
-        place = _after_thought(text, match.end())
+    """What a turn says before its first call; the arguments are those of `read_calls`."""
+    match = _next_call(text, form, _after_thought(text, 0) if in_thought else 0)
     return text[: match.start()] if match else text
 
 
-def _after_thought(text: str, place: int) -> int:
-    closed = text.find(THOUGHT, place)
+def _next_call(text: str, form: CallForm, position: int) -> re.Match[str] | None:
+    """The opening of the first call from a place on that is outside of thoughts."""
+    while (match := form.opening.search(text, position)) and match[0] == THINK:
+        position = _after_thought(text, match.end())
+    return match
+
+
+def _after_thought(text: str, position: int) -> int:
+    closed = text.find(THOUGHT, position)
     return len(text) if closed < 0 else closed + len(THOUGHT)
 
 
@@ -145,13 +147,13 @@ def _decoded(text: str, start: int, most: int = _WINDOW) -> tuple[Any, int]:
     return value, start + end
 
 
-def _json(text: str, place: int, closing: re.Pattern[str] | None = None) -> tuple[Any, int]:
+def _json(text: str, position: int, closing: re.Pattern[str] | None = None) -> tuple[Any, int]:
     """A JSON value and the place after it, and after the pattern that closes it; the text's end closes it too.
 
     Raises:
         ValueError: it is broken; the message is for the policy.
     """
-    value, stop = _decoded(text, _after_space(text, place))
+    value, stop = _decoded(text, _after_space(text, position))
     end = _after_space(text, stop)
     if closing is None or end == len(text):
         return value, stop if closing is None else end
@@ -160,17 +162,17 @@ def _json(text: str, place: int, closing: re.Pattern[str] | None = None) -> tupl
     return value, match.end()
 
 
-def _after_space(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
-    return match.end() if match else place
+def _after_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def _call(value: Any, *keys: str) -> Entry:
     """The call of a JSON object whose arguments have one of these keys; without any, a tool is called with none."""
     if not isinstance(value, dict):
         return WrongCall(json.dumps(value), f"the call is no JSON object with name and {keys[0]}")
-    given: Any = next((value[key] for key in keys if key in value), {})
-    return _named(value.get("name"), given, value.get("id"))
+    arguments: Any = next((value[key] for key in keys if key in value), {})
+    return _named(value.get("name"), arguments, value.get("id"))
 
 
 def _named(name: Any, arguments: Any, identity: Any = "") -> Entry:
@@ -181,11 +183,8 @@ def _named(name: Any, arguments: Any, identity: Any = "") -> Entry:
     return Call(name, arguments, identity if isinstance(identity, str) else "")
 
 
-_TOOL_CALL_END = re.compile("</tool_call>")
-
-
 def _read_hermes(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    value, end = _json(turn.text, match.end(), _TOOL_CALL_END)
+    value, end = _json(turn.text, match.end(), re.compile("</tool_call>"))
     return [_call(value, "arguments")], end
 
 
@@ -213,33 +212,38 @@ def _read_mistral(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
         value, end = _json(turn.text, named.end())
         return [_named(named[1], value, named[2])], end
     value, end = _json(turn.text, match.end())
-    return [_call(one, "arguments") for one in (value if value and isinstance(value, list) else [value])], end
+    return [_call(item, "arguments") for item in (value if value and isinstance(value, list) else [value])], end
+
+
+@dataclass(frozen=True)
+class _Json:
+    """Marks of a form that writes a name, then the arguments as JSON. The name is the one group of `name` with text."""
+
+    name: re.Pattern[str]
+    end: re.Pattern[str]
+    expected: str
+
+    def read(self, turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+        """Reads one call."""
+        if not (named := self.name.match(turn.text, match.end())):
+            raise ValueError(self.expected)
+        value, end = _json(turn.text, named.end(), self.end)
+        return [_named(next(filter(None, named.groups()), ""), value)], end
 
 
 _BEGINS, _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-# function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>JSON (V3.1); a name has no mark in it
-_DEEPSEEK_NAME = re.compile(r"(?P<kind>[^\n<]*)<｜tool▁sep｜>(?:(?P<name>[^\n<]*)\n```json\n)?")
-_DEEPSEEK_END = re.compile(rf"(?:```\s*)?{_END}")
-
-
-def _read_deepseek(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    named = _DEEPSEEK_NAME.match(turn.text, match.end()) if match[0].endswith(_BEGIN) else None
-    if named is None:
-        raise ValueError("no call with a name follows the mark of a call")
-    value, end = _json(turn.text, named.end(), _DEEPSEEK_END)
-    return [_named(named["kind"] if named["name"] is None else named["name"], value)], end
-
-
-_HARMONY_NAME = re.compile(r"\.([^\s<]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?(?:\w+\s*)?<\|message\|>")
-_HARMONY_END = re.compile(r"<\|call\|>")
-
-
-def _read_harmony(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    """The name stands before the channel, as the template writes it, or after it, as the model does."""
-    if not (named := _HARMONY_NAME.match(turn.text, match.end())):
-        raise ValueError("expected to=functions.NAME, then <|message|> and the arguments")
-    value, end = _json(turn.text, named.end(), _HARMONY_END)
-    return [_named(named[1], value)], end
+_DEEPSEEK = _Json(
+    # function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>JSON (V3.1); a name has no mark in it
+    re.compile(rf"(?<={_BEGIN})(?:[^\n<]*<｜tool▁sep｜>([^\n<]*)\n```json\n|([^\n<]*)<｜tool▁sep｜>)"),
+    re.compile(rf"(?:```\s*)?{_END}"),
+    "no call with a name follows the mark of a call",
+)
+_HARMONY = _Json(
+    # The name stands before the channel, as the template writes it, or after it, as the model does.
+    re.compile(r"\.([^\s<]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?(?:\w+\s*)?<\|message\|>"),
+    re.compile(r"<\|call\|>"),
+    "expected to=functions.NAME, then <|message|> and the arguments",
+)
 
 
 @dataclass(frozen=True)
@@ -257,18 +261,19 @@ class _Tags:
         text, spans = turn.text, list[tuple[str, int, int]]()
         if not (name := self.name.match(text, match.end())):
             raise ValueError(f"expected {self.expected}")
-        place = name.end()
-        while key := self.key.match(text, place):
+        position = name.end()
+        while key := self.key.match(text, position):
             if not (closed := turn.search(self.value_end, key.end())):
-                raise _BrokenCallError(f"the value of {key[1].strip()} is not closed: expected {self.expected}", place)
+                reason = f"the value of {key[1].strip()} is not closed: expected {self.expected}"
+                raise _BrokenCallError(reason, position)
             spans.append((key[1].strip(), key.end(), closed.start()))
-            place = closed.end()
-        if not (end := self.end.match(text, place)):
-            raise _BrokenCallError(f"expected {self.expected}", place)
-        schemas, given = turn.parameters.get(name[1].strip(), {}), dict[str, Any]()
+            position = closed.end()
+        if not (end := self.end.match(text, position)):
+            raise _BrokenCallError(f"expected {self.expected}", position)
+        schemas, arguments = turn.parameters.get(name[1].strip(), {}), dict[str, Any]()
         for argument, start, stop in spans:
-            given[argument] = _typed(text[start:stop], schemas.get(argument, {}))
-        return [_named(name[1].strip(), given)], end.end()
+            arguments[argument] = _typed(text[start:stop], schemas.get(argument, {}))
+        return [_named(name[1].strip(), arguments)], end.end()
 
 
 _WORDS = {"True": True, "False": False, "None": None}  # as some templates write them
@@ -284,9 +289,9 @@ def _typed(text: str, schema: Schema) -> Any:
         value = decoded if end == len(text.strip()) else text
     except ValueError:
         value = _WORDS.get(text.strip(), text)
-    for one in (value, text):
+    for candidate in (value, text):
         try:
-            return fitted_value("", one, schema)
+            return fitted_value("", candidate, schema)
         except ValueError:
             pass
     return value
@@ -328,67 +333,65 @@ _LFM_TOKEN = re.compile(
 )
 _LFM_END = re.compile(r"<\|tool_call_end\|>|\Z")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"} | {one: one for one in "\\'\"/"}
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"} | {letter: letter for letter in "\\'\"/"}
 
 
-def _tokens(token: re.Pattern[str], text: str, place: int) -> tuple[list[re.Match[str]], int]:
-    found = []
-    while match := token.match(text, place):
-        found.append(match)
-        place = match.end()
-    return found, place
-
-
-def _read_gemma(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
-    """Strings stand between <|"|>, and keys are bare."""
-    if not (name := _GEMMA_NAME.match(turn.text, match.end())):
-        raise ValueError('expected call:NAME{KEY:VALUE, ...} with texts between <|"|>')
-    tokens, place = _tokens(_GEMMA_TOKEN, turn.text, name.end())
-    written = [
-        json.dumps(one[1]) if one[1] is not None else _word(one[2], is_key=one[3] is not None) + ":" * bool(one[3])
-        if one[2] else one[0]
-        for one in tokens
-    ]  # fmt: skip
-    return [_named(name[1], _whole("".join(written)))], _ended(_GEMMA_END, turn.text, place)
+def _translated(
+    text: str, position: int, token: re.Pattern[str], end: re.Pattern[str], write: Callable[[re.Match[str]], str]
+) -> tuple[Any, int]:
+    """The value of tokens that `write` gives as JSON has them, and the place after the pattern that ends them."""
+    words = []
+    while match := token.match(text, position):
+        words.append(write(match))
+        position = match.end()
+    written = "".join(words).strip()
+    value, length = _decoded(written, 0)
+    if length < len(written):
+        raise ValueError("the call cannot be read: more text follows its arguments")
+    if not (closed := end.match(text, position)):
+        raise ValueError(f"the call cannot be read at {text[position : position + 20]!r}")
+    return value, closed.end()
 
 
 def _word(word: str, *, is_key: bool) -> str:
     return json.dumps(word) if is_key else json.dumps(_WORDS[word]) if word in _WORDS else word
 
 
+def _read_gemma(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
+    """Strings stand between <|"|>, and keys are bare."""
+    if not (name := _GEMMA_NAME.match(turn.text, match.end())):
+        raise ValueError('expected call:NAME{KEY:VALUE, ...} with texts between <|"|>')
+
+    def write(token: re.Match[str]) -> str:
+        string, word, colon = token.groups()
+        if string is not None:
+            return json.dumps(string)
+        return _word(word, is_key=bool(colon)) + ":" * bool(colon) if word else token[0]
+
+    arguments, end = _translated(turn.text, name.end(), _GEMMA_TOKEN, _GEMMA_END, write)
+    return [_named(name[1], arguments)], end
+
+
 def _read_lfm(turn: Turn, match: re.Match[str]) -> tuple[list[Entry], int]:
     """A list of calls as in Python, [f(a=1, b='x'), g()]: it becomes [["f", {"a": 1, "b": "x"}], ["g", {}]]."""
-    tokens, place = _tokens(_LFM_TOKEN, turn.text, match.end())
-    written = []
-    for one in tokens:
-        if (string := one[1] if one[1] is not None else one[2]) is not None:
-            written.append(json.dumps(_ESCAPE.sub(_unescaped, string)))
-        elif one[3]:
-            word = _word(one[3], is_key=one[4] is not None)
-            written.append(f"[{word},{{" if one[4] == "(" else f"{word}:" if one[4] else word)
-        else:
-            written.append("}]" if one[0].strip() == ")" else one[0])
-    calls = _whole("".join(written))
-    if not isinstance(calls, list) or not all(isinstance(one, list) and len(one) == 2 for one in calls) or not calls:
+
+    def unescaped(escape: re.Match[str]) -> str:
+        return chr(int(escape[1][1:], 16)) if len(escape[1]) > 1 else _ESCAPES.get(escape[1], escape[0])
+
+    def write(token: re.Match[str]) -> str:
+        single, double, word, mark = token.groups()
+        string = double if single is None else single
+        if string is not None:
+            return json.dumps(_ESCAPE.sub(unescaped, string))
+        if not word:
+            return "}]" if token[0].strip() == ")" else token[0]
+        word = _word(word, is_key=mark is not None)
+        return f"[{word},{{" if mark == "(" else f"{word}:" if mark else word
+
+    calls, end = _translated(turn.text, match.end(), _LFM_TOKEN, _LFM_END, write)
+    if not isinstance(calls, list) or not all(isinstance(item, list) and len(item) == 2 for item in calls) or not calls:
         raise ValueError("expected a list of calls, [NAME(KEY=VALUE, ...)]")
-    return [_named(*one) for one in calls], _ended(_LFM_END, turn.text, place)
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return chr(int(match[1][1:], 16)) if len(match[1]) > 1 else _ESCAPES.get(match[1], match[0])
-
-
-def _whole(text: str) -> Any:
-    value, end = _decoded(text.strip(), 0)
-    if end < len(text.strip()):
-        raise ValueError("the call cannot be read: more text follows its arguments")
-    return value
-
-
-def _ended(end: re.Pattern[str], text: str, place: int) -> int:
-    if not (match := end.match(text, place)):
-        raise ValueError(f"the call cannot be read at {text[place : place + 20]!r}")
-    return match.end()
+    return [_named(*call) for call in calls], end
 
 
 def _opening(*marks: str) -> re.Pattern[str]:
@@ -402,13 +405,13 @@ FORMS: Sequence[CallForm] = (
     CallForm("GLM", _opening("<tool_call>"), _TAG_ENDS, _GLM.read),
     CallForm("Mistral", _opening(r"\[TOOL_CALLS\]"), re.compile(r"\[TOOL_CALLS\]"), _read_mistral),
     CallForm(
-        "DeepSeek", _opening(rf"{_BEGINS}\s*+(?:{_BEGIN})?", _BEGIN), re.compile(f"{_END}|{_BEGIN}"), _read_deepseek
+        "DeepSeek", _opening(rf"{_BEGINS}\s*+(?:{_BEGIN})?", _BEGIN), re.compile(f"{_END}|{_BEGIN}"), _DEEPSEEK.read
     ),
     CallForm(
         "gpt-oss",
         _opening(r"(?:\A|<\|start\|>assistant|<\|channel\|>\w+)\s*to=functions\b"),
         re.compile(r"<\|(?:call|start)\|>"),
-        _read_harmony,
+        _HARMONY.read,
     ),
     CallForm("Gemma", _opening(r"<\|tool_call>"), re.compile(r"<\|?tool_call\|?>"), _read_gemma),
     CallForm("LFM", _opening(r"<\|tool_call_start\|>"), re.compile(r"<\|tool_call_(?:start|end)\|>"), _read_lfm),

@@ -23,7 +23,7 @@ from grouprl.environments.calls import Entry
 from grouprl.environments.formats import ToolFormat
 from grouprl.environments.processes import ProcessSource
 from grouprl.environments.shapes import source_of
-from grouprl.models.prefix import same_tokens
+from grouprl.forward.prefix import same_tokens
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Answer, read_tokens
 from grouprl.tasks import Task
@@ -52,9 +52,9 @@ class ToolConversations:
     """The environments of a run, before a tokenizer is there."""
 
     def __init__(self, source: EnvironmentSource | AgentSource, settings: EnvironmentConfig) -> None:
-        self._source, self._settings = source, settings
+        self.source, self.settings = source, settings
+        self.begins: dict[str, _Beginning] = {}  # by the problem's id
         self._bound: list[ToolConversation] = []
-        self._begins: dict[str, _Beginning] = {}  # by the problem's id
         self.gives_reward = not isinstance(source, ProcessSource) or source.gives_reward
         self.has_objects = isinstance(source, ProcessSource) and source.has_objects
 
@@ -66,16 +66,16 @@ class ToolConversations:
         max_tokens: int,
         context: int = 1 << 30,
     ) -> ToolConversation:
-        """See `grouprl.rollout.episodes.Conversations`."""
-        made = ToolConversation(self._source, self._settings, self._begins, tokenizer, end_ids, max_tokens, context)
-        self._bound.append(made)
-        return made
+        """The conversations of one model, whose tokenizer writes them; as `grouprl.rollout.episodes.Conversations`."""
+        conversation = ToolConversation(self, tokenizer, end_ids, max_tokens, context)
+        self._bound.append(conversation)
+        return conversation
 
     def close(self) -> None:
         """Ends all environments."""
-        for one in self._bound:
-            one.close()
-        self._source.close()
+        for conversation in self._bound:
+            conversation.close()
+        self.source.close()
 
     def opened(self, problem: Problem) -> Problem:
         """The problem with the tools, and with what `reset` adds to its prompt.
@@ -83,43 +83,38 @@ class ToolConversations:
         Raises:
             UserError: the environment cannot begin, or the chat template cannot write its tools.
         """
-        if (begins := self._begins.get(problem.id)) is None:
-            environment = self._source.open(problem)
+        if (begins := self.begins.get(problem.id)) is None:
+            environment = self.source.open(problem)
             try:
                 opening = environment.reset(problem, _seed(problem))
                 tools = tuple(environment.tools)
             finally:
                 environment.close()
-            prompt = _with_opening(problem, opening)
-            found = replace(problem, prompt=prompt, tools=tools, plain_from=_plain_from(problem, opening, prompt))
+            prompt, plain_from = _with_opening(problem, opening)
+            opened = replace(problem, prompt=tuple(prompt), tools=tools, plain_from=plain_from)
             for conversation in self._bound[-1:]:
-                conversation.format_of(found)  # a template that cannot write tools is refused before a turn is sampled
-            begins = self._begins[problem.id] = _Beginning(problem, opening, found)
+                conversation.format_of(opened)  # a template that cannot write tools is refused before a turn is sampled
+            begins = self.begins[problem.id] = _Beginning(problem, opening, opened)
         return begins.opened
 
 
-def _with_opening(problem: Problem, opening: Opening) -> Any:
+def _with_opening(problem: Problem, opening: Opening) -> tuple[Sequence[Message], Mapping[int, int]]:
+    """The prompt with what `reset` adds, and where in it an environment's text stands, as `Problem.plain_from`."""
     if opening.prompt is not None:
-        return opening.prompt
+        return opening.prompt, dict.fromkeys(range(len(opening.prompt)), 0)
     if isinstance(problem.prompt, str):
         raise UserError(
             f"{problem.where}: expected a prompt of chat messages for a task with tools or an environment, got plain "
             "text: use a task with messages, or a prompt such as [{'role': 'user', 'content': '...'}]"
         )
-    messages = [*problem.prompt]
+    messages, count = [*problem.prompt], len(problem.prompt)
+    plain_from = dict.fromkeys(range(count, count + len(opening.messages)), 0)
     if opening.text:
         content = messages[-1]["content"]
         messages[-1] = {**messages[-1], "content": f"{content}{opening.separator if content else ''}{opening.text}"}
-    return (*messages, *opening.messages)
-
-
-def _plain_from(problem: Problem, opening: Opening, prompt: Sequence[Message]) -> Mapping[int, int]:
-    """Where in a prompt an environment's text stands, see `Problem`."""
-    if opening.prompt is not None:
-        return dict.fromkeys(range(len(prompt)), 0)
-    last, added = len(problem.prompt) - 1, dict.fromkeys(range(len(problem.prompt), len(prompt)), 0)
-    text = opening.text.strip()
-    return ({last: len(prompt[last]["content"]) - len(text)} if text else {}) | added
+    if text := opening.text.strip():
+        plain_from[count - 1] = len(messages[-1]["content"]) - len(text)
+    return (*messages, *opening.messages), plain_from
 
 
 def _seed(problem: Problem) -> int:
@@ -158,39 +153,39 @@ class _Live:
 
 
 class ToolConversation:
-    """See `grouprl.rollout.episodes.Conversation`."""
+    """Answers the turns of one model's episodes; as `grouprl.rollout.episodes.Conversation`."""
 
     def __init__(
         self,
-        source: EnvironmentSource | AgentSource,
-        settings: EnvironmentConfig,
-        begins: Mapping[str, _Beginning],
+        of_run: ToolConversations,
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         max_tokens: int,
         context: int,
     ) -> None:
-        if (longest := settings.longest(max_tokens)) < max_tokens:
+        if (longest := of_run.settings.longest(max_tokens)) < max_tokens:
             raise UserError(
                 f"environment.max_tokens: expected at least rollout.max_tokens={max_tokens}, one turn, got "
                 f"{longest}: raise it"
             )
         self.most_tokens, self._context = longest, context
-        self._source, self._settings, self._max_tokens = source, settings, max_tokens
-        self._begins, self._tokenizer, self._end_ids = begins, tokenizer, end_ids
+        self._source, self._settings, self._begins = of_run.source, of_run.settings, of_run.begins
+        self._max_tokens, self._tokenizer, self._end_ids = max_tokens, tokenizer, end_ids
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="environment")
         self._live: dict[tuple[str, str, int], _Live] = {}
 
     @property
     def forks(self) -> bool:
-        """See `grouprl.rollout.episodes.Conversation`: an agent may ask anything, a template may drop thoughts."""
-        begun = list(self._begins.values())
-        return any(one.opening.prompt is not None or any(self.format_of(one.opened).rewrites) for one in begun)
+        """Whether a turn may not go on from the last: an agent may ask anything, a template may drop thoughts."""
+        beginnings = list(self._begins.values())
+        if any(beginning.opening.prompt is not None for beginning in beginnings):
+            return True
+        return any(any(self.format_of(beginning.opened).rewrites) for beginning in beginnings)
 
     def answer(
         self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]
     ) -> Future[Answer]:
-        """See `grouprl.rollout.episodes.Conversation`."""
+        """Lets the environment answer the last turn, in a thread; as `grouprl.rollout.episodes.Conversation`."""
         return self._threads.submit(self._answer, request, turns, observations)
 
     def close(self) -> None:
@@ -202,26 +197,26 @@ class ToolConversation:
 
     def _answer(self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Answer:
         key = request.stream, request.problem.id, turns[-1].index
-        live = self._live.get(key) or self._begun(key, request.problem)
+        live = self._live.get(key) or self._begin(key, request.problem)
         form, read = self.format_of(request.problem), read_tokens(request.prompt_ids, turns, observations)
-        found = _heard(live, turns[-1], form)
+        entries = _add_turn(live, turns[-1], form)
         ids: tuple[int, ...] = ()
-        kept = None
+        kept_count = None
         if not live.ended and isinstance(live.environment, AgentEnvironment):
-            made = [one for one in found if isinstance(one, Call)]
+            calls = [entry for entry in entries if isinstance(entry, Call)]
             try:
-                ids, kept = self._asked(live, live.environment, made, turns, read, request.problem)
+                ids, kept_count = self._ask_agent(live, live.environment, calls, turns, read, request.problem)
             except UserError as error:  # a request that the template cannot write harms its own episode alone
                 self._judge(live, Observation(str(error), fault=Fault.EXCEPTION))
                 live.ended = live.ended or Fault.EXCEPTION.value
         elif not live.ended:
-            ids = self._shown(live, found, turns[-1], len(turns) - 1, form)
+            ids = self._respond(live, entries, turns[-1], len(turns) - 1, form)
             if not live.ended and live.thinks and form.rewrites[live.after_results]:
-                ids, kept = form.rewritten(read, request.problem, live.said)
+                ids, kept_count = form.rewritten(read, request.problem, live.said)
                 live.thinks = False
-        whole = (*read[:kept], *ids)
-        used = len(whole) - same_tokens((request.prompt_ids, whole))
-        left = min(self.most_tokens - used, self._context - len(whole))
+        next_ids = (*read[:kept_count], *ids)
+        used = len(next_ids) - same_tokens((request.prompt_ids, next_ids))
+        left = min(self.most_tokens - used, self._context - len(next_ids))
         if not live.ended and left < self._max_tokens:
             live.ended = "tokens"
         if not live.ended and len(turns) >= self._settings.turns:
@@ -229,11 +224,11 @@ class ToolConversation:
         if not live.ended and time.monotonic() - live.started > self._settings.episode_seconds:
             live.ended = "seconds"
         if not live.ended:
-            return Answer(ids, kept)
+            return Answer(ids, kept_count)
         del self._live[key]
         return Answer(episode=_episode(live))
 
-    def _begun(self, key: tuple[str, str, int], problem: Problem) -> _Live:
+    def _begin(self, key: tuple[str, str, int], problem: Problem) -> _Live:
         begins, live = self._begins[problem.id], _Live(self._source.open(problem), time.monotonic())
         self._live[key] = live
         # The prompt was made of the first opening: with another one the policy would have read of another world.
@@ -253,19 +248,31 @@ class ToolConversation:
         """
         return ToolFormat.of(self._tokenizer, problem.tools, self._end_ids)
 
-    def _shown(
-        self, live: _Live, found: Sequence[Entry], turn: Completion, place: int, form: ToolFormat
+    def _respond(
+        self, live: _Live, entries: Sequence[Entry], turn: Completion, turn_index: int, form: ToolFormat
     ) -> tuple[int, ...]:
         """Lets the environment answer a turn; gives the tokens to append, or ends the episode."""
         assert not isinstance(live.environment, AgentEnvironment)
         ended = turn.stop_reason is StopReason.END
-        if found:
-            if len(live.calls) + len(found) > self._settings.calls:
+        if entries:
+            if len(live.calls) + len(entries) > self._settings.calls:
                 live.ended = "calls"
                 return ()
-            return self._called(live, found, place, form, ended=ended)
-        text = live.said[-1]["content"]
-        reply = live.environment.reply(text)
+            observations = iter(live.environment.call([entry for entry in entries if isinstance(entry, Call)]))
+            results = []
+            for entry in entries:
+                if isinstance(entry, Call):
+                    observation, name = next(observations), entry.tool
+                    arguments = json.dumps(entry.arguments, ensure_ascii=False)
+                else:
+                    observation, name, arguments = Observation(entry.reason, fault=entry.fault), "", entry.text
+                text, fault = observation.text, observation.fault or ""
+                live.calls.append(ToolCall(turn_index, name, arguments, text, observation.seconds, fault))
+                live.show({"role": "tool", "name": name, "content": text})
+                results.append((entry, text))
+                self._judge(live, observation)
+            return () if live.ended else form.observation_ids(results, ended=ended)
+        reply = live.environment.reply(live.said[-1]["content"])
         if reply is None:
             live.ended = "finished"
             return ()
@@ -273,11 +280,11 @@ class ToolConversation:
         live.show({"role": "user", "content": reply.text})
         return form.message_ids("user", reply.text, ended=ended)
 
-    def _asked(
+    def _ask_agent(
         self,
         live: _Live,
         agent: AgentEnvironment,
-        made: Sequence[Call],
+        calls: Sequence[Call],
         turns: Sequence[Completion],
         read: Sequence[int],
         problem: Problem,
@@ -287,90 +294,72 @@ class ToolConversation:
         Where it only adds the results of its calls, or a message, the tokens are those of the template's difference.
         With any other history the policy reads the whole request.
         """
-        if len(live.calls) + len(made) > self._settings.calls:
+        if len(live.calls) + len(calls) > self._settings.calls:
             live.ended = "calls"
             return (), None
         before, tools = [*agent.messages, live.messages[-1]], agent.tools
-        given = agent.ask(answer_of(live.messages[-1], turns[-1], read))
-        self._judge(live, given)
-        if given.fault is not None or live.ended:  # an agent that failed cannot be told
-            live.ended = live.ended or str(given.fault)
+        observation = agent.ask(answer_of(live.messages[-1], turns[-1], read))
+        self._judge(live, observation)
+        if observation.fault is not None or live.ended:  # an agent that failed cannot be told
+            live.ended = live.ended or str(observation.fault)
             return (), None
-        added, whole = added_messages(before, agent.messages)
+        added, shares_all = added_messages(before, agent.messages)
         for message in added:
             if message["role"] != "assistant":  # which would count as a turn of the policy
                 live.show(message)
-        roles, grows = [one["role"] for one in added], whole and tools == agent.tools
+        roles, grows = [message["role"] for message in added], shares_all and tools == agent.tools
         live.after_results = agent.messages[-1]["role"] == "tool"
-        answers = grows and bool(made) and roles == ["tool"] * len(made)
-        pairs = [(call, message["content"]) for call, message in zip(made, added, strict=True)] if answers else []
+        answers = grows and bool(calls) and roles == ["tool"] * len(calls)
+        pairs = [(call, message["content"]) for call, message in zip(calls, added, strict=True)] if answers else []
         live.calls += [
-            ToolCall(len(turns) - 1, call.tool, json.dumps(call.arguments), text, given.seconds) for call, text in pairs
+            ToolCall(len(turns) - 1, call.tool, json.dumps(call.arguments), text, observation.seconds)
+            for call, text in pairs
         ]
         form = self.format_of(replace(problem, tools=tuple(agent.tools)))
         ended = turns[-1].stop_reason is StopReason.END
         if not (live.thinks and form.rewrites[live.after_results]):
             if answers:
                 return form.observation_ids(pairs, ended=ended), None
-            if grows and not made and roles == ["user"]:
+            if grows and not calls and roles == ["user"]:
                 return form.message_ids("user", added[0]["content"], ended=ended), None
         live.thinks = False
-        asked = replace(problem, prompt=(), tools=tuple(agent.tools))
-        return form.rewritten(read, asked, written_anew(form, agent.messages))
+        request = replace(problem, prompt=(), tools=tuple(agent.tools))
+        return form.rewritten(read, request, written_anew(form, agent.messages))
 
-    def _called(
-        self, live: _Live, found: Sequence[Entry], place: int, form: ToolFormat, *, ended: bool
-    ) -> tuple[int, ...]:
-        assert not isinstance(live.environment, AgentEnvironment)
-        made = iter(live.environment.call([one for one in found if isinstance(one, Call)]))
-        results = []
-        for one in found:
-            given = next(made) if isinstance(one, Call) else Observation(one.reason, fault=one.fault)
-            arguments = json.dumps(one.arguments, ensure_ascii=False) if isinstance(one, Call) else one.text
-            name = one.tool if isinstance(one, Call) else ""
-            live.calls.append(ToolCall(place, name, arguments, given.text, given.seconds, given.fault or ""))
-            live.show({"role": "tool", "name": name, "content": given.text})
-            results.append((one, given.text))
-            self._judge(live, given)
-        return () if live.ended else form.observation_ids(results, ended=ended)
-
-    def _judge(self, live: _Live, given: Observation) -> None:
+    def _judge(self, live: _Live, observation: Observation) -> None:
         """Notes the reward of a turn, and what a fault means for the episode."""
-        if given.reward is not None:
-            live.rewards[-1] = given.reward + (live.rewards[-1] or 0.0)
-        if given.done:
+        if observation.reward is not None:
+            live.rewards[-1] = observation.reward + (live.rewards[-1] or 0.0)
+        if observation.done:
             live.ended = live.ended or "finished"
-        if given.fault is not None:
-            choice = self._settings.failures if given.fault in _FAILURES else self._settings.mistakes
+        if observation.fault is not None:
+            choice = self._settings.failures if observation.fault in _FAILURES else self._settings.mistakes
             if choice != "tell":
-                live.ended = given.fault.value
+                live.ended = observation.fault.value
             if choice == "invalid":
-                live.invalid = f"{given.fault.value}: {given.text}"
+                live.invalid = f"{observation.fault.value}: {observation.text}"
 
 
-def _heard(live: _Live, turn: Completion, form: ToolFormat) -> list[Entry]:
+def _add_turn(live: _Live, turn: Completion, form: ToolFormat) -> list[Entry]:
     """Adds a turn of the policy to the episode; gives its calls, or ends the episode where it was cut."""
     text, after_results = form.turn_text(turn.token_ids), live.after_results
     live.said.append({"role": "assistant", "content": text})
     live.thinks |= form.thinks(text, after_results=after_results)
     cut = turn.stop_reason is StopReason.LENGTH
-    found = [] if cut else form.calls(text, after_results=after_results)
-    if isinstance(live.environment, AgentEnvironment) and not all(isinstance(one, Call) for one in found):
-        found = []  # the agent reads what is no call as text
-    live.after_results = bool(found)
-    live.messages.append(_assistant(form.said(text, after_results=after_results) if found else text, found))
+    entries = [] if cut else form.calls(text, after_results=after_results)
+    if isinstance(live.environment, AgentEnvironment) and not all(isinstance(entry, Call) for entry in entries):
+        entries = []  # the agent reads what is no call as text
+    live.after_results = bool(entries)
+    said = form.said(text, after_results=after_results) if entries else text
+    message: dict[str, Any] = {"role": "assistant", "content": said}
+    calls = [entry for entry in entries if isinstance(entry, Call)]
+    functions = [{"name": call.tool, "arguments": dict(call.arguments)} for call in calls]
+    if calls:
+        message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+    live.messages.append(message)
     live.rewards.append(None)
     live.ended = "length" if cut else ""
-    return found
-
-
-def _assistant(text: str, found: Sequence[Entry]) -> Mapping[str, Any]:
-    calls = [
-        {"type": "function", "function": {"name": one.tool, "arguments": dict(one.arguments)}}
-        for one in found
-        if isinstance(one, Call)
-    ]
-    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+    return entries
 
 
 def _episode(live: _Live) -> Episode:

@@ -25,6 +25,7 @@ from threading import Semaphore, Thread
 from typing import Any
 
 from grouprl.environments.arguments import is_schema
+from grouprl.environments.base import NOT_AS_EXPECTED
 from grouprl.environments.guest import accepted
 from grouprl.types import UserError
 
@@ -34,7 +35,7 @@ _MODEL = "policy"
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
     answers: SimpleQueue[Mapping[str, Any]]
@@ -42,7 +43,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _End:
-    given: Any = None  # what the agent returned
+    result: Any = None  # what the agent returned
     error: BaseException | None = None
 
 
@@ -56,16 +57,27 @@ class _AgentGame:
 
     def __init__(self, agent: Callable[..., Any]) -> None:
         self._agent = agent
-        self._asked: SimpleQueue[_Asked | _End] = SimpleQueue()
+        self._events: SimpleQueue[_Request | _End] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any]] | None = None  # of the request that waits for the policy
 
     def reset(self, seed: int = 0, **row: Any) -> str:
         """Starts the agent; gives its first request."""
         token = secrets.token_urlsafe(24)
-        server = _Endpoint(token, self._asked)
+        server = _Endpoint(token, self._events)
         os.environ |= {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": token}
         Thread(target=server.serve_forever, daemon=True).start()
-        Thread(target=self._run, args=(row, seed), daemon=True).start()
+
+        async def awaited(result: Any) -> Any:
+            return await result
+
+        def run() -> None:
+            try:
+                result = self._agent(**accepted(self._agent, row, seed))
+                self._events.put(_End(asyncio.run(awaited(result)) if inspect.isawaitable(result) else result))
+            except BaseException as error:  # noqa: BLE001  user code may raise anything
+                self._events.put(_End(error=error))
+
+        Thread(target=run, daemon=True).start()
         text, _, done = self._next()
         if done:
             raise RuntimeError("the agent ended before it asked the policy for anything")
@@ -77,21 +89,14 @@ class _AgentGame:
         self._answers.put(json.loads(answer))
         return (*self._next(), {})
 
-    def _run(self, row: Mapping[str, Any], seed: int) -> None:
-        try:
-            given = self._agent(**accepted(self._agent, row, seed))
-            self._asked.put(_End(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given))
-        except BaseException as error:  # noqa: BLE001  user code may raise anything
-            self._asked.put(_End(error=error))
-
     def _next(self) -> tuple[str, float | None, bool]:
-        asked = self._asked.get()
-        if isinstance(asked, _Asked):
-            self._answers = asked.answers
-            return json.dumps({"messages": asked.messages, "tools": asked.tools}), None, False
-        if asked.error is not None:
-            raise asked.error
-        return "", asked.given, True
+        event = self._events.get()
+        if isinstance(event, _Request):
+            self._answers = event.answers
+            return json.dumps({"messages": event.messages, "tools": event.tools}), None, False
+        if event.error is not None:
+            raise event.error
+        return "", event.result, True
 
 
 def agent_maker(agent: Callable[..., Any]) -> Callable[[], _AgentGame]:
@@ -101,18 +106,14 @@ def agent_maker(agent: Callable[..., Any]) -> Callable[[], _AgentGame]:
     return partial(_AgentGame, agent)
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
-
-
 class _Endpoint(ThreadingHTTPServer):
     """One address for one episode, of at most 64 connections; a request that is not whole after 10 s is dropped."""
 
     daemon_threads = True
 
-    def __init__(self, token: str, asked: SimpleQueue[_Asked | _End]) -> None:
+    def __init__(self, token: str, events: SimpleQueue[_Request | _End]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.token, self.asked = token, asked
+        self.token, self.events = token, events
         self.reading: dict[socket.socket, float] = {}  # since when a request is read
         self._free = Semaphore(_MOST_CONNECTIONS)
 
@@ -177,14 +178,19 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.loads(content)
             if body.get("n", 1) != 1:
                 raise ValueError("ask once for each completion")
-            asked = _Asked([plain_message(one) for one in body["messages"]], _tools(body), SimpleQueue())
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            messages, tools = [plain_message(message) for message in body["messages"]], list(body.get("tools") or ())
+            for tool in tools:  # chat templates take no others
+                function = tool["function"]
+                if not isinstance(function["name"], str) or not is_schema(function.get("parameters", {})):
+                    raise ValueError(f"expected tools with a name and a JSON schema, got {tool!r:.80}")
+            request = _Request(messages, tools, SimpleQueue())
+        except NOT_AS_EXPECTED as error:
             said = f"expected `messages` with role and text, and n = 1, got {type(error).__name__}: {error}"
             self._send(400, {"error": {"message": said, "type": "invalid_request_error"}})
             return
-        self.server.asked.put(asked)
+        self.server.events.put(request)
         with suppress(ConnectionError):  # an agent that no longer waits for it
-            self._complete(body, asked.answers.get())
+            self._complete(body, request.answers.get())
 
     def handle_expect_100(self) -> bool:
         """Asks for the body only where it will be read."""
@@ -220,16 +226,14 @@ class _Handler(BaseHTTPRequestHandler):
             "logprobs": {"content": numbers} if body.get("logprobs") else None,
             "token_ids": answer["token_ids"],
         }
-        prompt, own = len(answer["prompt_token_ids"]), len(answer["token_ids"])
-        rest = {
-            "prompt_token_ids": answer["prompt_token_ids"],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": own, "total_tokens": prompt + own},
-        }
+        counts = len(answer["prompt_token_ids"]), len(answer["token_ids"])
+        usage = {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
+        rest = {"prompt_token_ids": answer["prompt_token_ids"], "usage": usage}
         if not body.get("stream"):
             choices = [choice | {"message": answer["message"]}]
             self._send(200, {**head, "object": "chat.completion", "choices": choices, **rest})
             return
-        calls = [{"index": place, **call} for place, call in enumerate(answer["message"].get("tool_calls", ()))]
+        calls = [{"index": index, **call} for index, call in enumerate(answer["message"].get("tool_calls", ()))]
         delta = answer["message"] | ({"tool_calls": calls} if calls else {})
         chunk = {**head, "object": "chat.completion.chunk", "choices": [choice | {"delta": delta}], **rest}
         self._write(200, "text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
@@ -251,22 +255,9 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Role, text and calls of a message, as they are compared and recorded; ids of calls are left out."""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    calls = [
-        {"type": "function", "function": {"name": one["function"]["name"], "arguments": _arguments(one)}}
-        for one in message.get("tool_calls") or ()
-    ]
+    calls = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"].get("arguments") or {}
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        calls.append({"type": "function", "function": {"name": call["function"]["name"], "arguments": arguments}})
     return {"role": str(message.get("role")), "content": text, **({"tool_calls": calls} if calls else {})}
-
-
-def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tools of a request; raises ValueError or the like for what chat templates do not take."""
-    tools = list(body.get("tools") or ())
-    for tool in tools:
-        if not isinstance(tool["function"]["name"], str) or not is_schema(tool["function"].get("parameters", {})):
-            raise ValueError(f"expected tools with a name and a JSON schema, got {tool!r:.80}")
-    return tools
-
-
-def _arguments(call: Mapping[str, Any]) -> Any:
-    given = call["function"].get("arguments") or {}
-    return json.loads(given) if isinstance(given, str) else given

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.environments.base import Call, Schema
 from grouprl.environments.calls import FORMS, THINK, THOUGHT, CallForm, Entry, before_calls, read_calls
+from grouprl.forward.prefix import same_tokens
 from grouprl.models.plain_text import encoded_pieces, probes_of, text_pieces
-from grouprl.models.prefix import same_tokens
 from grouprl.models.templates import try_template
 from grouprl.types import Message, Problem, UserError
 
@@ -65,8 +65,8 @@ class ToolFormat:
             got = "no template" if tokenizer.is_fast else "a tokenizer without offsets"
             raise _refusal(tokenizer, "renders a conversation", got)
         ends = tuple(end_ids) or (tokenizer.eos_token_id,)
-        found = _found(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
-        return _with_tools(found, json.dumps(list(map(dict, tools))))
+        tool_format = _probed(tokenizer, str(tokenizer.chat_template), bool(tools), ends)
+        return _with_tools(tool_format, json.dumps(list(map(dict, tools))))
 
     def calls(self, text: str, *, after_results: bool = False) -> list[Entry]:
         """Reads the text of a turn, of `turn_text`, which follows results of tools or a message; [] = no call."""
@@ -86,8 +86,8 @@ class ToolFormat:
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of a turn without its end token. It has special tokens, because the marks of calls can be such."""
-        kept = list(token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids)
-        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        ids = list(token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def observation_ids(self, results: Sequence[tuple[Entry, str]], *, ended: bool) -> tuple[int, ...]:
         """Token ids that follow a turn with calls: their results, and the beginning of the next turn.
@@ -122,18 +122,17 @@ class ToolFormat:
         Returns:
             Token ids up to the beginning of the next turn, and how many of `read` stay before them; None = all.
         """
-        whole = self._whole_ids([dict(one) for one in problem.prompt if not isinstance(one, str)], said, problem.tools)
-        kept = same_tokens((tuple(read), whole))
-        return whole[kept:], None if kept == len(read) else kept
-
-    def _whole_ids(self, prompt: Messages, said: Sequence[Message], tools: Sequence[Schema]) -> tuple[int, ...]:
-        shown = [_named(one) for one in said if one["role"] != "assistant"]
+        prompt = [dict(message) for message in problem.prompt if not isinstance(message, str)]
+        shown = [_named(message) for message in said if message["role"] != "assistant"]
 
         def filled(contents: Sequence[str]) -> Messages:
             answers = iter(_filled(shown, contents))
-            return [*prompt, *(dict(one) if one["role"] == "assistant" else next(answers) for one in said)]
+            return [*prompt, *(dict(message) if message["role"] == "assistant" else next(answers) for message in said)]
 
-        return encoded_pieces(self.tokenizer, self._pieces(filled, [one["content"] for one in shown], tools))
+        pieces = self._pieces(filled, [message["content"] for message in shown], problem.tools)
+        ids = encoded_pieces(self.tokenizer, pieces)
+        kept_count = same_tokens((tuple(read), ids))
+        return ids[kept_count:], None if kept_count == len(read) else kept_count
 
     def written(self, content: str, calls: Sequence[Call]) -> str:
         """The text of an authored turn, as the template writes it without its end token.
@@ -147,28 +146,28 @@ class ToolFormat:
             raise _refusal(self.tokenizer, "writes several calls in a turn", "one that writes one")
         turn, _ = self.exchange(calls)
         turn[1]["content"] = content
-        for made, call in zip(turn[1]["tool_calls"], calls, strict=True):
+        for written, call in zip(turn[1]["tool_calls"], calls, strict=True):
             arguments = dict(call.arguments)
-            made["function"]["arguments"] = json.dumps(arguments) if self.arguments_are_text else arguments
+            written["function"]["arguments"] = json.dumps(arguments) if self.arguments_are_text else arguments
         text = self.rendered(turn, begin=False)
         prompt = self.rendered([_USER], begin=True, tools=True)
         if not text.startswith(prompt):  # it may end in <think>, and the turn begin with <think></think>
-            same = next((place for place, pair in enumerate(zip(text, prompt, strict=False)) if len({*pair}) > 1), 0)
+            same = next((index for index, pair in enumerate(zip(text, prompt, strict=False)) if len({*pair}) > 1), 0)
             prompt = prompt[: max(prompt.rfind(mark, 0, same) for mark in ("\n", ">", "]", "｜")) + 1]
         text = text[len(prompt) :]
         ends = [str(self.tokenizer.decode([token])) for token in self.end_ids]
         if (stop := max(text.rfind(end) for end in ends)) >= 0:  # else the end token is the next message's beginning
             text = text[:stop]
-        if [one for one in self.calls(text) if isinstance(one, Call)] != [replace(one, id="") for one in calls]:
+        if [call for call in self.calls(text) if isinstance(call, Call)] != [replace(call, id="") for call in calls]:
             raise _refusal(self.tokenizer, "writes calls as they are read", repr(text))
         return text
 
-    def exchange(self, made: Sequence[Entry]) -> tuple[Messages, Messages]:
+    def exchange(self, entries: Sequence[Entry]) -> tuple[Messages, Messages]:
         """A conversation that ends with calls, the probe in the last of them, and their answers without contents."""
-        named = [_identity(call, place) for place, call in enumerate(made)]
+        named = [_identity(call, index) for index, call in enumerate(entries)]
         written, calls = named if self.makes_many_calls else named[:1], []
-        for place, (name, identity) in enumerate(written, 1):
-            arguments = {_PARAMETER: _SAID if place == len(written) else _OTHER}
+        for number, (name, identity) in enumerate(written, 1):
+            arguments = {_PARAMETER: _SAID if number == len(written) else _OTHER}
             function = {"name": name, "arguments": json.dumps(arguments) if self.arguments_are_text else arguments}
             calls.append({"type": "function", "id": identity, "function": function})
         answers = [{"role": "tool", "name": name, "tool_call_id": identity} for name, identity in named]
@@ -190,8 +189,8 @@ class ToolFormat:
         """From where to where the end token of the turn with the probe stands; (-1, -1) = nowhere."""
         said = text.find(_SAID)
         ends = [str(end) for end in self.tokenizer.convert_ids_to_tokens(list(self.end_ids))]
-        found = [(place, place + len(end)) for end in ends if (place := text.find(end, said)) >= 0]
-        return min(found) if said >= 0 and found else (-1, -1)
+        spans = [(start, start + len(end)) for end in ends if (start := text.find(end, said)) >= 0]
+        return min(spans) if said >= 0 and spans else (-1, -1)
 
     def _ids(self, turn: Messages, answers: Messages, texts: Sequence[str]) -> tuple[int, ...]:
         """Token ids from the turn's end token on."""
@@ -200,7 +199,10 @@ class ToolFormat:
     def _pieces(
         self, filled: Callable[[Sequence[str]], Messages], texts: Sequence[str], tools: Sequence[Schema] | None = None
     ) -> list[str]:
-        """See `text_pieces`. With `tools` of all that is rendered, else from the probe's end token on."""
+        """The pieces of a rendered text that are encoded one by one, as in `text_pieces`.
+
+        With `tools` those of all that is rendered, else those from the probe's end token on.
+        """
         render = partial(self.rendered, tools=False if tools is None else tools)
         return text_pieces(
             lambda contents: render(filled(contents)),
@@ -212,31 +214,31 @@ class ToolFormat:
         """Whether <think> ends answers to a turn; raises a UserError if the template does not write them apart."""
         probes = probes_of(len(answers))
         alone = self.rendered(turn, what, begin=False)
-        whole = self.rendered(turn + _filled(answers, probes), what)
-        (_, end), (begin, start) = self.end_of_turn(alone), self.end_of_turn(whole)
+        full = self.rendered(turn + _filled(answers, probes), what)
+        (_, end), (begin, start) = self.end_of_turn(alone), self.end_of_turn(full)
         # GLM's turns end with the token that the next message begins with: alone there is none.
         said = alone[alone.find(_SAID) : len(alone) if end < 0 else end]
-        kept = whole[whole.find(_SAID) : begin if end < 0 else start]
-        if start < 0 or said != kept or (end >= 0 and alone[end:].strip()):
+        said_again = full[full.find(_SAID) : begin if end < 0 else start]
+        if start < 0 or said != said_again or (end >= 0 and alone[end:].strip()):
             ends = " or ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.end_ids))))
             raise _refusal(self.tokenizer, f"ends each turn of the assistant with {ends}", repr(alone[-40:]))
-        if any(whole.count(probe) != 1 or whole.find(probe) < start for probe in probes):
-            raise _refusal(self.tokenizer, f"renders {what}", repr(whole[start:]))
-        apart = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (whole[:start], whole)]
+        if any(full.count(probe) != 1 or full.find(probe) < start for probe in probes):
+            raise _refusal(self.tokenizer, f"renders {what}", repr(full[start:]))
+        apart = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (full[:start], full)]
         if [*apart[0], *self._ids(turn, answers, probes)[1:]] != apart[1]:
             raise _refusal(self.tokenizer, f"renders {what} apart from the turn before", "other token ids together")
-        return whole.rstrip().endswith(THINK)
+        return full.rstrip().endswith(THINK)
 
 
 def _filled(answers: Messages, contents: Sequence[str]) -> Messages:
     return [answer | {"content": content} for answer, content in zip(answers, contents, strict=True)]
 
 
-def _identity(call: Entry, place: int) -> tuple[str, str]:
+def _identity(call: Entry, index: int) -> tuple[str, str]:
     """The name and the id that a template may write beside a result: the policy's own where they are plain words."""
-    name, own = (call.tool, call.id) if isinstance(call, Call) else ("", "")
+    name, call_id = (call.tool, call.id) if isinstance(call, Call) else ("", "")
     plain = name if _PLAIN_NAME.fullmatch(name) else "unknown"
-    return plain, own if _CALL_ID.fullmatch(own) else f"call{place:05d}"
+    return plain, call_id if _CALL_ID.fullmatch(call_id) else f"call{index:05d}"
 
 
 def _refusal(tokenizer: PreTrainedTokenizerBase, expected: str, got: str) -> UserError:
@@ -247,30 +249,31 @@ def _refusal(tokenizer: PreTrainedTokenizerBase, expected: str, got: str) -> Use
 
 
 @lru_cache(maxsize=8)
-def _found(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, end_ids: tuple[int, ...]) -> ToolFormat:
+def _probed(tokenizer: PreTrainedTokenizerBase, template: str, has_tools: bool, end_ids: tuple[int, ...]) -> ToolFormat:
     try_template([*_TURN, _USER], tokenizer, [_TOOL] if has_tools else [])
-    found = ToolFormat(tokenizer, end_ids)
+    tool_format = ToolFormat(tokenizer, end_ids)
     if has_tools:
-        found = _with_form(found)
-        after_results = [found.check(*found.exchange([_CALL] * count), f"{count} results of tools") for count in (1, 2)]
+        tool_format = _with_form(tool_format)
+        exchanges = [tool_format.exchange([_CALL] * count) for count in (1, 2)]
+        after_results = [tool_format.check(*pair, f"{len(pair[1])} results of tools") for pair in exchanges]
     after_message = False
     try:
-        after_message = found.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
+        after_message = tool_format.check(_TURN, [{"role": "user"}], "a message after a turn of the assistant")
     except UserError:
         if not has_tools:  # which end an episode with their last turn
             raise
-        found = replace(found, takes_messages=False)
+        tool_format = replace(tool_format, takes_messages=False)
     return replace(
-        found,
+        tool_format,
         begins_thought=(after_message, after_results[0] if has_tools else after_message),
-        rewrites=(_rewrites(found, "user"), has_tools and _rewrites(found, "tool")),
+        rewrites=(_rewrites(tool_format, "user"), has_tools and _rewrites(tool_format, "tool")),
     )
 
 
 @lru_cache(maxsize=64)
-def _with_tools(found: ToolFormat, tools: str) -> ToolFormat:
+def _with_tools(tool_format: ToolFormat, tools: str) -> ToolFormat:
     """The format with the tools of a conversation, from their JSON: it is looked up in every turn."""
-    return replace(found, tools=tuple(json.loads(tools)))
+    return replace(tool_format, tools=tuple(json.loads(tools)))
 
 
 def _with_form(bare: ToolFormat) -> ToolFormat:
@@ -286,7 +289,7 @@ def _with_form(bare: ToolFormat) -> ToolFormat:
         tried = replace(bare, offers_always=fails, makes_many_calls=many, arguments_are_text=as_text)
         with suppress(UserError):
             text = tried.rendered(tried.exchange([_CALL] * 2)[0], begin=False)
-            prompt = next((one for one in prompts if text.startswith(one)), "")
+            prompt = next((candidate for candidate in prompts if text.startswith(candidate)), "")
             got = text[len(prompt) :]
             written = [Call(_NAME, {_PARAMETER: word}) for word in ((_OTHER, _SAID) if many else (_SAID,))]
             if form := next((form for form in FORMS if read_calls(got, form, [_TOOL]) == written), None):

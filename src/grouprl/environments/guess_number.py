@@ -26,11 +26,11 @@ class NumberGame:
 
     def step(self, message: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Answers a guess: the text, its reward, whether the game is over. It pays 1 / (1 + guesses beyond halving)."""
-        found = _NUMBER.findall(message)
+        numbers = _NUMBER.findall(message)
         self._guesses += 1
-        if not found:
+        if not numbers:
             return "Write a number.", 0.0, False, {}
-        if (guess := int(found[-1])) == self._number:
+        if (guess := int(numbers[-1])) == self._number:
             return "Right.", 1 / (1 + max(0, self._guesses - self._enough)), True, {}
         return "Higher." if guess < self._number else "Lower.", 0.0, False, {}
 

@@ -63,14 +63,14 @@ class EnvironmentWork:
         modules: dict[str, ModuleType] = {}
         for name, source in self.functions:
             report(name)
-            found = _loaded(name, source, modules)
-            for tool in found if isinstance(found, list | tuple) else [found]:
+            loaded = _loaded(name, source, modules)
+            for tool in loaded if isinstance(loaded, list | tuple) else [loaded]:
                 _add(self.tools, getattr(tool, "__name__", repr(tool)), tool, name)
         for key, name, source in self.factories:
             report(name)
-            found = _loaded(name, source, modules)
-            found = found if self.wrap is None else self.wrap(found)
-            self.makers |= found if isinstance(found, Mapping) else {key: found}
+            loaded = _loaded(name, source, modules)
+            loaded = loaded if self.wrap is None else self.wrap(loaded)
+            self.makers |= loaded if isinstance(loaded, Mapping) else {key: loaded}
         # In a process of its own: building an object may start threads, and schemas need transformers.
         written = fork_once(lambda: dumps(self._described(report)).encode())
         try:
@@ -86,38 +86,35 @@ class EnvironmentWork:
 
     def _described(self, report: Callable[[str], None]) -> Reply:
         try:
-            found = {"": self._kind("", self.tools)}
+            kinds = {"": self._kind("", self.tools)}
             for key, maker in self.makers.items():
                 name = f"environment {key or getattr(maker, '__name__', type(maker).__name__)}"
                 report(name)
-                built = self._built(name, maker)
+                try:
+                    built = maker()
+                except BaseException as error:  # user code may raise anything
+                    raise UserError(
+                        f"{name}: expected a class or function that makes the environment without arguments, got "
+                        f"{describe(error)}: fix it"
+                    ) from error
+                for needed in ("reset", "step") if self.is_game else ("reset",):
+                    if not callable(getattr(built, needed, None)):
+                        got = f"{type(built).__name__} without one"
+                        raise UserError(f"{name}: expected a method `{needed}`, got {got}: add it to the class")
                 gives = self.is_game or _has_reward(built)
-                found[f"of {key}"] = self._kind(name, self._methods(name, built)) | {"gives_reward": gives}
-            return found
+                kinds[f"of {key}"] = self._kind(name, self._methods(name, built)) | {"gives_reward": gives}
+            return kinds
         except UserError as error:
             return {"error": str(error)}
-
-    def _built(self, name: str, maker: Callable[[], Any]) -> Any:
-        try:
-            built = maker()
-        except BaseException as error:  # user code may raise anything
-            raise UserError(
-                f"{name}: expected a class or function that makes the environment without arguments, got "
-                f"{describe(error)}: fix it"
-            ) from error
-        for needed in ("reset", "step") if self.is_game else ("reset",):
-            if not callable(getattr(built, needed, None)):
-                raise UserError(
-                    f"{name}: expected a method `{needed}`, got {type(built).__name__} without one: add it to the class"
-                )
-        return built
 
     def _methods(self, name: str, built: Any) -> dict[str, Callable[..., Any]]:
         if self.is_game:
             return {}
         methods = dict(self.tools)
-        for method in _method_names(built):
-            _add(methods, method, getattr(built, method), name)
+        # In TRL's order; looked up in the class, because properties may run code.
+        for method, _ in inspect.getmembers(type(built), predicate=inspect.isfunction):
+            if method not in _RESERVED and not method.startswith("_"):
+                _add(methods, method, getattr(built, method), name)
         if not methods:
             raise UserError(
                 f"{name}: expected public methods, which are its tools, got {type(built).__name__} with "
@@ -127,9 +124,9 @@ class EnvironmentWork:
         return {method: tool for method, tool in methods.items() if method not in self.tools}
 
     def _kind(self, name: str, tools: Mapping[str, Callable[..., Any]]) -> Reply:
-        place = f"{name}: " if name else ""
+        prefix = f"{name}: " if name else ""
         return {
-            "tools": [_schema(f"{place}tool {tool}", function) for tool, function in tools.items()],
+            "tools": [_schema(f"{prefix}tool {tool}", function) for tool, function in tools.items()],
             "async": [tool for tool, function in tools.items() if inspect.iscoroutinefunction(function)],
         }
 
@@ -138,7 +135,7 @@ class EnvironmentWork:
         printed = ProcessOutput("a tool")
         adopt_orphans()  # what a tool starts in the background stays with its episode
         limit_memory(self.memory_mib)
-        own = os.getpid()
+        pid = os.getpid()
         guest = _Guest(self)
         while True:
             try:
@@ -147,11 +144,11 @@ class EnvironmentWork:
                 return
             printed.begin_call()
 
-            def send(place: int, reply: Reply, number: int = number) -> None:
-                if os.getpid() != own:  # a tool that forked returns in both processes
+            def send(index: int, reply: Reply, number: int = number) -> None:
+                if os.getpid() != pid:  # a tool that forked returns in both processes
                     os._exit(0)
                 printed.end_call()
-                send_frame(channel, dumps(reply | {"request": number, "place": place}).encode())
+                send_frame(channel, dumps(reply | {"request": number, "place": index}).encode())
 
             guest.answer(kind, arguments, send)
 
@@ -167,12 +164,6 @@ def _add(tools: dict[str, Callable[..., Any]], name: str, tool: Callable[..., An
     if name in tools:
         raise UserError(f"{where}: expected tools of different names, got two of the name {name!r}: rename one")
     tools[name] = tool
-
-
-def _method_names(built: object) -> list[str]:
-    """The methods that are tools, in TRL's order; looked up in the class, because properties may run code."""
-    names = [name for name, _ in inspect.getmembers(type(built), predicate=inspect.isfunction)]
-    return [name for name in names if name not in _RESERVED and not name.startswith("_")]
 
 
 def _has_reward(built: object) -> bool:
@@ -215,26 +206,25 @@ class _Guest:
 
     def answer(self, kind: str, arguments: Sequence[Any], send: Callable[[int, Reply], None]) -> None:
         """Does what is asked, and sends one reply for each call, otherwise one."""
-        if kind == "call":
-            tools = [self._work.tools.get(name) or getattr(self._object, name) for name, _ in arguments]
-            if len(tools) > 1:  # coroutine functions alone: the others of an environment come one by one
-                self._runner.run(self._side_by_side(tools, [given for _, given in arguments], send))
-            else:
-                send(0, self._outcome(lambda: self._written(self._finished(tools[0](**arguments[0][1])))))
+        if kind != "call":
+            send(0, self._outcome(lambda: getattr(self, f"_{kind}")(*arguments)))
             return
-        send(0, self._outcome(lambda: getattr(self, f"_{kind}")(*arguments)))
+        tools = [self._work.tools.get(name) or getattr(self._object, name) for name, _ in arguments]
+        if len(tools) == 1:
+            send(0, self._outcome(lambda: self._written(self._finished(tools[0](**arguments[0][1])))))
+            return
 
-    async def _side_by_side(
-        self, tools: Sequence[Callable[..., Any]], given: Sequence[Any], send: Callable[[int, Reply], None]
-    ) -> None:
-        async def one(place: int) -> None:
+        async def call(index: int) -> None:
             try:
-                reply = self._written(await tools[place](**given[place]))
+                reply = self._written(await tools[index](**arguments[index][1]))
             except BaseException as error:  # noqa: BLE001  user code may raise anything
                 reply = self._failed(error)
-            send(place, reply)
+            send(index, reply)
 
-        await asyncio.gather(*map(one, range(len(tools))))
+        async def call_all() -> None:  # coroutine functions alone: the others of an environment come one by one
+            await asyncio.gather(*map(call, range(len(tools))))
+
+        self._runner.run(call_all())
 
     def _outcome(self, what: Callable[[], Reply]) -> Reply:
         try:
@@ -253,7 +243,10 @@ class _Guest:
         return {"fault": Fault.EXCEPTION, "text": self._cut(said)}
 
     def _finished(self, value: Any) -> Any:
-        return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+        async def awaited() -> Any:
+            return await value
+
+        return self._runner.run(awaited()) if inspect.isawaitable(value) else value
 
     def _written(self, value: Any) -> Reply:
         return {"text": self._cut(_content(value))}
@@ -267,37 +260,38 @@ class _Guest:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed % 2**32)
         self._object = self._work.makers[key]()
-        given = self._finished(self._object.reset(**accepted(self._object.reset, row, seed)))
-        if self._work.is_game and isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping | None):
-            given = given[0]  # the other is gymnasium's info
-        return self._written(given)
+        observation = self._finished(self._object.reset(**accepted(self._object.reset, row, seed)))
+        is_pair = self._work.is_game and isinstance(observation, tuple) and len(observation) == 2
+        if is_pair and isinstance(observation[1], Mapping | None):
+            observation = observation[0]  # the other is gymnasium's info
+        return self._written(observation)
 
     def _step(self, message: str) -> Reply:
-        given = self._finished(self._object.step(message))
-        if isinstance(given, Mapping):  # of skyrl-gym
-            observation, reward, done = given.get("observations"), given.get("reward"), given.get("done")
-        elif isinstance(given, tuple) and len(given) in (4, 5):
-            observation, reward, done = given[0], given[1], any(given[2:-1])
+        step_result = self._finished(self._object.step(message))
+        if isinstance(step_result, Mapping):  # of skyrl-gym
+            observation, reward, done = (step_result.get(key) for key in ("observations", "reward", "done"))
+        elif isinstance(step_result, tuple) and len(step_result) in (4, 5):
+            observation, reward, done = step_result[0], step_result[1], any(step_result[2:-1])
         else:
             raise TypeError(
                 "expected step to return (observation, reward, terminated, truncated, info), or a dict with "
-                f"observations, reward and done; got {given!r:.80}"
+                f"observations, reward and done; got {step_result!r:.80}"
             )
         self._rewards.append(None if reward is None else _number("step", reward))
         return {"text": self._cut(_content(observation)), "reward": self._rewards[-1], "done": bool(done)}
 
     def _verdict(self) -> Reply:
-        found: Reply = {"reward": None, "text": "", "attributes": _attributes(self._object)}
+        verdict: Reply = {"reward": None, "text": "", "attributes": _attributes(self._object)}
         if self._work.wrap is None:  # what GroupRL wraps around an agent is nobody's object
-            found["held"] = base64.b64encode(pack_object(self._object, _LARGEST_OBJECT)).decode()
+            verdict["held"] = base64.b64encode(pack_object(self._object, _LARGEST_OBJECT)).decode()
         if self._work.is_game:
-            given = [reward for reward in self._rewards if reward is not None]
+            rewards = [reward for reward in self._rewards if reward is not None]
             # A policy that never got to a step earned nothing; a game that gives no rewards says nothing.
-            return found | {"reward": math.fsum(given) if given or not self._rewards else None}
+            return verdict | {"reward": math.fsum(rewards) if rewards or not self._rewards else None}
         if not _has_reward(self._object):
-            return found
-        given = self._finished(self._object.get_reward())
-        return found | {"reward": None if given is None else _number("get_reward", given)}
+            return verdict
+        reward = self._finished(self._object.get_reward())
+        return verdict | {"reward": None if reward is None else _number("get_reward", reward)}
 
     def _close(self) -> Reply:
         """Lets the object end what it holds elsewhere: a game by `close`, any other by `__del__`."""
@@ -307,14 +301,10 @@ class _Guest:
         return {"text": ""}
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
-
-
 def cut(text: str, most: int) -> str:
     """Text of at most so many characters, with a mark where it was longer, and without halves of characters."""
-    whole = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[:most])
-    return whole if len(text) <= most else f"{whole}… [cut: {len(text):,} characters]"
+    clean = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[:most])
+    return clean if len(text) <= most else f"{clean}… [cut: {len(text):,} characters]"
 
 
 def as_text(value: object) -> str:
@@ -341,28 +331,21 @@ def _content(value: object) -> str:
     Raises:
         TypeError: a block is an image, or a text says nothing.
     """
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(one, Mapping) for one in value):
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(part, Mapping) for part in value):
         return as_text(value)
-    for one in value:
-        if one.get("type") == "image":
+    for part in value:
+        if part.get("type") == "image":
             raise TypeError("expected text, got an image, which no model here reads")
-    texts = [one.get("text", one.get("content")) for one in value]
+    texts = [part.get("text", part.get("content")) for part in value]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else as_text(value)
 
 
 def accepted(function: Callable[..., Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The columns that a function accepts; the seed where it names one and no column has that name."""
     parameters = inspect.signature(function).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    given = {name: value for name, value in row.items() if takes_all or name in parameters}
-    return {"seed": seed} | given if "seed" in parameters else given
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # a number of too many digits
-        return type(value).__name__
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    columns = {name: value for name, value in row.items() if takes_all or name in parameters}
+    return {"seed": seed} | columns if "seed" in parameters else columns
 
 
 def _number(method: str, value: Any) -> float:
@@ -372,19 +355,21 @@ def _number(method: str, value: Any) -> float:
     except OverflowError:  # such as 10^400
         number = math.nan
     if not math.isfinite(number):
-        got = f"{_shown(value)} ({type(value).__name__})"
+        got = type(value).__name__
+        with suppress(ValueError):  # a number of too many digits
+            got = f"{value!r:.80} ({got})"
         raise TypeError(f"expected a finite number as the reward of {method}, got {got}")
     return number
 
 
 def _attributes(held: object) -> Reply:
     """The public attributes and properties that are text, numbers or None, which TRL's reward functions read."""
-    found: Reply = {}
+    attributes: Reply = {}
     properties = [name for name, _ in inspect.getmembers(type(held), lambda member: isinstance(member, property))]
     for name in [*getattr(held, "__dict__", {}), *properties]:
         with suppress(Exception):  # a property may raise anything
             value = None if name.startswith("_") else getattr(held, name)
             plain = value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**63)
             if not name.startswith("_") and (plain or (isinstance(value, str) and len(value) <= _LONGEST_ATTRIBUTE)):
-                found[name] = value
-    return found
+                attributes[name] = value
+    return attributes

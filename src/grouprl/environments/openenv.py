@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import fitted, is_schema
-from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
+from grouprl.environments.base import NOT_AS_EXPECTED, Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import as_text, cut
 from grouprl.rewards.http import fetch
 from grouprl.types import Problem, UserError, import_extra
@@ -43,10 +43,15 @@ class _Session:
         except self._lost as error:
             raise ConnectionError(str(error)) from error
 
-    def asked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def request(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a message; ValueError for what is no JSON."""
         started = time.monotonic()
-        ending = Timer(self._seconds, self._end)  # also of a message that the server does not read
+
+        def end() -> None:
+            with suppress(OSError):  # closed meanwhile
+                self._socket.socket.shutdown(SHUT_RDWR)
+
+        ending = Timer(self._seconds, end)  # also of a message that the server does not read
         ending.start()
         try:
             self._socket.send(json.dumps(message))
@@ -57,10 +62,6 @@ class _Session:
         finally:
             ending.cancel()
         return reply
-
-    def _end(self) -> None:
-        with suppress(OSError):  # closed meanwhile
-            self._socket.socket.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
         """Drops the connection."""
@@ -94,23 +95,29 @@ class OpenEnvSource:
             try:
                 action = json.loads(fetch(f"{self.url}/schema", self.limits.tool_seconds, _LONGEST))["action"]
                 self.calls_tools = "tool_name" in action["properties"]
-                self._tools = tuple(self._listed()) if self.calls_tools else (_step(action),)
+                if self.calls_tools:
+                    self._tools = self._listed()
+                else:  # the form of an action as a tool
+                    properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
+                    rest = {name: action[name] for name in ("required", "$defs") if name in action}
+                    form = {"properties": properties, **rest}
+                    self._tools = (_tool("step", action.get("description", "Acts."), form),)
             except OSError as error:
                 raise UserError(f"{self.url}: expected an OpenEnv {_VERSION} server, got {error}: start it") from error
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError, HTTPException) as error:
+            except (*NOT_AS_EXPECTED, HTTPException) as error:
                 raise UserError(
                     f"{self.url}: expected an OpenEnv {_VERSION} server, got another answer ({error!r:.80}): install "
                     f"openenv {_VERSION} there"
                 ) from error
         return self
 
-    def _listed(self) -> list[Schema]:
+    def _listed(self) -> tuple[Schema, ...]:
         connection = _Session(self.url, self.limits.tool_seconds)
         try:
-            tools = connection.asked({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
+            tools = connection.request({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
         finally:
             connection.close()
-        return [_tool(one["name"], one["description"], one["input_schema"]) for one in tools]
+        return tuple(_tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools)
 
     def open(self, problem: Problem) -> OpenEnvEnvironment:
         """Makes the environment of an episode; it connects with `reset`. Raises UserError as `ready`."""
@@ -134,21 +141,21 @@ class OpenEnvEnvironment:
         where = f"{self._source.url} of {problem.where}"
         try:
             self._connection, self._gone = _Session(self._source.url, self._source.limits.tool_seconds), ""
-            found = self._asked({"type": "reset", "data": {**problem.columns, "seed": seed}})
+            observation = self._exchange({"type": "reset", "data": {**problem.columns, "seed": seed}})
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{where}: expected a server that resets, got {error!r:.200}: see its log") from error
-        if found.fault:
+        if observation.fault:
             raise UserError(
-                f"{where}: expected `reset` to begin an episode, got {found.text:.200}: see the server's log"
+                f"{where}: expected `reset` to begin an episode, got {observation.text:.200}: see the server's log"
             )
         self._rewards.clear()  # a server may give 0 before anything was done
-        return Opening(found.text)
+        return Opening(observation.text)
 
     def call(self, calls: Sequence[Call]) -> list[Observation]:
         """Makes the calls, one after the other: they share the state of the environment."""
-        return [self._called(call) for call in calls]
+        return list(map(self._call, calls))
 
-    def _called(self, call: Call) -> Observation:
+    def _call(self, call: Call) -> Observation:
         schemas = {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.tools}
         if call.tool not in schemas:
             return _failed(Fault.UNKNOWN_TOOL, f"expected one of the tools {', '.join(schemas)}, got {call.tool!r:.80}")
@@ -159,20 +166,20 @@ class OpenEnvEnvironment:
         if self._gone:
             return _failed(Fault.CRASH, f"{call.tool} cannot be called: {self._gone}")
         named = {"type": "call_tool", "tool_name": call.tool, "arguments": arguments}
-        return self._asked({"type": "step", "data": named if self._source.calls_tools else arguments})
+        return self._exchange({"type": "step", "data": named if self._source.calls_tools else arguments})
 
-    def _asked(self, message: Mapping[str, Any]) -> Observation:
+    def _exchange(self, message: Mapping[str, Any]) -> Observation:
         assert self._connection is not None
         seconds, started = self._source.limits.tool_seconds, time.monotonic()
         fault = Fault.CRASH
         try:
-            reply = self._connection.asked(message)
+            reply = self._connection.request(message)
             return self._read(reply["type"], reply["data"], time.monotonic() - started)
         except TimeoutError:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
         except OSError:
             why = "closed the connection"
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError):
+        except NOT_AS_EXPECTED:
             why = f"gave no answer of OpenEnv {_VERSION}"
         self._connection.close()
         self._gone = f"the environment is gone, because the server {why}"
@@ -189,8 +196,13 @@ class OpenEnvEnvironment:
         self._rewards.append(reward)
         if isinstance(seen.get("error"), Mapping):  # of a call that did not reach the tool, or that raised
             return _failed(Fault.EXCEPTION, cut(str(seen["error"]["message"]), most), seconds)
-        text = cut(_shown(seen), most)
-        return Observation(text, reward=reward, done=bool(data.get("done")), seconds=seconds)
+        if "tool_name" in seen:
+            result = seen.get("result")
+            result = result.get("data", result) if isinstance(result, Mapping) else result
+        else:  # the one text of an observation, or all of it as JSON
+            fields = {name: value for name, value in seen.items() if value not in (None, {}, []) and name != "metadata"}
+            result = next(iter(fields.values())) if len(fields) == 1 else fields or ""
+        return Observation(cut(as_text(result), most), reward=reward, done=bool(data.get("done")), seconds=seconds)
 
     def reply(self, message: str) -> Observation | None:
         """None: a server takes calls alone."""
@@ -200,9 +212,9 @@ class OpenEnvEnvironment:
         """The sum of the rewards that the server gave."""
         if self._gone:
             return Verdict(None, self._gone)
-        given = [reward for reward in self._rewards if reward is not None]
-        total = sum(given)  # a policy that never acted earned nothing; a server without rewards says nothing
-        return Verdict(float(total) if given or not self._rewards else None)
+        rewards = [reward for reward in self._rewards if reward is not None]
+        total = sum(rewards)  # a policy that never acted earned nothing; a server without rewards says nothing
+        return Verdict(float(total) if rewards or not self._rewards else None)
 
     def close(self) -> None:
         """Ends the session."""
@@ -212,37 +224,21 @@ class OpenEnvEnvironment:
 
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
-    given = _ordered({"type": "object", "properties": {}, **parameters})
-    if not is_schema(given) or not isinstance(name, str) or not isinstance(description, str | None):
+    schema = _ordered({"type": "object", "properties": {}, **parameters})
+    if not is_schema(schema) or not isinstance(name, str) or not isinstance(description, str | None):
         raise ValueError(f"a tool without a name, a description and a JSON schema: {name!r:.80}")
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": given}}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 def _ordered(schema: Any, *, names: bool = False) -> Any:
     """A schema as transformers writes it: a policy reads the same of a function and of a tool behind a server."""
     if not isinstance(schema, Mapping):
         return schema
-    kept = (*schema,) if names else dict.fromkeys(name for name in (*_FIRST, *schema) if name in schema)
-    said = [
-        name for name in kept if names or (name != "title" and (name, schema[name]) != ("additionalProperties", False))
-    ]
-    return {name: _ordered(schema[name], names=not names and name == "properties") for name in said}
-
-
-def _step(action: Mapping[str, Any]) -> Schema:
-    """The form of an action as a tool."""
-    properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
-    kept = {name: action[name] for name in ("required", "$defs") if name in action}
-    return _tool("step", action.get("description", "Acts."), {"properties": properties, **kept})
-
-
-def _shown(seen: Mapping[str, Any]) -> str:
-    """The result of a tool, the one text of an observation, or all of the observation as JSON."""
-    if "tool_name" in seen:
-        result = seen.get("result")
-        return as_text(result.get("data", result) if isinstance(result, Mapping) else result)
-    fields = {name: value for name, value in seen.items() if value not in (None, {}, []) and name != "metadata"}
-    return as_text(next(iter(fields.values())) if len(fields) == 1 else fields) if fields else ""
+    keys = list(schema)
+    if not names:
+        skipped = {"title"} | ({"additionalProperties"} if schema.get("additionalProperties") is False else set())
+        keys = [name for name in dict.fromkeys((*_FIRST, *schema)) if name in schema and name not in skipped]
+    return {name: _ordered(schema[name], names=not names and name == "properties") for name in keys}
 
 
 def _failed(fault: Fault, text: str, seconds: float = 0.0) -> Observation:

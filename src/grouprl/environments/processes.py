@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import fitted
-from grouprl.environments.base import Call, Fault, Observation, Opening, Schema, Verdict
+from grouprl.environments.base import NOT_AS_EXPECTED, Call, Fault, Observation, Opening, Schema, Verdict
 from grouprl.environments.guest import EnvironmentWork, cut
 from grouprl.rewards.workers.frames import ParcelError, Unsent, is_quiet, pack, receive_frame, send_frame
 from grouprl.rewards.workers.processes import Worker, WorkerProcesses, cause_of_death
@@ -161,7 +161,7 @@ class ProcessEnvironment:
         if self._key is None:
             return Opening()
         where = f"environment {self._key}".strip() + f" of {problem.where}"
-        prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(one) for one in problem.prompt]
+        prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
         bare = problem.prompt is NO_PROMPT and not self._source.is_game  # TRL gives `reset` no prompt then
         row = ({} if bare else {"prompt": prompt}) | dict(problem.columns)
         if self._key:
@@ -169,15 +169,15 @@ class ProcessEnvironment:
         with self._busy:
             try:
                 self._home = self._forked()
-                found = self._asked("reset", self._key, row, seed)
+                reply = self._request("reset", self._key, row, seed)
             except (ParcelError, EOFError, OSError) as error:
                 raise UserError(
                     f"{where}: expected a process that takes its columns, got {type(error).__name__}: {error}: use "
                     "only text, numbers, lists and dictionaries, and see whether the machine is out of processes"
                 ) from error
-        if found.fault:
-            raise UserError(f"{where}: expected `reset` to begin an episode, got: {found.text}; fix it")
-        return Opening(found.text) if self._source.is_game else Opening(found.text, separator="")
+        if reply.fault:
+            raise UserError(f"{where}: expected `reset` to begin an episode, got: {reply.text}; fix it")
+        return Opening(reply.text) if self._source.is_game else Opening(reply.text, separator="")
 
     def call(self, calls: Sequence[Call]) -> list[Observation]:
         """Makes the calls of a turn; gives their observations in order.
@@ -185,31 +185,31 @@ class ProcessEnvironment:
         Functions run side by side. The methods of an object run in order, because they share its state, and then its
         coroutine functions side by side, as in TRL.
         """
-        found: dict[int, Observation] = {}
+        observations: dict[int, Observation] = {}
         arguments: dict[int, Mapping[str, Any]] = {}  # by the place of the call
         apart: list[list[int]] = []  # places of calls of functions, each with a process
         shared: list[int] = []  # places of calls of the object's methods
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             if call.tool not in self._schemas:
                 said = f"expected one of the tools {', '.join(self._schemas) or '(none)'}, got {call.tool!r:.80}"
-                found[place] = _Reply(said, Fault.UNKNOWN_TOOL).shown("")
+                observations[index] = _Reply(said, Fault.UNKNOWN_TOOL).shown("")
                 continue
             try:
-                arguments[place] = fitted(call.arguments, self._schemas[call.tool]["function"]["parameters"])
+                arguments[index] = fitted(call.arguments, self._schemas[call.tool]["function"]["parameters"])
             except ValueError as error:
-                found[place] = _Reply(f"{call.tool}: {error}", Fault.ARGUMENTS).shown("")
+                observations[index] = _Reply(f"{call.tool}: {error}", Fault.ARGUMENTS).shown("")
             else:
-                shared += [place] * (call.tool in self._methods)
-                apart += [[place]] * (call.tool not in self._methods)
-        calls = [replace(call, arguments=arguments.get(place, {})) for place, call in enumerate(calls)]
-        together = [place for place in shared if calls[place].tool in self._coroutines]
-        groups = [[place] for place in shared if place not in together] + [together] * bool(together)
-        jobs = [partial(self._make, calls, [places], found) for places in apart]
-        jobs += [partial(self._make, calls, groups, found)] * bool(groups)
+                shared += [index] * (call.tool in self._methods)
+                apart += [[index]] * (call.tool not in self._methods)
+        calls = [replace(call, arguments=arguments.get(index, {})) for index, call in enumerate(calls)]
+        together = [index for index in shared if calls[index].tool in self._coroutines]
+        groups = [[index] for index in shared if index not in together] + [together] * bool(together)
+        jobs = [partial(self._make, calls, [places], observations) for places in apart]
+        jobs += [partial(self._make, calls, groups, observations)] * bool(groups)
         with self._busy, ThreadPoolExecutor(max(1, len(jobs))) as threads:
             for done in [threads.submit(job) for job in jobs]:
                 done.result()
-        return [found[place] for place in range(len(calls))]
+        return [observations[index] for index in range(len(calls))]
 
     def reply(self, message: str) -> Observation | None:
         """Gives a message to a text game; None = the environment is none."""
@@ -217,20 +217,20 @@ class ProcessEnvironment:
             return None
         started = time.monotonic()
         with self._busy:
-            found = self._asked("step", message, seconds=self._source.limits.tool_seconds)
-        return found.shown("the game ", time.monotonic() - started)
+            reply = self._request("step", message, seconds=self._source.limits.tool_seconds)
+        return reply.shown("the game ", time.monotonic() - started)
 
     def verdict(self) -> Verdict:
         """The sum of a game's rewards, or what `get_reward` gives."""
         if self._key is None:
             return Verdict()
         with self._busy:
-            found = self._asked("verdict")
-        held = found.held
-        if found.fault and held is None:
-            held = base64.b64encode(pack(Unsent(found.text))).decode()
-        reason = f"the environment's reward: {found.text}" if found.fault and self._gives_reward else ""
-        return Verdict(found.reward, reason, found.attributes, held)
+            reply = self._request("verdict")
+        held = reply.held
+        if reply.fault and held is None:
+            held = base64.b64encode(pack(Unsent(reply.text))).decode()
+        reason = f"the environment's reward: {reply.text}" if reply.fault and self._gives_reward else ""
+        return Verdict(reply.reward, reason, reply.attributes, held)
 
     def close(self) -> None:
         """Ends the processes; a call in progress gives a fault. The object may first end what it holds elsewhere."""
@@ -244,26 +244,28 @@ class ProcessEnvironment:
                     worker.channel.shutdown(socket.SHUT_RDWR)  # who reads it gets the end at once
             free = self._busy.acquire(timeout=_CLOSING_SECONDS)
         if self._home and not self._gone:
-            self._asked("close", seconds=_CLOSING_SECONDS)
+            self._request("close", seconds=_CLOSING_SECONDS)
         for worker in list(self._workers):
             self._end(worker)
         self._gone = "the episode is closed"
         if free:
             self._busy.release()
 
-    def _make(self, calls: Sequence[Call], groups: Sequence[Sequence[int]], found: dict[int, Observation]) -> None:
+    def _make(
+        self, calls: Sequence[Call], groups: Sequence[Sequence[int]], observations: dict[int, Observation]
+    ) -> None:
         """Makes calls, one group of places after the other; those of a group side by side in one process."""
         for places in groups:
             started = time.monotonic()
-            wired = [(calls[place].tool, dict(calls[place].arguments)) for place in places]
+            wired = [(calls[index].tool, dict(calls[index].arguments)) for index in places]
             if wired[0][0] in self._methods:
-                replies = self._asked_all("call", wired, len(places), self._source.limits.tool_seconds)
+                replies = self._ask_object("call", wired, len(places), self._source.limits.tool_seconds)
             else:
-                replies = [self._called(wired)]
-            for place, reply in zip(places, replies, strict=True):
-                found[place] = reply.shown(f"{calls[place].tool} ", time.monotonic() - started)
+                replies = [self._call_function(wired)]
+            for index, reply in zip(places, replies, strict=True):
+                observations[index] = reply.shown(f"{calls[index].tool} ", time.monotonic() - started)
 
-    def _called(self, wired: object) -> _Reply:
+    def _call_function(self, wired: object) -> _Reply:
         """Calls a function in a process that no other call has at the time."""
         if self._closed:
             return _Reply("cannot be called: the episode is closed", Fault.CRASH, lost=True)
@@ -275,18 +277,18 @@ class ProcessEnvironment:
         self._spares += [worker] * (not worker.ended)
         return reply
 
-    def _asked(self, kind: str, *arguments: object, seconds: float | None = None) -> _Reply:
-        return self._asked_all(kind, arguments, 1, seconds or self._source.limits.episode_seconds)[0]
+    def _request(self, kind: str, *arguments: object, seconds: float | None = None) -> _Reply:
+        return self._ask_object(kind, arguments, 1, seconds or self._source.limits.episode_seconds)[0]
 
-    def _asked_all(self, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
+    def _ask_object(self, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
         """Asks the object. When its process does not answer, it is gone."""
         if self._home is None or self._gone:
             return [_Reply(f"cannot be called: {self._gone or 'no reset'}", Fault.CRASH, lost=True)] * count
         replies = self._ask(self._home, kind, arguments, count, seconds)
-        for reply in replies:
-            if reply.lost:
-                self._gone = f"the environment is gone, because it {reply.text}"
-        return [replace(one, text=f"{one.text}; the environment is gone") if one.lost else one for one in replies]
+        if lost := [reply.text for reply in replies if reply.lost]:
+            self._gone = f"the environment is gone, because it {lost[-1]}"
+        gone = "; the environment is gone"
+        return [replace(reply, text=reply.text + gone) if reply.lost else reply for reply in replies]
 
     def _forked(self) -> Worker:
         worker = self._source.processes.fork()
@@ -326,7 +328,7 @@ class ProcessEnvironment:
                 if reply["request"] != worker.jobs:
                     raise ValueError
                 replies[range(count)[reply["place"]]] = _Reply.read(reply)
-            return [replies[place] for place in range(count)]
+            return [replies[index] for index in range(count)]
         except TimeoutError:
             fault, why = Fault.TIMEOUT, f"took longer than {seconds:g} s"
         except ChildProcessError:
@@ -334,17 +336,10 @@ class ProcessEnvironment:
         except (EOFError, OSError):
             why = cause_of_death(self._end(worker)).replace("crashed its process (SIGKILL)", _KILLED)
             why = "was stopped: the episode is closed" if self._closed else why
-        except (
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            RecursionError,
-            ArithmeticError,
-        ):  # no worker's JSON
+        except NOT_AS_EXPECTED:  # no worker's JSON
             why = "wrote into the connection of its process"
         self._end(worker)
-        return [replies.get(place, _Reply(why, fault, lost=True)) for place in range(count)]
+        return [replies.get(index, _Reply(why, fault, lost=True)) for index in range(count)]
 
 
 def _wait(worker: Worker, until: float) -> None:

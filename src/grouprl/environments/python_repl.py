@@ -10,7 +10,6 @@ from grouprl.environments.base import exchange
 from grouprl.environments.calculator import Calculator
 from grouprl.leaves import leaf
 from grouprl.tasks.answers import boxed, gold_answer
-from grouprl.tasks.word_problems import operations
 from grouprl.types import Problem
 
 _SEED = '__import__("random").seed(0)'  # else a variable would change when the code that draws it runs again
@@ -54,7 +53,7 @@ class PythonRepl(Calculator):
 
     def worked(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
         """One call that computes step by step, what it prints, and the answer in a box."""
-        chain = operations(problem)
+        chain = leaf("operations")(problem)
         lines = [f"n = {chain[0].left}", *(f"n = n {step.symbol.replace('/', '//')} {step.right}" for step in chain)]
         answer, code = gold_answer(problem.columns["answer"]), "\n".join([*lines, "print(n)"])
         return (*exchange("python", {"code": code}, f"{answer}\n"), {"role": "assistant", "content": boxed(answer)})

@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 from grouprl.environments.base import exchange
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import BoxedAnswers, boxed
 from grouprl.tasks.base import DrawnProblems, Split
-from grouprl.tasks.stories import BOYS, GIRLS, ITEMS
 from grouprl.types import Problem
 
 _PLACES = ("the attic", "the cellar", "the garage", "the kitchen", "the office", "the shed", "the studio", "the van")
@@ -22,14 +22,15 @@ _FOUND = 3  # notes of a search
 @cache
 def notes() -> Mapping[str, str]:
     """The notes by title: who keeps which things where, and when that was moved."""
-    rng, found = random.Random("search_notes"), {}
-    for name in (*GIRLS, *BOYS):
-        for item in rng.sample(ITEMS, 4):
+    rng, notes_by_title = random.Random("search_notes"), {}
+    stories = leaf("stories")
+    for name in (*stories.GIRLS, *stories.BOYS):
+        for item in rng.sample(stories.ITEMS, 4):
             color, first, then = rng.choice(_COLORS), *rng.sample(_PLACES, 2)
-            found[f"{name} and the {color} {item}"] = (
+            notes_by_title[f"{name} and the {color} {item}"] = (
                 f"{name} kept the {color} {item} in {first}. In May {name} moved them to {then}."
             )
-    return found
+    return notes_by_title
 
 
 def search(words: str) -> str:

@@ -86,13 +86,13 @@ def evaluate(
     metrics: Metrics = {"problems": len(prompts), **means}
     if scorer.verifier is not None and scorer.verifier not in uncalled:
         hits = tuple(int(bool(row[0].correct)) for row in one_each)
-        correct = tuple(sum(bool(one.correct) for one in row) for row in several) or (0,) * len(prompts)
+        correct = tuple(sum(bool(outcome.correct) for outcome in row) for row in several) or (0,) * len(prompts)
         results = replace(results, greedy=hits, correct=correct)
-        failed = [one.correct is None for row in (*one_each, *several) for one in row]
+        failed = [outcome.correct is None for row in (*one_each, *several) for outcome in row]
         metrics |= _accuracies(results) | (_of_parts(prompts, hits) if isinstance(task, Mixture) else {})
         metrics |= {"unverified_share": statistics.fmean(failed)} if any(failed) else {}
-    asked = scorer.rewards and not uncalled
-    invalid = tuple(one.reason for row in measured for one in row if one.reason and asked)
+    is_scored = scorer.rewards and not uncalled
+    invalid = tuple(outcome.reason for row in measured for outcome in row if outcome.reason and is_scored)
     metrics |= {"invalid_share": len(invalid) / sum(map(len, measured))} if invalid else {}
     if samples:
         lengths = [len(completion) for group in sampled for completion in group.completions]
@@ -104,13 +104,13 @@ def _mean_rewards(outcomes: Sequence[Sequence[RewardOutcome]]) -> tuple[dict[str
     """The mean reward of each problem, None without a valid one, in total and of each reward; and means of those."""
     by_problem: dict[str, tuple[float | None, ...]] = {}
     metrics: Metrics = {}
-    names = dict.fromkeys(name for row in outcomes for one in row for name in one.components)
+    names = dict.fromkeys(name for row in outcomes for outcome in row for name in outcome.components)
     for name in ("reward", *(f"rewards/{name}/mean" for name in names)):
         component = name.removeprefix("rewards/").removesuffix("/mean")
         rows = [
-            [one.total for one in row if one.valid]
+            [outcome.total for outcome in row if outcome.valid]
             if name == "reward"
-            else [value for one in row if (value := one.components.get(component)) is not None]
+            else [value for outcome in row if (value := outcome.components.get(component)) is not None]
             for row in outcomes
         ]
         values = [value for row in rows for value in row]
@@ -118,11 +118,11 @@ def _mean_rewards(outcomes: Sequence[Sequence[RewardOutcome]]) -> tuple[dict[str
             continue
         low, high = min(values), max(values)
         means = [min(high, max(low, statistics.fmean(row))) if row else None for row in rows]
-        known = [mean for mean in means if mean is not None]
+        known_means = [mean for mean in means if mean is not None]
         # What was seen bounds the rewards; of equal ones nobody knows the size, so they could have been 0 or 1 as well.
         bounds = (low, high) if low < high else (min(low, 0.0), max(high, 1.0))
         by_problem[name] = tuple(means)
-        metrics |= {name: statistics.fmean(known), f"{name}_interval": score_interval(known, *bounds)}
+        metrics |= {name: statistics.fmean(known_means), f"{name}_interval": score_interval(known_means, *bounds)}
     return by_problem, metrics
 
 
@@ -150,11 +150,14 @@ def _accuracies(results: ProblemResults) -> Metrics:
 
 def _of_parts(prompts: Sequence[Request], hits: Sequence[int]) -> Metrics:
     """The greedy accuracy of each part of a mixture."""
-    found: dict[str, list[int]] = {}
+    hits_by_part: dict[str, list[int]] = {}
     for prompt, hit in zip(prompts, hits, strict=True):
-        found.setdefault(prompt.problem.columns[PART], []).append(hit)
+        hits_by_part.setdefault(prompt.problem.columns[PART], []).append(hit)
     metrics: Metrics = {}
-    for part, own in found.items():
+    for part, part_hits in hits_by_part.items():
         name = f"{part}_solved_share"
-        metrics |= {name: sum(own) / len(own), f"{name}_interval": wilson_interval(sum(own), len(own))}
+        metrics |= {
+            name: sum(part_hits) / len(part_hits),
+            f"{name}_interval": wilson_interval(sum(part_hits), len(part_hits)),
+        }
     return metrics

@@ -22,7 +22,7 @@ CATEGORIES = (
 def token_ledger(
     groups: Sequence[Group],
     outcomes: Sequence[Sequence[RewardOutcome]],
-    kept: Sequence[bool],
+    is_kept_P: Sequence[bool],
     unused: Mapping[str, Tensor],
 ) -> Mapping[str, float]:
     """Counts the groups of a step, and its tokens by what became of them.
@@ -37,24 +37,26 @@ def token_ledger(
         unused: [N, T] bool of the kept groups' tokens by category, from the learner; a token may be in several.
     """
     counts = dict.fromkeys(CATEGORIES, 0)
-    lengths = [[len(one) for one in group.completions] for group in groups]
-    counts["dropped"] = sum(sum(own) for own, keep in zip(lengths, kept, strict=True) if not keep)
-    lengths_N = torch.tensor([length for own in compress(lengths, kept) for length in own])
+    lengths = [[len(completion) for completion in group.completions] for group in groups]
+    counts["dropped"] = sum(
+        sum(group_lengths) for group_lengths, keep in zip(lengths, is_kept_P, strict=True) if not keep
+    )
+    lengths_N = torch.tensor([length for group_lengths in compress(lengths, is_kept_P) for length in group_lengths])
     if len(lengths_N):
         left_NT = torch.arange(int(lengths_N.max())) < lengths_N[:, None]
-        valid_N = torch.tensor([outcome.valid for row in compress(outcomes, kept) for outcome in row])
+        valid_N = torch.tensor([outcome.valid for row in compress(outcomes, is_kept_P) for outcome in row])
         reasons = {"invalid": ~valid_N[:, None], **unused}
         for name in CATEGORIES:
             if name in reasons:
                 counts[name] = int((left_NT & reasons[name]).sum())
                 left_NT = left_NT & ~reasons[name]
         counts["used"] = int(left_NT.sum())
-    sampled = {"groups/sampled": len(groups), "groups/kept": sum(kept)}
-    return sampled | lengths_by_filter(lengths, kept) | {f"tokens/{name}": count for name, count in counts.items()}
+    sampled = {"groups/sampled": len(groups), "groups/kept": sum(is_kept_P)}
+    return sampled | lengths_by_filter(lengths, is_kept_P) | {f"tokens/{name}": count for name, count in counts.items()}
 
 
-def lengths_by_filter(lengths: Sequence[Sequence[int]], kept: Sequence[bool]) -> dict[str, float]:
+def lengths_by_filter(lengths: Sequence[Sequence[int]], is_kept_P: Sequence[bool]) -> dict[str, float]:
     """The mean lengths [P][G] of completions in kept groups and in dropped ones, where there are both."""
-    parts = {"kept": compress(lengths, kept), "dropped": compress(lengths, map(not_, kept))}
+    parts = {"kept": compress(lengths, is_kept_P), "dropped": compress(lengths, map(not_, is_kept_P))}
     means = {f"completions/{name}_mean_length": list(chain.from_iterable(part)) for name, part in parts.items()}
     return {name: fmean(part) for name, part in means.items()} if all(means.values()) else {}

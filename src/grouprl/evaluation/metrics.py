@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.tasks.base import Task
-from grouprl.types import Episode, Group, RewardOutcome, StopReason
+from grouprl.types import Group, RewardOutcome, StopReason
 
 
 class Clock:
@@ -47,25 +47,50 @@ def step_metrics(
     completions are all correct or all wrong. `frac_unverified` is the share of completions that the verifier failed
     on, recorded when it is above 0.
     """
-    verified = task.verifier is not None if verified is None else verified
-    return {
-        **_reward_metrics(outcomes),
-        **(_verdict_metrics(outcomes) if verified else {}),
-        **trait_shares(task, groups),
-        **_length_metrics(groups),
+    flat = [outcome for group in outcomes for outcome in group]
+    totals = [[outcome.total for outcome in group if outcome.valid] for group in outcomes]
+    metrics = {
+        "reward": _mean([total for group in totals for total in group]),
+        "reward_std": _mean([statistics.pstdev(group) for group in totals if len(group) > 1]),
     }
+    for name in dict.fromkeys(name for outcome in flat for name in outcome.components):
+        values = [outcome.components.get(name) for outcome in flat]
+        metrics[f"rewards/{name}/mean"] = _mean([value for value in values if value is not None])
+    metrics["frac_reward_zero_std"] = _mean([len(group) < 2 or max(group) == min(group) for group in totals])
+    metrics["frac_invalid"] = _mean([not outcome.valid for outcome in flat])
 
+    if task.verifier is not None if verified is None else verified:
+        verdicts = [[outcome.correct for outcome in group if outcome.correct is not None] for group in outcomes]
+        verdicts = [group for group in verdicts if group]
+        metrics["accuracy"] = _mean([correct for group in verdicts for correct in group])
+        metrics["frac_solved"] = _mean([all(group) for group in verdicts])
+        metrics["frac_hopeless"] = _mean([not any(group) for group in verdicts])
+        failed = _mean([outcome.correct is None for outcome in flat])
+        if failed:
+            metrics["frac_unverified"] = failed
+    metrics |= trait_shares(task, groups)
 
-def _verdict_metrics(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
-    verdicts = [[outcome.correct for outcome in row if outcome.correct is not None] for row in outcomes]
-    verified = [row for row in verdicts if row]
-    failed = _mean([outcome.correct is None for row in outcomes for outcome in row])
-    return {
-        "accuracy": _mean([correct for row in verified for correct in row]),
-        "frac_solved": _mean([all(row) for row in verified]),
-        "frac_hopeless": _mean([not any(row) for row in verified]),
-        **({"frac_unverified": failed} if failed else {}),
-    }
+    completions = [completion for group in groups for completion in group.completions]
+    lengths = [len(completion) for completion in completions]
+    metrics["completions/mean_length"] = _mean(lengths)
+    metrics["completions/max_length"] = max(lengths)
+    metrics["completions/clipped_ratio"] = _mean([c.stop_reason is StopReason.LENGTH for c in completions])
+    metrics["completions/repeated"] = _mean([_repeated(c.token_ids) for c in completions])
+    metrics["completion_tokens"] = sum(lengths)
+
+    episodes = [completion.episode for completion in completions if completion.episode is not None]
+    if episodes:
+        calls = [call for episode in episodes for call in episode.calls]
+        metrics["episodes/turns"] = _mean([len(episode.ends) for episode in episodes])
+        metrics["episodes/calls"] = _mean([len(episode.calls) for episode in episodes])
+        metrics["episodes/tool_seconds"] = _mean([call.seconds for call in calls]) if calls else 0.0
+        metrics["episodes/forked"] = _mean([episode.forks > 0 for episode in episodes])
+        metrics["tokens/observed"] = sum(len(text.token_ids) for episode in episodes for text in episode.observations)
+        for name, count in sorted(Counter(call.fault for call in calls if call.fault).items()):
+            metrics[f"episodes/faults/{name}"] = count / len(calls)
+        for name, count in sorted(Counter(episode.ended for episode in episodes).items()):
+            metrics[f"episodes/ended/{name}"] = count / len(episodes)
+    return metrics
 
 
 def trait_shares(task: Task, groups: Sequence[Group]) -> dict[str, float]:
@@ -80,57 +105,10 @@ def bare_share(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[
     It rises where a teacher leaks: the policy learns to name what the teacher has read.
     """
     pairs = zip(chain.from_iterable(group.completions for group in groups), chain.from_iterable(outcomes), strict=True)
-    found = [(task.traits(completion.text), outcome.correct is True) for completion, outcome in pairs]
-    if "worked" not in found[0][0]:
+    traits_and_verdicts = [(task.traits(completion.text), outcome.correct is True) for completion, outcome in pairs]
+    if "worked" not in traits_and_verdicts[0][0]:
         return {}
-    return {"bare_share": _mean([correct and not traits["worked"] for traits, correct in found])}
-
-
-def _reward_metrics(outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
-    flat = [outcome for group in outcomes for outcome in group]
-    totals = [[outcome.total for outcome in group if outcome.valid] for group in outcomes]
-    components = {
-        name: [value for o in flat if (value := o.components.get(name)) is not None]
-        for name in dict.fromkeys(name for outcome in flat for name in outcome.components)
-    }
-    return {
-        "reward": _mean([total for group in totals for total in group]),
-        "reward_std": _mean([statistics.pstdev(group) for group in totals if len(group) > 1]),
-        **{f"rewards/{name}/mean": _mean(values) for name, values in components.items()},
-        "frac_reward_zero_std": _mean([len(group) < 2 or max(group) == min(group) for group in totals]),
-        "frac_invalid": _mean([not outcome.valid for outcome in flat]),
-    }
-
-
-def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    completions = [completion for group in groups for completion in group.completions]
-    lengths = [len(completion) for completion in completions]
-    return {
-        "completions/mean_length": _mean(lengths),
-        "completions/max_length": max(lengths),
-        "completions/clipped_ratio": _mean([c.stop_reason is StopReason.LENGTH for c in completions]),
-        "completions/repeated": _mean([_repeated(c.token_ids) for c in completions]),
-        "completion_tokens": sum(lengths),
-        **_episode_metrics([one.episode for one in completions if one.episode is not None]),
-    }
-
-
-def _episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of completions with several turns; none without any."""
-    if not episodes:
-        return {}
-    calls = [call for one in episodes for call in one.calls]
-    faults = Counter(call.fault for call in calls if call.fault)
-    ended = Counter(one.ended for one in episodes)
-    return {
-        "episodes/turns": _mean([len(one.ends) for one in episodes]),
-        "episodes/calls": _mean([len(one.calls) for one in episodes]),
-        "episodes/tool_seconds": _mean([call.seconds for call in calls]) if calls else 0.0,
-        "episodes/forked": _mean([one.forks > 0 for one in episodes]),
-        "tokens/observed": sum(len(shown.token_ids) for one in episodes for shown in one.observations),
-        **{f"episodes/faults/{name}": count / len(calls) for name, count in sorted(faults.items())},
-        **{f"episodes/ended/{name}": count / len(episodes) for name, count in sorted(ended.items())},
-    }
+    return {"bare_share": _mean([correct and not traits["worked"] for traits, correct in traits_and_verdicts])}
 
 
 def _repeated(ids: Sequence[int], n: int = 4) -> float:

@@ -128,9 +128,9 @@ def compare_results(ours: ProblemResults, theirs: ProblemResults) -> dict[str, D
     """
     if not set(ours.problem_ids) & set(theirs.problem_ids):
         raise ValueError("compare_results: expected problems that both were evaluated on, got none in common")
-    found = {
+    differences = {
         "greedy_accuracy": paired_by_name(ours.greedy_by_problem, theirs.greedy_by_problem),
         "pass_at_1": paired_by_name(ours.sampled_by_problem, theirs.sampled_by_problem),
         **{name: paired_by_name(ours.reward_by_problem(name), theirs.reward_by_problem(name)) for name in ours.rewards},
     }
-    return {name: difference for name, difference in found.items() if difference is not None}
+    return {name: difference for name, difference in differences.items() if difference is not None}

@@ -73,7 +73,7 @@ def score_interval(
     shares = [min(1.0, max(0.0, (value - low) / (high - low))) for value in values]
     share, count = math.fsum(shares) / len(shares), len(shares) + z * z
     center = (math.fsum(shares) + z * z / 2) / count
-    variance = (math.fsum(one * one for one in shares) + z * z / 2) / count - center * center
+    variance = (math.fsum(value * value for value in shares) + z * z / 2) / count - center * center
     ends = _wilson(share, len(shares) * max(1.0, center * (1 - center) / variance), z)
     lower, upper = (low + (high - low) * end for end in ends)
     mean = math.fsum(values) / len(values)

@@ -12,15 +12,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.advantages import CompletionAdvantage
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import Evaluation, evaluate
+from grouprl.forward.precision import resolve_device
 from grouprl.learner.batch import component
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import is_rendered
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.configured import beside_environment, configured_scorer
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rollout import NativeEngine, Request, requests
+from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.rollout.engine import structured_sampling
 from grouprl.rollout.episodes import Conversations, bound, open_conversations
 from grouprl.tasks import Task
@@ -56,7 +56,7 @@ def evaluate_model(
         problems = task.problems(config.evaluation.split)[: config.evaluation.problems]
         visits = [(problem, "") for problem in problems]
         opened = None if conversations is None else conversations.opened
-        prompts = requests(visits, tokenizer, completions=1, longest_prompt=longest, opened=opened)
+        prompts = make_requests(visits, tokenizer, completions=1, longest_prompt=longest, opened=opened)
         if not prompts:
             raise UserError(
                 f"evaluation.problems: expected at least 1 problem of the split {config.evaluation.split}, got "
@@ -76,14 +76,14 @@ def evaluate_model(
 
 
 def sample_group(
-    config: RunConfig, task: Task, asked: Problem | str, rewards: Sequence[WeightedReward]
+    config: RunConfig, task: Task, prompt: Problem | str, rewards: Sequence[WeightedReward]
 ) -> SampledGroup:
     """Samples one group from `config.model`, and scores it.
 
     Args:
         config: the model, the sampling parameters, the group's size and the algorithm.
         task: whose verifier the rewards may use.
-        asked: the problem, or the text of a prompt, which is a user's message where the model has a chat template.
+        prompt: a problem, or the text of a prompt, which is a user's message where the model has a chat template.
         rewards: empty = the completions are not scored.
 
     Raises:
@@ -91,12 +91,16 @@ def sample_group(
     """
     with open_conversations(config, task) as conversations:
         model, tokenizer, engine, most_tokens = _engine(config, conversations)
-        problem = _own(asked, tokenizer) if isinstance(asked, str) else asked
+        if isinstance(prompt, str):
+            is_plain = tokenizer.chat_template is None or is_rendered(prompt, tokenizer)
+            problem = Problem("own", prompt if is_plain else ({"role": "user", "content": prompt},))
+        else:
+            problem = prompt
         problem = problem if conversations is None else conversations.opened(problem)
         ids = prompt_token_ids(problem, tokenizer, longest=context_length(model) - most_tokens)
         sampling = structured_sampling(config.rollout.sampling, config.rollout.regex, model, tokenizer)
         group = engine.generate([Request(problem, ids, config.rollout.group_size)], sampling)[0]
-        if not isinstance(asked, str):
+        if not isinstance(prompt, str):
             rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
     outcomes, weights = score_group(config, task, group, rewards, tokenizer) if rewards else ((), {})
     return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
@@ -141,12 +145,6 @@ def _advantages(
     totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
     advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))
     return tuple(float(value) for value in advantages_G)
-
-
-def _own(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Problem:
-    if tokenizer.chat_template is None or is_rendered(prompt, tokenizer):
-        return Problem("own", prompt)
-    return Problem("own", ({"role": "user", "content": prompt},))
 
 
 def _engine(

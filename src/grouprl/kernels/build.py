@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grouprl.models.products import cache_folder, processor
+from grouprl.forward.products import cache_folder, processor
 from grouprl.types import UserError
 
 _HERE = Path(__file__).parent
@@ -78,10 +78,10 @@ def _compiler() -> str | None:
 @cache
 def library() -> SimpleNamespace | None:
     """The compiled kernels by name; None without a C compiler or with GROUPRL_KERNELS=off."""
-    made = None if setting() == "off" else library_file()
-    if made is None:
+    file = None if setting() == "off" else library_file()
+    if file is None:
         return None
-    loaded = ctypes.CDLL(str(made))
+    loaded = ctypes.CDLL(str(file))
     kernels = SimpleNamespace()
     for name, (arguments, result) in _SIGNATURES.items():
         function = loaded[f"grouprl_{name}"]
@@ -97,33 +97,27 @@ def library_file() -> Path | None:
     if compiler is None or platform.system() == "Windows":
         return None
     try:
-        made = cache_folder() / f"kernels-{_key(compiler)}.so"
-        return made if is_intact(made) or _compile(compiler, made) else None
+        digest = hashlib.blake2b(digest_size=12)  # with the processor, which "native" means
+        for name in (*_SOURCES, *_HEADERS):
+            digest.update((_HERE / name).read_bytes())
+        command = [compiler, "--version"]
+        version = subprocess.run(command, capture_output=True, check=False, timeout=_COMPILER_SECONDS).stdout
+        digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, processor())).encode())
+        file = cache_folder() / f"kernels-{digest.hexdigest()}.so"
+        return file if is_intact(file) or _compile(compiler, file) else None
     except subprocess.TimeoutExpired:
         return None
 
 
-def is_intact(made: Path) -> bool:
+def is_intact(file: Path) -> bool:
     """Whether the library is there as it was compiled: a truncated one would end the process with SIGBUS."""
     with suppress(OSError):
-        return _digest_file(made).read_text(encoding="ascii") == hashlib.sha256(made.read_bytes()).hexdigest()
+        return _digest_file(file).read_text(encoding="ascii") == hashlib.sha256(file.read_bytes()).hexdigest()
     return False
 
 
-def _digest_file(made: Path) -> Path:
-    return made.with_suffix(".sha256")
-
-
-def _key(compiler: str) -> str:
-    """A hash of the sources, the compiler and the processor that "native" means."""
-    digest = hashlib.blake2b(digest_size=12)
-    for name in (*_SOURCES, *_HEADERS):
-        digest.update((_HERE / name).read_bytes())
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=False, timeout=_COMPILER_SECONDS
-    ).stdout
-    digest.update(repr((_FLAGS, _VARIANTS, os.environ.get(_EXTRA), version, processor())).encode())
-    return digest.hexdigest()
+def _digest_file(file: Path) -> Path:
+    return file.with_suffix(".sha256")
 
 
 def _compile(compiler: str, target: Path) -> bool:

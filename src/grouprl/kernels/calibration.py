@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grouprl.forward.precision import Form as Form
+from grouprl.forward.precision import autocast, is_emulated, shortest_times
+from grouprl.forward.workers import one_thread
 from grouprl.kernels.build import library, library_file, setting
-from grouprl.models.precision import Form as Form
-from grouprl.models.precision import autocast, is_emulated, shortest_times
-from grouprl.models.workers import one_thread
 
 _LOCK_SECONDS = 60.0  # then another process is stuck: measure beside it
 _SECONDS = 0.25  # for one contest: all seven take less than two seconds
@@ -72,9 +72,9 @@ def uses_kernel(contest: Contest, width: int, dtype: torch.dtype) -> bool:
 def _kernel_wins(contest: Contest, width: int, dtype: torch.dtype) -> bool:
     if setting() == "on":
         return True
-    found = timings(contest)
+    times = timings(contest)
     # bfloat16 is not timed where it is emulated.
-    same = [timing for timing in found if timing.dtype == str(dtype).removeprefix("torch.")] or found
+    same = [timing for timing in times if timing.dtype == str(dtype).removeprefix("torch.")] or times
     return min(same, key=lambda timing: abs(math.log(timing.width / width))).kernel_wins
 
 
@@ -85,7 +85,7 @@ def timings(contest: Contest) -> Sequence[Timing]:
     with _LOCK:
         if contest not in _KNOWN:
             with _alone(compiled):
-                _KNOWN[contest] = _kept_or_measured(contest, compiled.with_suffix(".json"))
+                _KNOWN[contest] = _read_or_measured(contest, compiled.with_suffix(".json"))
         return _KNOWN[contest]
 
 
@@ -93,14 +93,27 @@ _LOCK = threading.Lock()
 _KNOWN: dict[Contest, Sequence[Timing]] = {}
 
 
-def _kept_or_measured(contest: Contest, file: Path) -> Sequence[Timing]:
-    kept = _read(file)
-    found = _parse(kept.get(contest.name), contest)
-    if not found:
+def _read_or_measured(contest: Contest, file: Path) -> Sequence[Timing]:
+    contents: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # missing or damaged
+        contents = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(contents, dict) or contents.get("torch") != torch.__version__:
+        contents = {}
+    times: list[Timing] = []
+    with suppress(TypeError):  # missing or senseless
+        times = [Timing(**entry) for entry in contents.get(contest.name, ())]
+    seconds = [number for timing in times for number in (timing.kernel, timing.torch)]
+    sound = all(isinstance(number, int | float) and 0 < number < math.inf for number in seconds)
+    if not sound or [(timing.width, timing.dtype) for timing in times] != _shapes(contest):
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(_measure, contest).result()
-        _write(file, {**kept, "torch": torch.__version__, contest.name: [asdict(timing) for timing in found]})
-    return found
+            times = pool.submit(_measure, contest).result()
+        contents |= {"torch": torch.__version__, contest.name: [asdict(timing) for timing in times]}
+        # Renamed, so that no process reads half a file. Where writing fails, this process keeps its times to itself.
+        with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            new_file = Path(folder) / file.name
+            new_file.write_text(json.dumps(contents, indent=1), encoding="utf-8")
+            new_file.replace(file)
+    return times
 
 
 def _shapes(contest: Contest) -> list[tuple[int, str]]:
@@ -130,45 +143,18 @@ def _alone(compiled: Path) -> Iterator[None]:
                 fcntl.flock(opened, fcntl.LOCK_UN)  # closing would not unlock it for a process forked meanwhile
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The contents of the file; nothing where it is missing, damaged or of another torch."""
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) and kept.get("torch") == torch.__version__ else {}
-
-
-def _parse(kept: Any, contest: Contest) -> list[Timing]:
-    """The timings of all shapes of a contest; nothing where some are missing or senseless."""
-    try:
-        found = [Timing(**one) for one in kept]
-        sound = all(0 < seconds < math.inf for timing in found for seconds in (timing.kernel, timing.torch))
-    except TypeError:
-        return []
-    return found if sound and [(timing.width, timing.dtype) for timing in found] == _shapes(contest) else []
-
-
-def _write(file: Path, contents: dict[str, Any]) -> None:
-    # Renamed, so that no process reads half a file. Where writing fails, this process keeps its times to itself.
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        whole = Path(folder) / file.name
-        whole.write_text(json.dumps(contents, indent=1), encoding="utf-8")
-        whole.replace(file)
-
-
 def _measure(contest: Contest) -> list[Timing]:
     """Times a contest; called in a new thread, which has none of the caller's modes, such as autocast or `no_grad`."""
-    found: list[Timing] = []
+    times: list[Timing] = []
     shapes, end = _shapes(contest), time.perf_counter() + _SECONDS
     with one_thread(), torch.random.fork_rng(devices=[]):
         for width, dtype in shapes:
             now = time.perf_counter()
             forms = contest.forms(width, getattr(torch, dtype))
             with autocast(torch.device("cpu"), dtype):
-                until = now + (end - now) / (len(shapes) - len(found))
-                found.append(Timing(width, dtype, *shortest_times(forms, until)))
-    return found
+                until = now + (end - now) / (len(shapes) - len(times))
+                times.append(Timing(width, dtype, *shortest_times(forms, until)))
+    return times
 
 
 def grid(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -178,11 +164,11 @@ def grid(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def with_gradient(function: Callable[..., Any], *inputs: Any) -> Form:
     """The form that computes a function of tensors, and its gradient in those inputs that take one."""
-    leaves = [one for one in inputs if isinstance(one, Tensor) and one.requires_grad]
+    leaves = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
 
     def form() -> None:
-        found = function(*inputs)
-        results = [one for one in (found if isinstance(found, tuple) else (found,)) if one.requires_grad]
+        output = function(*inputs)
+        results = [result for result in (output if isinstance(output, tuple) else (output,)) if result.requires_grad]
         torch.autograd.grad(results, leaves, [result.detach() for result in results])
 
     return form

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from grouprl.forward.attention import NAME, is_packed
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.products import padded_rows, product_sizes
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.compiled_weights import CompiledWeights, Norm, Product, has_plain_products
 from grouprl.kernels.functions import kernels, pointers
 from grouprl.kernels.llama_form import AttentionInput, has_llama_form, llama_hidden_states
-from grouprl.models.attention import NAME, is_packed
-from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.products import padded_rows, product_sizes
 from grouprl.rollout.cache import CacheShape, pack_prompts
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.rows import Rows
@@ -56,48 +56,53 @@ class CompiledCache:
         rotation: tuple[Tensor, Tensor],
         places: Sequence[Tensor],
         *,
-        own: bool = False,
+        of_rows: bool = False,
     ) -> None:
         """Keeps keys, to which it applies positions, and values; places: starts, lengths and slots of the prompts.
 
-        With `own` the slots are rows.
+        With `of_rows` the slots are rows.
         """
-        kept, (key, value) = (self.own if own else self.prompts)[layer], (one.contiguous() for one in pair)
+        cache, (key, value) = (self.own if of_rows else self.prompts)[layer], (tensor.contiguous() for tensor in pair)
         kernels().keep_prompts(
-            *pointers(key, value, *rotation, kept),
-            kept[0, 0, 0].numel() if own else kept[0].numel(),  # between keys and values
+            *pointers(key, value, *rotation, cache),
+            cache[0, 0, 0].numel() if of_rows else cache[0].numel(),  # between keys and values
             *pointers(*places),
             len(places[0]),
             *key.shape[1:],
-            2 * self.own_tiles if own else self.prompt_tiles,
+            2 * self.own_tiles if of_rows else self.prompt_tiles,
             key.dtype == torch.bfloat16,
-            kept.dtype == torch.bfloat16,
+            cache.dtype == torch.bfloat16,
         )
 
-    def load_prompt(self, slot: int, pairs: Tensor, *, own: bool = False) -> None:
-        """See `grouprl.rollout.cache.GroupCache`; the keys have their positions, so they are rotated by no angle."""
+    def load_prompt(self, slot: int, pairs: Tensor, *, of_rows: bool = False) -> None:
+        """Loads keys, which have their positions, and values of a prompt into a slot.
+
+        Args:
+            slot: the group's slot; with `of_rows` the row.
+            pairs: keys and values, [layers, 2, tokens, heads, head size].
+        """
         tokens, d = pairs.shape[2], self.shape.head_size
         places = [torch.tensor([number]) for number in (0, tokens, slot)]
         for layer, (key, value) in enumerate(pairs.float()):
-            self.keep(layer, (key, value), (torch.ones(tokens, d), torch.zeros(tokens, d)), places, own=own)
+            self.keep(layer, (key, value), (torch.ones(tokens, d), torch.zeros(tokens, d)), places, of_rows=of_rows)
 
     def load_row(self, row: int, pairs: Tensor) -> None:
-        """See `grouprl.rollout.cache.GroupCache`."""
+        """Loads a row's own keys and values, as `load_prompt`."""
         self.reserve(pairs.shape[2], row)
-        self.load_prompt(row, pairs, own=True)
+        self.load_prompt(row, pairs, of_rows=True)
 
     def read_row(self, row: int, begin: int, end: int) -> Tensor:
-        """See `grouprl.rollout.cache.GroupCache`."""
+        """The own keys and values of a row from one token to another, in the form of `load_row`."""
         heads, d, first, last = self.shape.kv_heads, self.shape.head_size, begin // self.tile, -(-end // self.tile)
-        word, found = kernels().cache_word(self.dtype == torch.bfloat16), []
-        for own in self.own:
-            keys, values = own[row].view(heads, 2, self.own_tiles, -1)[:, :, first:last].unbind(1)
+        word, layers = kernels().cache_word(self.dtype == torch.bfloat16), []
+        for cache in self.own:
+            keys, values = cache[row].view(heads, 2, self.own_tiles, -1)[:, :, first:last].unbind(1)
             pair = (
                 keys.view(heads, -1, d // word, self.tile, word).permute(1, 3, 0, 2, 4),
                 values.view(heads, -1, d, word).permute(1, 3, 0, 2),
             )
-            found.append(torch.stack([one.reshape(-1, heads, d) for one in pair]))
-        return torch.stack(found)[:, :, begin - first * self.tile : end - first * self.tile]
+            layers.append(torch.stack([part.reshape(-1, heads, d) for part in pair]))
+        return torch.stack(layers)[:, :, begin - first * self.tile : end - first * self.tile]
 
     def reserve(self, tokens: int, rows: int) -> None:
         """Makes room for this many own tokens of each row and keeps the first `rows`."""
@@ -124,10 +129,8 @@ class _DecodeStep(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "cosine", "sine")),
         *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "own", "prefix_keys", "prefix_values")),
         *((name, ctypes.c_void_p) for name in ("order", "begin", "slot", "prompt", "length")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("heads", "kv_heads", "d", "prompt_tiles", "own_tiles", "before", "window")
-        ),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "d", "prompt_tiles")),
+        *((name, ctypes.c_int64) for name in ("own_tiles", "before", "window")),
         ("scaling", ctypes.c_float),
         ("half", ctypes.c_int),
         ("cache_half", ctypes.c_int),
@@ -142,11 +145,11 @@ class _KernelPrefill:
     cache: CompiledCache
     slots: Tensor
 
-    def keep(self, layer: int, given: AttentionInput) -> None:
+    def keep(self, layer: int, inputs: AttentionInput) -> None:
         """Keeps what a layer gives to its attention."""
         starts, lengths = self.tree.tree
         places = (starts[:, 0].contiguous(), lengths[:, 0].contiguous(), self.slots)
-        self.cache.keep(layer, (given.key, given.value), (given.cosine, given.sine), places)
+        self.cache.keep(layer, (inputs.key, inputs.value), (inputs.cosine, inputs.sine), places)
 
 
 class _Step(ctypes.Structure):
@@ -174,7 +177,12 @@ class CompiledForward:
 
     def __init__(self, weights: CompiledWeights, shape: CacheShape, prefix: Prefix | None = None) -> None:
         dtype = weights.dtype
-        self.prefix, self._kept_prefix = prefix, None if prefix is None else _kept(prefix, shape, dtype)
+        self.prefix = prefix
+        self._kept_prefix: CompiledCache | None = None
+        if prefix is not None:  # as a cache of one prompt
+            self._kept_prefix = CompiledCache(replace(shape, groups=1, prompt_tokens=shape.before), dtype)
+            pairs = zip(prefix.keys, prefix.values, strict=True)
+            self._kept_prefix.load_prompt(0, torch.stack([torch.stack(pair) for pair in pairs]))
         self.shape, self._weights, self._dtype = shape, weights, dtype
         self._sizes = product_sizes(weights.decoder, weights.output)
         self.cache = CompiledCache(shape, dtype)
@@ -205,25 +213,25 @@ class CompiledForward:
         """The arguments of a decode step that stay the same, and the memory for its activations."""
         weights, shape, (_, hidden) = self._weights, self.shape, self._weights.embeddings.shape
         rows = self._padded(shape.rows)
-        own, shared = weights.heads * shape.head_size, shape.kv_heads * shape.head_size
-        widths = (hidden, own, shared, shared, own, hidden, weights.intermediate, weights.intermediate)
+        query_width, shared = weights.heads * shape.head_size, shape.kv_heads * shape.head_size
+        widths = (hidden, query_width, shared, shared, query_width, hidden, weights.intermediate, weights.intermediate)
         # Zeros, because rows of padding are multiplied before anything is written to them.
         room = {name: torch.zeros(rows, width, dtype=self._dtype) for name, width in zip(_VALUES, widths, strict=True)}
         room |= {"x": torch.zeros(rows, hidden), "inverse": torch.zeros(rows, weights.heads)}
         adapted = torch.zeros(rows, weights.rank and weights.rank + max(widths), dtype=self._dtype)
-        room |= {"head_rows": torch.zeros(rows, own), "adapted": adapted}
-        kept = self.cache.prompts
-        self._prompt_keys = (ctypes.c_void_p * len(kept))(*pointers(*kept))
+        room |= {"head_rows": torch.zeros(rows, query_width), "adapted": adapted}
+        prompts = self.cache.prompts
+        self._prompt_keys = (ctypes.c_void_p * len(prompts))(*pointers(*prompts))
         first = [] if self._kept_prefix is None else self._kept_prefix.prompts
         self._prefix_keys = (ctypes.c_void_p * len(first))(*pointers(*first))
         step = _Step(
             torch=ctypes.addressof(weights.torch),
             attention=ctypes.addressof(self._attention),
             layers=ctypes.addressof(weights.layers),
-            layer_count=len(kept),
+            layer_count=len(prompts),
             hidden=hidden,
             prompt_keys=ctypes.addressof(self._prompt_keys),
-            prompt_bytes=kept[0][0].nbytes,
+            prompt_bytes=prompts[0][0].nbytes,
             prefix_keys=ctypes.addressof(self._prefix_keys),
             prefix_bytes=first[0][0].nbytes if first else 0,
             embeddings=weights.embeddings.data_ptr(),
@@ -239,23 +247,23 @@ class CompiledForward:
         return padded_rows(rows, self._dtype, self._sizes, decoding=True)
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """See `Forward.prefill`."""
+        """Logits [P, V] behind prompts, whose keys and values go to group slots from `first` on."""
         ids_S, tree, last_P = pack_prompts(prompts, torch.device("cpu"), self.shape.before, self.prefix)
         layout = _KernelPrefill(tree, self.cache, torch.arange(first, first + len(prompts)))
         return self.output(self.read(ids_S, tree.position_ids_S, layout)[last_P])
 
     def read(self, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
-        """See `grouprl.rollout.forward.ModuleForward`."""
+        """Last hidden states [S, H] of packed tokens under a layout."""
         return llama_hidden_states(self._weights.decoder, input_ids_S, position_ids_S, layout)
 
     def output(self, hidden_PH: Tensor) -> Tensor:
-        """See `grouprl.rollout.forward.ModuleForward`."""
+        """Logits [P, V] of hidden states."""
         count = len(hidden_PH)
         logits_PV: Tensor = self._weights.output(F.pad(hidden_PH, (0, 0, 0, self._padded(count) - count)))
         return logits_PV[:count].to(self._dtype)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.decode_step`."""
+        """Logits [n, V] after the newest token of each live row, which joins the cache."""
         if self._version != rows.version:
             self._divide(rows, members, prompts)
         self.cache.reserve(self._longest, rows.count)
@@ -291,25 +299,18 @@ class CompiledForward:
         self._longest, self._version = int((rows.history + rows.length)[: rows.count].max()), rows.version
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `Forward.move_groups`."""
+        """Copies the prompts of group slots (from, to)."""
         for source, target in moves:
-            for kept in self.cache.prompts:
-                kept[:, target] = kept[:, source]
+            for cache in self.cache.prompts:
+                cache[:, target] = cache[:, source]
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
-        """See `Forward.move_rows`."""
+        """Copies the first `used` own tokens of rows (from, to)."""
         tile = self.cache.tile
         filled = -(-used // tile) * tile * self.shape.head_size
         for source, target in moves if self.cache.own else ():
-            for own in self.cache.own:
-                own[target, :, :, :filled] = own[source, :, :, :filled]
-
-
-def _kept(prefix: Prefix, shape: CacheShape, dtype: torch.dtype) -> CompiledCache:
-    """A cache of one prompt, the prefix."""
-    cache = CompiledCache(replace(shape, groups=1, prompt_tokens=shape.before), dtype)
-    cache.load_prompt(0, torch.stack([torch.stack(pair) for pair in zip(prefix.keys, prefix.values, strict=True)]))
-    return cache
+            for cache in self.cache.own:
+                cache[target, :, :, :filled] = cache[source, :, :, :filled]
 
 
 def is_faster(model: PreTrainedModel, dtype: torch.dtype) -> bool:
@@ -327,7 +328,7 @@ def _decode_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     model.set_attn_implementation(NAME)
     prompts = [shape.prompt_tokens] * shape.groups
     rows = Rows(shape.rows, Sampling(max_tokens=shape.own_tokens), (0,), torch.device("cpu"))
-    rows.add([(0, place, shape.prompt_tokens, 0) for place in range(shape.rows)])
+    rows.add([(0, row, shape.prompt_tokens, 0) for row in range(shape.rows)])
     rows.length[:] = shape.own_tokens // 2
 
     def form(forward: Forward) -> Form:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from grouprl.forward.head import output_head
 from grouprl.kernels.calibration import Contest, Form, uses_kernel
 from grouprl.kernels.functions import kernels, pointers
 from grouprl.kernels.llama_form import window_of
-from grouprl.models.head import output_head
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 # In C: create a tensor from memory, destroy it, out = left @ right, out = beta * added + alpha * left @ right.
@@ -71,8 +70,8 @@ class _LayerWeights(ctypes.Structure):
 @cache
 def torch_library() -> ctypes.CDLL:
     """The library of torch with its C functions, which Python has loaded already."""
-    (found,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
-    return ctypes.CDLL(str(found))
+    (file,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
+    return ctypes.CDLL(str(file))
 
 
 @cache
@@ -123,7 +122,7 @@ class CompiledWeights:
         self.norm, self.head = _norm(decoder.norm), self._product(self.output)
         self.direct = dtype == torch.float32 and sum(map(Tensor.numel, model.parameters())) >= _DIRECT_FROM
         self.direct = self.direct and uses_kernel(PRODUCT, len(decoder.norm.weight), dtype)
-        self.rank = max(product.rank for layer in self.layers for product in _products(layer))
+        self.rank = max(getattr(layer, name).rank for layer in self.layers for name in _PRODUCTS)
 
     def _layer(self, layer: Any) -> _LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
@@ -177,7 +176,3 @@ def _adapters(module: Any) -> list[str]:
 
 def _norm(module: Any) -> Norm:
     return Norm() if module is None else Norm(module.weight.data_ptr(), module.variance_epsilon)
-
-
-def _products(layer: _LayerWeights) -> Iterator[Product]:
-    return (getattr(layer, name) for name in _PRODUCTS)

@@ -25,9 +25,9 @@ def fits(*sizes: int) -> bool:
 
 def kernels() -> SimpleNamespace:
     """The compiled kernels, for callers that asked `fits` first."""
-    found = library()
-    assert found is not None, "the kernels could not be compiled: call fits() first"
-    return found
+    loaded = library()
+    assert loaded is not None, "the kernels could not be compiled: call fits() first"
+    return loaded
 
 
 def pointers(*tensors: Tensor | None) -> list[int | None]:
@@ -137,16 +137,16 @@ class _LinearLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
     ) -> Any:
-        logprobs, entropies, lse = found = [torch.empty(len(targets)) for _ in range(3)]
+        logprobs, entropies, lse = outputs = [torch.empty(len(targets)) for _ in range(3)]
         logits = torch.empty(0)
         for at in range(0, len(targets), rows):
             del logits  # first, so that two chunks are never in memory
             logits = F.linear(hidden[at : at + rows], weight, bias)
-            columns = [values[at : at + rows] for values in (targets, *found)]
+            columns = [values[at : at + rows] for values in (targets, *outputs)]
             kernels().logprobs(*pointers(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
         # A single small chunk is kept: its memory costs less than the time to compute it again.
-        kept = logits if logits.shape[0] == len(targets) and logits.numel() <= _KEPT else None
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
+        kept_logits = logits if logits.shape[0] == len(targets) and logits.numel() <= _KEPT else None
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, kept_logits)
         ctx.factor, ctx.rows = 1 / temperature, rows
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -154,7 +154,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_logprobs: Tensor, _: Tensor) -> Any:
-        hidden, weight, bias, targets, lse, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, kept_logits = ctx.saved_tensors
         d_logprobs = d_logprobs.contiguous()
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
@@ -163,7 +163,7 @@ class _LinearLogprobs(torch.autograd.Function):
         for at in range(0, len(targets), ctx.rows):
             part = slice(at, at + ctx.rows)
             del logits  # first, so that two chunks are never in memory
-            logits = F.linear(hidden[part], weight, bias) if kept is None else kept.clone()
+            logits = F.linear(hidden[part], weight, bias) if kept_logits is None else kept_logits.clone()
             columns = (values[part] for values in (targets, lse, d_logprobs))
             kernels().logprobs_backward(*pointers(logits, *columns), *logits.shape, ctx.factor, _half(logits))
             torch.mm(logits, weight, out=d_hidden[part])
@@ -277,7 +277,7 @@ class _TreeAttention(torch.autograd.Function):
             len(prefix_keys),
             *pointers(*of_groups),
         )
-        return (*gradients, None, None, None, None, None, None, *(one.sum(0) for one in of_groups))
+        return (*gradients, None, None, None, None, None, None, *(gradient.sum(0) for gradient in of_groups))
 
 
 def _zero_beyond(tensor: Tensor, rows: int) -> Tensor:

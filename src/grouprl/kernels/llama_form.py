@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from grouprl.forward.attention import Rule
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import as_float32
+from grouprl.forward.prefix import KeepingLayout
+from grouprl.forward.products import padded_rows, product_sizes
 from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 from grouprl.kernels.functions import add_norm, fits, swiglu, tree_attention
-from grouprl.models.attention import Rule
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.precision import as_float32
-from grouprl.models.prefix import KeepingLayout
-from grouprl.models.products import padded_rows, product_sizes
 
 # Decoders of exactly these parts: attention with rotary positions, RMS norms before attention and MLP (and, in Qwen3,
 # of each head's queries and keys), silu(gate) * up.
@@ -48,8 +48,12 @@ class AttentionInput(NamedTuple):
 
 def has_llama_form(decoder: nn.Module) -> bool:
     """Whether `llama_hidden_states` computes this decoder's forward pass here."""
-    if type(decoder).__name__ not in _DECODERS or not all(map(_is_untouched, decoder.modules())):
+    if type(decoder).__name__ not in _DECODERS:
         return False
+    for module in decoder.modules():  # of known classes, without hooks but the one of rounded embeddings
+        hooks = {*module._forward_hooks.values(), *module._forward_pre_hooks.values()} - {as_float32}
+        if hooks or not type(module).__module__.startswith(_KNOWN):
+            return False
     config: Any = decoder.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
@@ -60,12 +64,6 @@ def has_llama_form(decoder: nn.Module) -> bool:
         and head <= 512
         and fits(config.hidden_size, config.intermediate_size, head)
     )
-
-
-def _is_untouched(module: nn.Module) -> bool:
-    """Whether a module is of a known class and has no hooks but the one of rounded embeddings."""
-    hooks = {*module._forward_hooks.values(), *module._forward_pre_hooks.values()} - {as_float32}
-    return type(module).__module__.startswith(_KNOWN) and not hooks
 
 
 def llama_hidden_states(decoder: Any, input_ids_S: Tensor, position_ids_S: Tensor, layout: Any) -> Tensor:
@@ -110,8 +108,8 @@ def _layer(
 def window_of(attention: Any) -> int | None:
     """How many tokens a token of this layer sees, itself included; None = all before it."""
     mistral = type(attention).__name__ == "MistralAttention"  # which reads it from its configuration
-    found: int | None = getattr(attention.config if mistral else attention, "sliding_window", None)
-    return found
+    window: int | None = getattr(attention.config if mistral else attention, "sliding_window", None)
+    return window
 
 
 def _dtype() -> torch.dtype:
@@ -124,26 +122,26 @@ def head_norm(x: Tensor, norm: Any) -> Tensor:
     return normed.view_as(x)
 
 
-def attend_rotated(layout: Any, layer: int, given: AttentionInput) -> Tensor:
+def attend_rotated(layout: Any, layer: int, inputs: AttentionInput) -> Tensor:
     """Applies the rotations, then attends as `Layout.attend`: [S, heads, d]. A layout around a tree keeps its part."""
     if isinstance(layout, TreeLayout):
-        return _attend(layout, layer, given)
+        return _attend(layout, layer, inputs)
     if isinstance(layout, KeepingLayout):
-        exact = torch.float64 if given.key.dtype == torch.bfloat16 else torch.float32  # as the kernels rotate
-        key = rotate(given.key.to(exact), given.cosine.to(exact), given.sine.to(exact))
-        size, rule = layout.size, given[5:]
-        layout.keep(layer, key[:size].float(), given.value[:size])  # without the padding of the products
+        exact = torch.float64 if inputs.key.dtype == torch.bfloat16 else torch.float32  # as the kernels rotate
+        key = rotate(inputs.key.to(exact), inputs.cosine.to(exact), inputs.sine.to(exact))
+        size, rule = layout.size, inputs[5:]
+        layout.keep(layer, key[:size].float(), inputs.value[:size])  # without the padding of the products
         attended = layout.by_tree(
-            lambda tree, *part: _attend(tree, layer, AttentionInput._make((*part, *rule)), layout.exact), *given[:5]
+            lambda tree, *part: _attend(tree, layer, AttentionInput._make((*part, *rule)), layout.exact), *inputs[:5]
         )
-        return F.pad(attended, (0, 0, 0, 0, 0, len(given.query) - size))
-    layout.keep(layer, given)
-    return _attend(layout.tree, layer, given)
+        return F.pad(attended, (0, 0, 0, 0, 0, len(inputs.query) - size))
+    layout.keep(layer, inputs)
+    return _attend(layout.tree, layer, inputs)
 
 
-def _attend(tree: TreeLayout, layer: int, given: AttentionInput, exact: bool = False) -> Tensor:
+def _attend(tree: TreeLayout, layer: int, inputs: AttentionInput, exact: bool = False) -> Tensor:
     # exact: as the compiled decode steps, which alone read by such layouts here
-    query, key, value, cosine, sine, scaling, window = given
+    query, key, value, cosine, sine, scaling, window = inputs
     window = None if window is None or window >= tree.longest else window
     if exact or uses_kernel(TREE_ATTENTION, query.shape[-1], query.dtype):
         before = None if tree.prefix is None else (tree.prefix.keys[layer], tree.prefix.values[layer])

@@ -1,4 +1,4 @@
-"""What the kernels offer to the rest of the package: `grouprl.models.compiled.Kernels`."""
+"""What the kernels offer to the rest of the package: `grouprl.forward.compiled.Kernels`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ has_logprobs, has_draw = partial(uses_kernel, LOGPROBS), partial(uses_kernel, DR
 def forwards(
     model: PreTrainedModel, dtype: torch.dtype, shape: Any, count: int, prefix: Callable[[Any], Any]
 ) -> list[CompiledForward]:
-    """See `grouprl.models.compiled.Kernels.forwards`."""
+    """As many `CompiledForward` of one model; `prefix` reads the tokens that all prompts share."""
     weights = CompiledWeights(model, dtype)
     read = prefix(partial(hidden_states, weights.decoder))
     return [CompiledForward(weights, shape, read) for _ in range(count)]
 
 
 def why_slow() -> str | None:
-    """See `grouprl.models.compiled.Kernels.why_slow`."""
+    """Why the kernels do not run here; None = they run, or are switched off on purpose."""
     return None if setting() == "off" else why_no_library()

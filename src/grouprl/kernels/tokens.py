@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grouprl.forward.logprobs import chunk_logprobs
+from grouprl.forward.products import padded_chunks, product_sizes
 from grouprl.kernels.calibration import Contest, Form, grid, with_gradient
 from grouprl.kernels.functions import kernels, linear_logprobs, pointers
-from grouprl.models.logprobs import chunk_logprobs
-from grouprl.models.products import padded_chunks, product_sizes
 from grouprl.rollout.sampler import draw as draw_in_torch
 from grouprl.rollout.sampler import uniforms
 from grouprl.types import Sampling
@@ -20,14 +20,14 @@ from grouprl.types import Sampling
 def logprobs(
     head: nn.Linear, hidden_SH: Tensor, targets_S: Tensor, temperature: float, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """See `grouprl.models.compiled.Kernels.logprobs`."""
+    """Log-probs [S] and entropies [S] of the targets, as `grouprl.forward.compiled.Kernels.logprobs`."""
     dtype, count = hidden_SH.dtype, len(targets_S)
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
     rows, padding = padded_chunks(count, rows, dtype, product_sizes(head))
     if padding:
         hidden_SH, targets_S = F.pad(hidden_SH, (0, 0, 0, padding)), F.pad(targets_S, (0, padding))
-    found = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
-    return found[0][:count], found[1][:count]
+    outputs = linear_logprobs(hidden_SH, weight, bias, targets_S, temperature, rows)
+    return outputs[0][:count], outputs[1][:count]
 
 
 def _logprob_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
@@ -45,7 +45,7 @@ LOGPROBS = Contest("log-probs", "vocabulary", (512, 4096, 32_768), _logprob_form
 
 
 def draw(logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """See `grouprl.models.compiled.Kernels.draw`; one pass over each row, without [N, V] arrays."""
+    """Tokens [N] and log-probs [N], tempered and plain: one pass over each row, without [N, V] arrays."""
     rows, v = logits_NV.shape
     logits_NV = logits_NV.contiguous()
     tokens_N = torch.empty(rows, dtype=torch.long)
@@ -68,7 +68,7 @@ DRAW = Contest("draw", "vocabulary", (512, 4096, 32_768), _draw_forms)
 
 
 def append(drawn: Sequence[Tensor], columns: Sequence[Tensor], ends: Tensor, reasons: Tensor) -> bool:
-    """See `grouprl.models.compiled.Kernels.append`."""
+    """Writes drawn tokens into their rows; whether a row ended. As `grouprl.forward.compiled.Kernels.append`."""
     tokens_NT = columns[2]
     arguments = (len(reasons), tokens_NT.shape[1], ends.data_ptr(), len(ends), reasons.data_ptr())
     return bool(kernels().append(*pointers(*drawn, *columns), *arguments))

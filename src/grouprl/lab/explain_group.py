@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from grouprl.algorithms import step_advantages
 from grouprl.algorithms.spec import Algorithm
@@ -14,11 +13,13 @@ from grouprl.algorithms.values import SharedCritic
 from grouprl.config.algorithm import options
 from grouprl.files import is_number, parse_object
 from grouprl.lab.report.groups import one_group
-from grouprl.lab.report.recorded import recorded, run_algorithm
+from grouprl.lab.report.recorded import run_algorithm
 from grouprl.lab.report.worked import Spread, compared, comparison_sentence
 from grouprl.lab.runs import Runs
 from grouprl.record.layout import RunDirectory
+from grouprl.record.queries import completion_rows, recorded, stage_rows, steps_with_stages
 from grouprl.record.read import read_rewards
+from grouprl.record.rows import token_advantages
 from grouprl.types import UserError
 
 # Fields of an algorithm that decide which equations and numbers are shown.
@@ -41,7 +42,7 @@ def watched_steps(folder: Path) -> dict[str, list[int]]:
         UserError: the database cannot be read.
     """
     with recorded(folder) as database:
-        return {"steps": [row["step"] for row in database.execute("SELECT DISTINCT step FROM stages ORDER BY step")]}
+        return {"steps": steps_with_stages(database)}
 
 
 def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
     path, algorithm = RunDirectory(folder).rollouts, run_algorithm(runs.config(folder))
     metrics = next((row for row in runs.metrics(folder) if row["step"] == step), {})
     with recorded(folder) as database:
-        rows = database.execute("SELECT group_index, stage, value FROM stages WHERE step = ?", (step,)).fetchall()
+        rows = stage_rows(database, step)
     if {row["stage"] for row in rows} != _STAGES:
         known = watched_steps(folder)["steps"]
         some = ", ".join(map(str, known[:5])) + (", ..." if len(known) > 5 else "")
@@ -74,11 +75,9 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
         )
     group = one_group(folder, step, place := rows[0]["group_index"])
     with recorded(folder) as database:
-        of_tokens = database.execute(  # the token ids, because a length that no blob has would be reserved in memory
-            "SELECT prompt_ids, token_ids, token_advantages, length, advantage FROM completions JOIN problems "
-            "USING (problem_id) WHERE step = ? AND group_index = ? ORDER BY completion_index",
-            (step, place),
-        ).fetchall()
+        # The token ids, because a length that no blob has would be reserved in memory.
+        columns = "prompt_ids, token_ids, token_advantages, length, advantage"
+        of_tokens = completion_rows(database, columns, step, place)
     stages = {row["stage"]: _stage(path, row, len(of_tokens)) for row in rows}
     prompt = {name: group[name] for name in ("problem_id", "messages", "columns")}
     walked = walk_through(
@@ -90,14 +89,14 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
         },
         by_step=read_rewards(folder).process,
         against=group["statistics"],
-        token_advantages=[_advantages(row) for row in of_tokens],
+        token_advantages=[token_advantages(row) for row in of_tokens],
         metrics=metrics,
     )
     walked["stages"]["prompt"] = {**prompt, "text": group["prompt"], "tokens": len(of_tokens[0]["prompt_ids"]) // 4}
     return {"source": {"run": run, "step": step, "group": place}, "notes": _notes(algorithm), **walked}
 
 
-def _stage(path: Path, row: Mapping[str, Any], size: int) -> dict[str, Any]:
+def _stage(path: Path, row: sqlite3.Row, size: int) -> dict[str, Any]:
     found, place = parse_object(row["value"], f"{path}: {row['stage']}"), f"{path}: stage {row['stage']}"
     completions = found.get("completions")
     if not (isinstance(completions, list) and len(completions) == size) and (row["stage"], completions) != ("kl", None):
@@ -105,12 +104,6 @@ def _stage(path: Path, row: Mapping[str, Any], size: int) -> dict[str, Any]:
             f"{place}: expected an entry for each of {size} completions, got {completions!r:.60}: restore it"
         )
     return found
-
-
-def _advantages(row: Mapping[str, Any]) -> list[float]:
-    if row["token_advantages"] is None:
-        return [row["advantage"]] * row["length"]
-    return np.frombuffer(row["token_advantages"], "<f4").tolist()  # type: ignore[no-any-return]
 
 
 def walk_through(

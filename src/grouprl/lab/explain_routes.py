@@ -47,14 +47,16 @@ def explain_routes(runs: Runs) -> list[Route]:
     """GET alone; a mistake in the query is a UserError that says what was expected."""
     answers: dict[str, Answer] = {
         "algorithms": lambda request: _comparing(runs, request),
-        "advantages": lambda request: _advantages(runs, request),
+        "advantages": lambda request: explained_advantages(
+            (query := Query(request, ("rewards", "algorithms"))).rewards(), _algorithms(runs, query)
+        ),
         "objective": _objective,
         "kl": _kl,
         "group": lambda request: _group(runs, request),
         "pass_rate": lambda request: _pass_rate(runs, request),
         "memory": _memory,
         "code": _code,
-        "steps": lambda request: _steps(runs, request),
+        "steps": lambda request: watched_steps(runs.folder(Query(request, ("run",)).text("run"))),
     }
     return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in answers.items()]
 
@@ -95,11 +97,6 @@ def _comparing(runs: Runs, request: Request) -> dict[str, Any]:
     return {"algorithms": [{"name": one.name, "formula": one.advantage.formula} for one in offered]}
 
 
-def _advantages(runs: Runs, request: Request) -> dict[str, Any]:
-    query = Query(request, ("rewards", "algorithms"))
-    return explained_advantages(query.rewards(), _algorithms(runs, query))
-
-
 def _objective(request: Request) -> dict[str, Any]:
     query = Query(request, ("advantage", "surrogate", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg"))
     surrogate = query.choice("surrogate", get_args(Surrogate), "clip")
@@ -132,10 +129,6 @@ def _group(runs: Runs, request: Request) -> dict[str, Any]:
     offered = _offered(runs)
     rewards, name = query.rewards(), query.choice("algorithm", tuple(offered), "grpo")
     return typed_walk(rewards, offered[name], query.number("learning_rate", 0, 100, 1.0))
-
-
-def _steps(runs: Runs, request: Request) -> dict[str, Any]:
-    return watched_steps(runs.folder(Query(request, ("run",)).text("run")))
 
 
 def _pass_rate(runs: Runs, request: Request) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -15,8 +14,9 @@ from grouprl.files import read_json
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import Checkpoint, RunDirectory
+from grouprl.record.queries import copy_steps
 from grouprl.record.read import read_json_lines
-from grouprl.record.rollouts import drop_after, open_recorded, open_rollouts
+from grouprl.record.rollouts import drop_after, open_rollouts
 from grouprl.types import UserError
 
 
@@ -82,25 +82,6 @@ def _copy_until(source: Path, target: Path, step: int) -> None:
     for path, copied in zip(RunDirectory(source).line_files, files.line_files, strict=True):
         kept = [row for row in read_json_lines(path) if row["step"] <= step]
         atomic_write_text(copied, "".join(json_text(row) + "\n" for row in kept))
-    with closing(open_rollouts(_uri(files.rollouts))) as copy:
-        open_recorded(source).close()  # raises where it is no database of a run
-        steps = [row["step"] for row in read_json_lines(files.metrics)]
-        for one in steps:
-            for table in ("completions", "stages"):
-                _copy_rows(copy, source, table, f"WHERE step = {one:d}")
-        _copy_rows(copy, source, "problems")
+    with closing(open_rollouts(f"file:{quote(str(files.rollouts.resolve()))}")) as copy:
+        copy_steps(copy, source, [row["step"] for row in read_json_lines(files.metrics)])
         drop_after(copy, step)
-
-
-def _copy_rows(copy: sqlite3.Connection, source: Path, table: str, which: str = "") -> None:
-    """In a moment: as long as the rows of a run are being read, that run can neither end nor be resumed."""
-    copy.execute("ATTACH ? AS source", (_uri(RunDirectory(source).rollouts) + "?mode=ro",))
-    with copy:
-        # By name: the table of a run from elsewhere may have another order.
-        columns = ", ".join(name for _, name, *_ in copy.execute(f"PRAGMA source.table_info({table})"))
-        copy.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM source.{table} {which}")
-    copy.execute("DETACH source")
-
-
-def _uri(path: Path) -> str:
-    return f"file:{quote(str(path.resolve()))}"

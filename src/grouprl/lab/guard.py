@@ -107,24 +107,21 @@ class Guard:
             )
         if headers.get("upgrade"):  # to a WebSocket, where uvicorn has no library for it
             return _NO_WEBSOCKET
-        if not self._from_here(headers):
+        origins = {f"http://{host}" for host in self._hosts}
+        if any(origin not in origins for origin in headers.getlist("origin")):
             return _no(403, "expected a request from the lab's own page, got one from another site")
         if method not in ("GET", "HEAD", "POST"):
             return _no(405, f"expected GET or POST, got {method}")
         link = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if link and path == "/" and method == "GET":
             return self._enter(link[0])
-        if _crosses_sites(headers):
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return _no(403, "expected a request from the lab's own page, got one from another site")
         page_token = self._sessions.page_token(cookie_parser(headers.get("cookie", "")).get(self._cookie))
         if page_token is None or not path.startswith(self._home):
             return _no(401, "This page opens with the link that grouprl lab prints; each link works once.")
         scope.setdefault("state", {})["page_token"] = page_token
         return self._refused_change(headers, page_token) if method == "POST" else None
-
-    def _from_here(self, headers: Headers) -> bool:
-        origins = {f"http://{host}" for host in self._hosts}
-        return all(origin in origins for origin in headers.getlist("origin"))
 
     def _enter(self, link: str) -> Response:
         session = self._sessions.open(link)
@@ -155,10 +152,6 @@ class Guard:
 def _found(given: str, known: Iterable[str]) -> str | None:
     """The known text that equals the given one, found in a time that does not reveal how much of it was right."""
     return next((text for text in known if hmac.compare_digest(text.encode(), given.encode())), None)
-
-
-def _crosses_sites(headers: Headers) -> bool:
-    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 def _no(status: int, sentence: str) -> Response:

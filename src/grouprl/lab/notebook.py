@@ -15,7 +15,7 @@ from rich.progress import Progress, ProgressColumn, TaskID
 
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_run
-from grouprl.run.verdict import verdict
+from grouprl.trainer.verdict import verdict
 
 _LINES = 500  # lines shown: each update sends them all
 _SECONDS = 0.2  # between two pictures of the bars

@@ -28,6 +28,7 @@ from grouprl.lab.answers import Body, changing, field_of
 from grouprl.lab.forks import fork_directory
 from grouprl.lab.report.notes import checked_notes
 from grouprl.lab.runs import Runs
+from grouprl.leaves import leaf
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
@@ -240,9 +241,8 @@ def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str]
     moved = [change for change in changes if change.partition("=")[0] in ("name", "runs_dir")]
     if moved:
         raise UserError(f"{moved[0][:60]}: the lab sets the folder by the name; use the field Name")
-    from grouprl.run.trust import trusted_config
-
-    return trusted_config(files, [*changes, *place])
+    config: RunConfig = leaf("received.trust").trusted_config(files, [*changes, *place])
+    return config
 
 
 # The routes

@@ -6,7 +6,7 @@ import re
 import sqlite3
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,10 +19,11 @@ from starlette.routing import Route
 from grouprl.lab.answers import Body, Query, changing, field_of, json_answer, run_folder, whole_number
 from grouprl.lab.report.groups import MOST_GROUPS, MOST_VISITS, cut, groups_of_step, history, one_group
 from grouprl.lab.report.prompts import shared_beginning
-from grouprl.lab.report.recorded import recorded
 from grouprl.lab.report.tokens import one_completion
 from grouprl.lab.runs import Runs
 from grouprl.lab.trying import try_completion
+from grouprl.record.queries import Key, keys_before, matching_rows, recorded
+from grouprl.record.rows import truth
 from grouprl.types import StopReason, UserError
 
 
@@ -30,10 +31,17 @@ def rollout_routes(runs: Runs) -> list[Route]:
     """The routes, for `create_app`."""
     return [
         Route("/api/runs/{run}/groups", json_answer(lambda request: _groups(runs, request))),
-        Route("/api/runs/{run}/groups/{step}/{group}", json_answer(lambda request: _group(runs, request))),
+        Route(
+            "/api/runs/{run}/groups/{step}/{group}",
+            json_answer(lambda request: one_group(run_folder(runs, request), *_in_path(request, "step", "group"))),
+        ),
         Route(
             "/api/runs/{run}/completions/{step}/{group}/{index}",
-            json_answer(lambda request: _completion(runs, request)),
+            json_answer(
+                lambda request: one_completion(
+                    run_folder(runs, request), *_in_path(request, "step", "group", "index"), root=runs.root
+                )
+            ),
         ),
         Route("/api/runs/{run}/search", json_answer(lambda request: _search(runs, request))),
         Route("/api/runs/{run}/try", changing(lambda run, body: _try(runs, run, body)), methods=["POST"]),
@@ -47,14 +55,6 @@ def _groups(runs: Runs, request: Request) -> dict[str, Any]:
     return groups_of_step(
         run_folder(runs, request), step, offset=offset, limit=query.whole("limit", 1, MOST_GROUPS, 50)
     )
-
-
-def _group(runs: Runs, request: Request) -> dict[str, Any]:
-    return one_group(run_folder(runs, request), *_in_path(request, "step", "group"))
-
-
-def _completion(runs: Runs, request: Request) -> dict[str, Any]:
-    return one_completion(run_folder(runs, request), *_in_path(request, "step", "group", "index"), root=runs.root)
 
 
 def _search(runs: Runs, request: Request) -> dict[str, Any]:
@@ -120,17 +120,11 @@ def _cursor(query: Query, numbers: int) -> list[int] | None:
 # Search
 
 
-Key = tuple[int, int, int]
-"""The place of a completion: its step, its group there and its index in the group."""
-
 MOST_FOUND = 200  # in a page
 _SECONDS = 0.1  # that a call may look; five million completions of 15 words take 7 s, in 70 calls
 _ROWS = 1000  # looked at between two looks at the clock
 _TEXT, _LEAD = 300, 80  # characters shown of a completion, and of those before what was searched
 _NEWEST: Key = (1 << 62, 0, 0)  # after every completion
-_BACKWARDS = "ORDER BY step DESC, group_index DESC, completion_index DESC"
-_PLACE = "(step, group_index, completion_index)"
-_PROMPT = "(SELECT own(prompt) FROM problems WHERE problems.problem_id = completions.problem_id)"
 
 
 @dataclass(frozen=True)
@@ -147,18 +141,18 @@ class SearchTerms:
     first_step: int = 0
     last_step: int | None = None
 
-    def condition(self) -> tuple[str, dict[str, Any]]:
-        """As SQL, and the values in it; `holds` is a function of a text, `asks` of a prompt."""
+    def conditions(self) -> dict[str, Any]:
+        """As terms of `matching_rows`; `holds` is a function of a text, `asks` of a prompt."""
         terms = {
             "holds(text)": self.text or None,
-            f"asks({_PROMPT})": self.prompt or None,
-            "reward >= :min_reward": self.min_reward,
-            "reward <= :max_reward": self.max_reward,
-            "stop_reason = :stop": self.stop,
-            "(reward IS NULL) = :invalid": self.invalid,
-            "correct = :correct": self.correct,
+            "asks(PROMPT)": self.prompt or None,
+            "reward >= :value": self.min_reward,
+            "reward <= :value": self.max_reward,
+            "stop_reason = :value": self.stop,
+            "(reward IS NULL) = :value": self.invalid,
+            "correct = :value": self.correct,
         }
-        return " AND ".join(term for term, value in terms.items() if value is not None) or "TRUE", vars(self)
+        return {term: value for term, value in terms.items() if value is not None}
 
 
 def search(
@@ -182,7 +176,7 @@ def search(
         UserError: the database cannot be read.
     """
     # casefold knows the letters of all languages, LIKE those of English.
-    folded, asked, terms, values = wanted.text.casefold(), wanted.prompt.casefold(), *wanted.condition()
+    folded, asked = wanted.text.casefold(), wanted.prompt.casefold()
     at = min(before or _NEWEST, _NEWEST if wanted.last_step is None else (wanted.last_step + 1, 0, 0))
     rows, looked, steps, more = list[sqlite3.Row](), 0, set[int](), True
     ends = time.monotonic() + seconds
@@ -192,12 +186,14 @@ def search(
         # A damaged run may have lost a problem: its completions are found by what they say, not by its prompt.
         database.create_function("asks", 1, lambda p: p is not None and asked in p.casefold(), deterministic=True)
         while more:
-            keys = _next_keys(database, at, wanted.first_step)
-            found = _found(database, at, keys[-1], terms, values, limit + 1 - len(rows)) if keys else []
-            rows, more = rows + found, len(keys) == _ROWS
+            keys = keys_before(database, at, first_step=wanted.first_step, limit=_ROWS)
+            if keys:
+                rows += matching_rows(database, at, keys[-1], wanted.conditions(), limit + 1 - len(rows))
+            more = len(keys) == _ROWS
             if full := len(rows) > limit:
                 del rows[limit:]
-                keys, more = [key for key in keys if key >= _key(rows[-1])], True
+                last = tuple(rows[-1][name] for name in ("step", "group_index", "completion_index"))
+                keys, more = [key for key in keys if key >= last], True
             at, looked = (keys[-1] if keys else at), looked + len(keys)
             steps |= {step for step, *_ in keys}
             if full or time.monotonic() > ends:
@@ -211,35 +207,9 @@ def search(
     }
 
 
-def _next_keys(database: sqlite3.Connection, before: Key, first_step: int) -> list[Key]:
-    rows = database.execute(
-        f"SELECT step, group_index, completion_index FROM completions WHERE {_PLACE} < (?, ?, ?) AND step >= ? "
-        f"{_BACKWARDS} LIMIT ?",
-        (*before, first_step, _ROWS),
-    )
-    return [_key(row) for row in rows]
-
-
-def _found(
-    database: sqlite3.Connection, before: Key, last: Key, terms: str, values: Mapping[str, Any], most: int
-) -> list[sqlite3.Row]:
-    bounds = dict(zip(("b0", "b1", "b2", "l0", "l1", "l2"), (*before, *last), strict=True))
-    return database.execute(
-        "SELECT step, group_index, completion_index, problem_id, text, reward, advantage, length, stop_reason, "
-        f"invalid_reason, correct{f', {_PROMPT} AS prompt' if values['prompt'] else ''} FROM completions "
-        f"WHERE {_PLACE} < (:b0, :b1, :b2) AND {_PLACE} >= (:l0, :l1, :l2) AND {terms} {_BACKWARDS} LIMIT :most",
-        {**values, **bounds, "most": most},
-    ).fetchall()
-
-
-def _key(row: sqlite3.Row) -> Key:
-    return row["step"], row["group_index"], row["completion_index"]
-
-
 def _shown(row: sqlite3.Row, folded: str, asked: str) -> dict[str, Any]:
-    correct = None if row["correct"] is None else bool(row["correct"])
     prompt = _excerpt(row["prompt"], asked) if asked else None
-    return {**dict(row), "text": _excerpt(row["text"], folded), "correct": correct, "prompt": prompt}
+    return {**dict(row), "text": _excerpt(row["text"], folded), "correct": truth(row["correct"]), "prompt": prompt}
 
 
 def _excerpt(text: str, folded: str) -> str:

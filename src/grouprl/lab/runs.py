@@ -107,7 +107,8 @@ class GrowingRows:
                 file.seek(self._offset - len(self._tail))
                 anew = anew or file.read(len(self._tail)) != self._tail
             if anew or file is None:
-                self._forget()
+                self.generation += bool(self.rows)
+                self.rows, self._offset, self._tail = [], 0, b""
             if file is None:
                 return
             file.seek(self._offset)
@@ -116,10 +117,6 @@ class GrowingRows:
         self.rows.extend(totalled(self.rows, list(fresh)))
         self._offset += len(whole) + len(end)
         self._tail = (self._tail + whole + end)[-_TAIL:]
-
-    def _forget(self) -> None:
-        self.generation += bool(self.rows)
-        self.rows, self._offset, self._tail = [], 0, b""
 
 
 _DEPTH = 2  # a comparison's folder holds those of its runs

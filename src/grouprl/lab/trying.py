@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grouprl.leaves import leaf
 from grouprl.record.files import json_text
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
@@ -63,13 +64,12 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     from grouprl.models.load import load_tokenizer
     from grouprl.rewards.configured import configured_rewards
     from grouprl.run.machine import with_dtype
-    from grouprl.run.trust import trusted_config
     from grouprl.tasks import load_task
     from grouprl.tasks.held_out import trained_on_the_rest
     from grouprl.types import Completion, Group, StopReason
 
     run = RunDirectory(folder)
-    config = trusted_config([run.config], [])
+    config = leaf("received.trust").trusted_config([run.config], [])
     groups = read_rollouts(folder, step)
     if group >= len(groups):
         raise UserError(f"step {step}: expected a group below {len(groups)}, got {group}")

@@ -2,13 +2,12 @@
 
 from grouprl.algorithms.losses import TokenGrid
 from grouprl.learner.batch import PolicyEvaluation, ScoredGroups, assign_credit, make_batch
-from grouprl.learner.critic import CriticLearner
 from grouprl.learner.learner import Learner
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.trace import token_record
+from grouprl.learner.trace import BatchUpdates, token_record, trace_updates
 
 __all__ = [
-    "CriticLearner",
+    "BatchUpdates",
     "Learner",
     "Optimizer",
     "PolicyEvaluation",
@@ -17,4 +16,5 @@ __all__ = [
     "assign_credit",
     "make_batch",
     "token_record",
+    "trace_updates",
 ]

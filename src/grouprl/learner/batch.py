@@ -1,4 +1,4 @@
-"""The learner's padded tensors: completions, what the networks make of them, and what all updates of a batch share."""
+"""The learner's padded tensors: completions, the networks' evaluation of them, and the inputs of all updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from grouprl.algorithms import high_entropy_mask, kl_estimate
 from grouprl.algorithms.advantages import BatchRewards, Credit, check_tensor
 from grouprl.algorithms.spec import Algorithm
-from grouprl.learner.critic import Valuation
 from grouprl.types import Batch, Group, RewardOutcome, Sampling, StopReason, UserError
 
 
@@ -65,7 +64,7 @@ def make_batch(
         trained_NT=mask_NT & whole_N[:, None] if mask_overlong else mask_NT,
         old_logprobs_NT=padded([completion.logprobs for completion in completions], mask_NT, torch.float32),
         sampling=sampling,
-        observations={row: one.observations for row, one in enumerate(completions) if one.observations},
+        observations={row: text.observations for row, text in enumerate(completions) if text.observations},
         teacher_prompts=teacher_prompts or {},
     )
 
@@ -86,7 +85,7 @@ def assign_credit(
     *,
     kl_coef: float,
 ) -> Credit:
-    """Computes the advantages of a batch's tokens: see `assign` of the algorithm's advantage.
+    """Computes the advantages of a batch's tokens by the algorithm's advantage.
 
     `reward_weights` has the weight of each reward in the total, by name; `kl_coef` is of this step.
     """
@@ -127,23 +126,30 @@ def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, 
 
 
 @dataclass(frozen=True)
-class UpdateWork:
-    """A batch and the tensors that all of its updates share."""
+class UpdateInputs:
+    """A batch and the tensors and coefficients that all of its updates share."""
 
     batch: Batch
     credit: Credit
     before: PolicyEvaluation
-    valuation: Valuation | None  # None = no critic learns
     # Log-probs in the denominator of the ratio; None = the update's own, as in TRL: it is the batch's only one, and the
     # ratio is exactly 1 however the sampler rounds.
-    old_NT: Tensor | None
+    ratio_denominator_NT: Tensor | None
     advantages_NT: Tensor  # multiplied by the correction's weights; 0 for tokens below the entropy threshold
     masked: Mapping[str, Tensor]  # [N, T] bool: tokens that correction and entropy threshold leave out
+    kl_coef: float
+    entropy_bonus: float
 
     @staticmethod
     def of(
-        batch: Batch, credit: Credit, before: PolicyEvaluation, algorithm: Algorithm
-    ) -> tuple[UpdateWork, dict[str, float]]:
+        batch: Batch,
+        credit: Credit,
+        before: PolicyEvaluation,
+        algorithm: Algorithm,
+        *,
+        kl_coef: float = 0.0,
+        entropy_bonus: float = 0.0,
+    ) -> tuple[UpdateInputs, dict[str, float]]:
         """Prepares a batch for its updates; also returns metrics of this preparation."""
         old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
         masked: dict[str, Tensor] = {}
@@ -165,11 +171,10 @@ class UpdateWork:
             advantages_NT = advantages_NT * decisive_NT
             masked["low_entropy"] = ~decisive_NT
             metrics["entropy_threshold"] = threshold
-        valuation = Valuation.of(before.values_NT, credit)
-        if valuation is not None:
-            metrics["value_explained_variance"] = valuation.explained_variance
-        own_NT = None if algorithm.updates.count == 1 else old_NT
-        return UpdateWork(batch, credit, before, valuation, own_NT, advantages_NT, masked), metrics
+        denominator_NT = None if algorithm.updates.count == 1 else old_NT
+        return UpdateInputs(
+            batch, credit, before, denominator_NT, advantages_NT, masked, kl_coef, entropy_bonus
+        ), metrics
 
     @property
     def has_signal(self) -> bool:

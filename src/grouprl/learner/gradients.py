@@ -6,7 +6,7 @@ Of several ranks each computes some packs, and all get the sum and the results o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -15,15 +15,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from grouprl.forward.prefix import LearnedPrefix
+from grouprl.forward.progress import PROGRESS
+from grouprl.forward.workers import side_by_side
 from grouprl.learner.optimizer import Optimizer
-from grouprl.models.prefix import LearnedPrefix
-from grouprl.models.progress import PROGRESS
-from grouprl.models.workers import side_by_side
 from grouprl.ranks import Ranks, TreeSum
 
 Result = TypeVar("Result")
 Loss = Callable[[], tuple[Tensor, Result]]
-"""Computes the loss of a pack, and what else its forward pass gives."""
+"""Computes the loss of a pack, and a second result of its forward pass."""
 _Gradients = Sequence[Tensor | None]  # of each weight; None = it has no part in the loss
 
 
@@ -47,39 +47,40 @@ def add_gradients(
         prefix: the tokens before all packs, which get the sum of the packs' gradients once.
 
     Returns:
-        The second result of each loss that this rank computed, by its place among the losses.
+        The second result of each loss that this rank computed, by its index among the losses.
     """
-    shards = ranks.shards(costs)
+    if ranks.mesh is not None:  # FSDP2, whose backward pass adds the gradients of all ranks
+        results: dict[int, Result] = {}
+        count = len(ranks.own(costs))
+        for number, index in enumerate(ranks.passes(costs)):
+            # A rank with fewer packs repeats one, because all ranks make as many passes; it counts as 0.
+            result = _backward(losses[index], 1.0 if number < count else 0.0)
+            if number < count:
+                results[index] = result
+        return results
+
     weights: list[Tensor] = [weight for network in networks for weight in network.parameters() if weight.requires_grad]
-    if ranks.mesh is not None:
-        return _add_sharded(losses, ranks.own(costs), ranks.passes(costs))
     weights += [] if prefix is None else prefix.leaves
-    add = _add_in_a_tree if ranks.exact else _add_in_order
-    done = add(losses, shards, weights, workers, ranks)
+    shards = ranks.shards(costs)
+    indices = list(chain.from_iterable(shards))
+    if ranks.exact:
+        results = _add_in_a_tree(losses, shards, weights, workers, ranks)
+    elif workers < 2:
+        packs = side_by_side([partial(_backward, losses[index]) for index in indices], workers)
+        results = dict(zip(indices, packs, strict=True))
+    else:
+        results = {}
+        jobs = [partial(_gradients, losses[index], weights) for index in indices]
+        for index, (gradients, result) in zip(indices, side_by_side(jobs, workers), strict=True):
+            for weight, gradient in zip(weights, gradients, strict=True):
+                if gradient is not None:
+                    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+            results[index] = result
+    if ranks.world > 1 and not ranks.exact:
+        _set(weights, _over_ranks([weight.grad for weight in weights], weights, ranks))
     if prefix is not None:
         list(side_by_side([prefix.backward], min(1, workers)))
-    return done
-
-
-def _add_in_order(
-    losses: Sequence[Loss[Result]],
-    shards: Sequence[Sequence[int]],
-    weights: Sequence[Tensor],
-    workers: int,
-    ranks: Ranks,
-) -> dict[int, Result]:
-    """Adds the losses of this rank one after the other, then the sums of all ranks."""
-    places = list(chain.from_iterable(shards))
-    if workers < 2:
-        results = list(side_by_side([partial(_backward, losses[place]) for place in places], workers))
-    else:
-        results = []
-        for gradients, result in _side_by_side(losses, places, weights, workers):
-            _accumulate(weights, gradients)
-            results.append(result)
-    if ranks.world > 1:
-        _set(weights, _over_ranks([weight.grad for weight in weights], weights, ranks))
-    return dict(zip(places, results, strict=True))
+    return results
 
 
 def step_if_finite(optimizer: Optimizer, loss: float) -> float:
@@ -91,17 +92,6 @@ def step_if_finite(optimizer: Optimizer, loss: float) -> float:
     return math.nan
 
 
-def _add_sharded(losses: Sequence[Loss[Result]], own: Sequence[int], passes: Sequence[int]) -> dict[int, Result]:
-    """Adds with FSDP2, whose backward pass adds the gradients of all ranks, one pass after the other."""
-    done: dict[int, Result] = {}
-    for number, place in enumerate(passes):
-        counts = number < len(own)
-        result = _backward(losses[place], 1.0 if counts else 0.0)
-        if counts:
-            done[place] = result
-    return done
-
-
 def _add_in_a_tree(
     losses: Sequence[Loss[Result]],
     shards: Sequence[Sequence[int]],
@@ -110,65 +100,53 @@ def _add_in_a_tree(
     ranks: Ranks,
 ) -> dict[int, Result]:
     """Adds in an order that does not depend on the number of ranks: within a shard, then the shards in a tree."""
-    done: dict[int, Result] = {}
-    tree = TreeSum[_Gradients](_added)
-    found = _side_by_side(losses, list(chain.from_iterable(shards)), weights, workers)
+    results: dict[int, Result] = {}
+    tree = TreeSum[_Gradients](_sum)
+    jobs = [partial(_gradients, losses[index], weights) for index in chain.from_iterable(shards)]
+    packs = side_by_side(jobs, workers)
     for shard in shards:
-        total: list[Tensor | None] = [None] * len(weights)
-        for place in shard:
-            gradients, done[place] = next(found)
-            # A sum that begins with +0 has no -0, whose sign would depend on how many empty shards are added to it.
-            total = [
-                one if new is None else (torch.zeros_like(new) if one is None else one).add_(new)
-                for one, new in zip(total, gradients, strict=True)
-            ]
-        tree.push(total)
-    next(found, None)  # to its end
+        totals: list[Tensor | None] = [None] * len(weights)
+        for index in shard:
+            gradients, results[index] = next(packs)
+            for at, gradient in enumerate(gradients):
+                if gradient is not None:
+                    # A sum that begins with +0 has no -0, whose sign would depend on how many empty shards are added.
+                    total = totals[at]
+                    totals[at] = (torch.zeros_like(gradient) if total is None else total).add_(gradient)
+        tree.push(totals)
+    next(packs, None)  # to its end
     _set(weights, _over_ranks(tree.total(), weights, ranks))
-    return dict(sorted(done.items(), key=lambda item: item[0]))
+    return dict(sorted(results.items()))
 
 
-def _added(left: _Gradients, right: _Gradients) -> _Gradients:
+def _sum(left: _Gradients, right: _Gradients) -> _Gradients:
     """Adds to the left gradients, in place; what one side lacks counts as 0."""
-    pairs = zip(left, right, strict=True)
-    return [two if one is None else one if two is None else one.add_(two) for one, two in pairs]
-
-
-def _over_ranks(own: _Gradients, weights: Sequence[Tensor], ranks: Ranks) -> _Gradients:
-    """Adds the gradients of all ranks; a weight that has none on any rank stays without."""
-    used = ranks.gather([gradient is not None for gradient in own], "gradients")
-    places = [place for place, column in enumerate(zip(*used, strict=True)) if any(column)]
-    if ranks.world == 1 or not places:
-        return own
-    parts = [own[place] for place in places]
-    flat = torch.cat(
-        [
-            (torch.zeros_like(weights[place]) if part is None else part).flatten()
-            for place, part in zip(places, parts, strict=True)
-        ]
-    )
-    sizes = [weights[place].numel() for place in places]
-    sums: list[Tensor | None] = [None] * len(own)
-    for place, total in zip(places, torch.split(ranks.add(flat, "gradients"), sizes), strict=True):
-        sums[place] = total.view_as(weights[place]).to(weights[place].dtype)
+    sums: list[Tensor | None] = []
+    for addend, other in zip(left, right, strict=True):
+        sums.append(other if addend is None else addend if other is None else addend.add_(other))
     return sums
 
 
-def _side_by_side(
-    losses: Sequence[Loss[Result]], places: Sequence[int], weights: Sequence[Tensor], workers: int
-) -> Iterator[tuple[_Gradients, Result]]:
-    return side_by_side([partial(_gradients, losses[place], weights) for place in places], workers)
+def _over_ranks(gradients: _Gradients, weights: Sequence[Tensor], ranks: Ranks) -> _Gradients:
+    """Adds the gradients of all ranks; a weight that has none on any rank stays without."""
+    used = ranks.gather([gradient is not None for gradient in gradients], "gradients")
+    indices = [index for index, column in enumerate(zip(*used, strict=True)) if any(column)]
+    if ranks.world == 1 or not indices:
+        return gradients
+    flat: list[Tensor] = []
+    for index in indices:
+        gradient = gradients[index]
+        flat.append((torch.zeros_like(weights[index]) if gradient is None else gradient).flatten())
+    totals = torch.split(ranks.add(torch.cat(flat), "gradients"), [len(part) for part in flat])
+    sums: list[Tensor | None] = [None] * len(gradients)
+    for index, total in zip(indices, totals, strict=True):
+        sums[index] = total.view_as(weights[index]).to(weights[index].dtype)
+    return sums
 
 
 def _set(weights: Sequence[Tensor], gradients: _Gradients) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
-
-
-def _accumulate(weights: Sequence[Tensor], gradients: _Gradients) -> None:
-    for weight, gradient in zip(weights, gradients, strict=True):
-        if gradient is not None:
-            weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
 def _backward(loss: Loss[Result], factor: float = 1.0) -> Result:

@@ -5,17 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from grouprl.config.learner import UpdateConfig
-from grouprl.learner.library_adamw import LibraryAdamW
+from grouprl.forward.workers import one_thread, worker_count
 from grouprl.learner.rounded_adamw import RoundedAdamW
+from grouprl.leaves import leaf
 from grouprl.models.save import plain
 from grouprl.models.shard import part_like, whole
-from grouprl.models.workers import one_thread, worker_count
 from grouprl.types import UserError
+
+
+@runtime_checkable
+class LeanAdamW(Protocol):
+    """AdamW whose moments a library keeps in less memory, or elsewhere: see `grouprl.lean`."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups, whose `lr` is that of the next step."""
+        ...
+
+    def step(self) -> None:
+        """Updates every weight that has a gradient."""
+        ...
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        """Clears the gradients."""
+        ...
+
+    def tensors(self, weight: Tensor) -> dict[str, Tensor]:
+        """The state of a weight by name; empty before an update."""
+        ...
+
+    def load(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Loads what `tensors` returned."""
+        ...
 
 
 class Optimizer:
@@ -46,10 +73,10 @@ class Optimizer:
         vectors = [weight for weight in self._named.values() if weight.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         rate, betas = config.learning_rate, config.betas
-        self._adamw: torch.optim.AdamW | RoundedAdamW | LibraryAdamW
+        self._adamw: torch.optim.AdamW | RoundedAdamW | LeanAdamW
         if config.moments == "8bit" or config.paged:
             embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-            self._adamw = LibraryAdamW(groups, config, embeddings)
+            self._adamw = leaf("moments")(groups, config, embeddings)
         elif config.moments == "bfloat16" or any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
             names: dict[Tensor, str] = {one: name for name, one in self._named.items()}
             self._adamw = RoundedAdamW(groups, rate, betas, names, seed, getattr(torch, config.moments))
@@ -108,7 +135,7 @@ class Optimizer:
         return {f"{name}/{moment}": value for name, state in states for moment, value in state.items()}
 
     def _state(self, weight: Tensor) -> Mapping[str, Tensor]:
-        return self._adamw.tensors(weight) if isinstance(self._adamw, LibraryAdamW) else self._adamw.state[weight]
+        return self._adamw.tensors(weight) if isinstance(self._adamw, LeanAdamW) else self._adamw.state[weight]
 
     def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Loads tensors that `state` returned.
@@ -128,7 +155,7 @@ class Optimizer:
         for name in sorted(got):
             weight = self._named[name]
             own = {moment: state[f"{name}/{moment}"] for moment in moments[name]}
-            if isinstance(self._adamw, LibraryAdamW):
+            if isinstance(self._adamw, LeanAdamW):
                 self._adamw.load(weight, own)
             else:
                 # Fused AdamW keeps the step count too on the weight's device.
@@ -163,3 +190,11 @@ def scheduled_rate(config: UpdateConfig, turn: int, total: int | None = None) ->
     left = 1 - min(1.0, (turn - warmup) / max(1.0, total - warmup))
     share = left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
+
+
+def refuse_paged(config: UpdateConfig, device: str) -> None:
+    """Raises UserError for paged moments on another device than "cuda"."""
+    if config.paged and device != "cuda":
+        raise UserError(
+            "learner.paged: expected false on a CPU, whose memory the moments are in anyway, got true: remove it"
+        )

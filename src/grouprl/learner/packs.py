@@ -6,7 +6,7 @@ The metrics of packs become those of an update, and these those of a pass.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.head import output_head
-from grouprl.models.layouts import Prefix, TreeLayout
-from grouprl.models.logprobs import Context, token_logprobs
-from grouprl.models.packing import GroupSize, pack_groups
-from grouprl.models.prefix import same_tokens
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.logprobs import Context, token_logprobs
+from grouprl.forward.packing import GroupSize, pack_groups
+from grouprl.forward.prefix import same_tokens
 from grouprl.types import Batch, ObservedTokens, Sampling
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One micro-batch: packed tokens, and the places of its C completion tokens in [N, T].
+    """One micro-batch: packed tokens, and the row and column in [N, T] of its C completion tokens.
 
     The S packed tokens exclude each completion's last token, which predicts nothing, unless a model scores it.
     """
@@ -56,14 +56,14 @@ def minibatches(batch: Batch, count: int, seed: int) -> list[list[int]]:
     groups = list(range(len(batch.prompts)))
     if count > 1:
         random.Random(f"minibatches/{seed}").shuffle(groups)
-    parts = [set(groups[place::count]) for place in range(min(count, len(groups)))]
+    parts = [set(groups[first::count]) for first in range(min(count, len(groups)))]
     return [[row for row, group in enumerate(batch.group_of_N) if group in part] for part in parts]
 
 
 def make_packs(
     batch: Batch, rows: Sequence[int], budget: int, device: torch.device, *, read_last: bool = False, shared: int = 0
 ) -> list[Pack]:
-    """Packs the given rows of a batch, with at most `budget` tokens per pack; `models.packing` divides them.
+    """Packs rows of a batch with at most `budget` tokens per pack; `grouprl.forward.packing` divides them.
 
     Args:
         batch: the step's batch.
@@ -71,39 +71,53 @@ def make_packs(
         budget: packed tokens per pack, 0 = by device and groups; one completion with its prompt may exceed it.
         device: the device of the packs' tensors.
         read_last: whether packs include the completions' last tokens, for a model that scores them.
-        shared: tokens that begin all prompts and are read outside of the packs, see `models.prefix`.
+        shared: tokens that begin all prompts and are read outside of the packs (`grouprl.forward.prefix`).
     """
-    read = {row: stretches(batch, row, read_last=read_last) for row in rows if batch.mask_NT[row].any()}
-    by_group: dict[int, list[int]] = {}
-    for row in read:
-        by_group.setdefault(batch.group_of_N[row], []).append(row)
+    segments = {row: row_segments(batch, row, read_last=read_last) for row in rows if batch.mask_NT[row].any()}
+    rows_by_group: dict[int, list[int]] = {}
+    for row in segments:
+        rows_by_group.setdefault(batch.group_of_N[row], []).append(row)
+
+    # Branches of the groups, and their sizes in packed tokens.
     branches, sizes = list[_Branch](), list[GroupSize]()
-    for index, group in by_group.items():
-        prompt, begun = len(batch.prompts[index]) - shared, [(group, 0)]
-        if any(row in batch.observations for row in group):
-            _, begun = _branches({row: tuple(read[row][0].packed_R.tolist()) for row in group}, prompt)
-        branches += begun
-        sizes += (
-            GroupSize(prompt + same, tuple(sum(one.size(shared) for one in read[row]) - same for row in rows))
-            for rows, same in begun
-        )
-    packs = ([(*branches[one.group], one) for one in pack] for pack in pack_groups(sizes, budget, device.type))
-    parts = ([([rows[at] for at in one.completions], same) for rows, same, one in pack] for pack in packs)
-    return [_pack(batch, pack, read, device, shared) for pack in parts]
+    for group, group_rows in rows_by_group.items():
+        prompt_length = len(batch.prompts[group]) - shared
+        group_branches = [_Branch(group_rows, 0)]
+        if any(row in batch.observations for row in group_rows):
+            first_ids = {row: tuple(segments[row][0].packed_R.tolist()) for row in group_rows}
+            _, group_branches = _branches(first_ids, prompt_length)
+        for branch in group_branches:
+            lengths = [sum(segment.size(shared) for segment in segments[row]) - branch.common for row in branch.rows]
+            sizes.append(GroupSize(prompt_length + branch.common, tuple(lengths)))
+        branches += group_branches
 
-
-_Branch = tuple[list[int], int]
-"""Rows of a group, and how many tokens that all of them begin with are read once, as a part of their prompt."""
+    # A branch that exceeds the budget is divided between packs.
+    packs: list[Pack] = []
+    for parts in pack_groups(sizes, budget, device.type):
+        pack_branches = []
+        for part in parts:
+            branch = branches[part.group]
+            pack_branches.append(_Branch([branch.rows[index] for index in part.completions], branch.common))
+        packs.append(_pack(batch, pack_branches, segments, device, shared))
+    return packs
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Tokens of a completion that the policy read after one beginning; without forks a completion has one."""
+class _Branch:
+    """Completions of a group that begin with common tokens, which are packed once, as a part of their prompt."""
 
-    beginning: Tensor | None  # what a fork reads before the stretch, prompt included; None = its group's prompt
-    token_ids_R: Tensor  # own tokens with the observations between them
-    places_T: Tensor  # index in R of each own token
-    read: int  # of the R tokens those that are packed
+    rows: list[int]
+    common: int  # tokens
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens of a completion that the policy read after one beginning; without forks a completion has one segment."""
+
+    beginning: Tensor | None  # what a fork reads before the segment, prompt included; None = its group's prompt
+    token_ids_R: Tensor  # the policy's tokens with the observations between them
+    positions_T: Tensor  # index in R of each of the policy's tokens
+    read: int  # number of the R tokens that are packed
 
     @property
     def packed_R(self) -> Tensor:
@@ -115,112 +129,134 @@ class Stretch:
         return self.read + (0 if self.beginning is None else len(self.beginning) - shared)
 
 
-def stretches(batch: Batch, row: int, *, read_last: bool = False) -> list[Stretch]:
-    """A completion as the policy read it; the last token of a stretch predicts nothing, unless a model scores it."""
-    own_T, found, beginning = batch.token_ids_NT[row][batch.mask_NT[row]], [], None
-    observations, begun = batch.observations.get(row, ()), 0
-    forks = [place for place, one in enumerate(observations) if one.kept is not None]
-    for first, last in zip([0, *(place + 1 for place in forks)], [*forks, len(observations)], strict=True):
-        end = len(own_T) if last == len(observations) else observations[last].after
-        ids_R, places_T = with_observations(own_T[begun:end], observations[first:last], begun)
-        found.append(Stretch(beginning, ids_R, places_T, len(ids_R) - (0 if read_last else 1)))
-        if last < len(observations):
+def row_segments(batch: Batch, row: int, *, read_last: bool = False) -> list[Segment]:
+    """A completion as the policy read it; the last token of a segment predicts nothing, unless a model scores it.
+
+    An observation with `kept` ends a segment: the next one begins with so many of the tokens read before, and the
+    observation's own.
+    """
+    policy_ids_T, observations = batch.token_ids_NT[row][batch.mask_NT[row]], batch.observations.get(row, ())
+    segments: list[Segment] = []
+    beginning: Tensor | None = None
+    start, observed = 0, list[ObservedTokens]()
+    for observation in (*observations, None):
+        if observation is not None and observation.kept is None:
+            observed.append(observation)
+            continue
+        end = len(policy_ids_T) if observation is None else observation.after
+        ids_R, positions_T = with_observations(policy_ids_T[start:end], observed, start)
+        segments.append(Segment(beginning, ids_R, positions_T, len(ids_R) - (0 if read_last else 1)))
+        if observation is not None:
             before = torch.tensor(batch.prompts[batch.group_of_N[row]]) if beginning is None else beginning
-            whole, fork, begun = torch.cat([before, ids_R]), observations[last], end
-            beginning = torch.cat([whole[: fork.kept], torch.tensor(fork.token_ids, dtype=whole.dtype)])
-    return found
+            context = torch.cat([before, ids_R])[: observation.kept]
+            beginning = torch.cat([context, torch.tensor(observation.token_ids, dtype=context.dtype)])
+            start, observed = end, []
+    return segments
 
 
 def beginnings(batch: Batch) -> list[tuple[int, ...]]:
     """The prompts, and what the forks of episodes read: a prefix that is read once begins all of them."""
-    forks = [one.beginning for row in batch.observations for one in stretches(batch, row)]
-    return [*batch.prompts, *(tuple(one.tolist()) for one in forks if one is not None)]
+    segments = [segment for row in batch.observations for segment in row_segments(batch, row)]
+    forks = [segment.beginning for segment in segments if segment.beginning is not None]
+    return [*batch.prompts, *(tuple(beginning.tolist()) for beginning in forks)]
 
 
-def _branches(read_ids: Mapping[int, tuple[int, ...]], prompt: int) -> tuple[int, list[_Branch]]:
-    """Divides rows behind a prompt of so many tokens so that the fewest are read; also gives their number.
+def _branches(ids_by_row: Mapping[int, tuple[int, ...]], prompt_length: int) -> tuple[int, list[_Branch]]:
+    """Divides rows behind a prompt so that fewer tokens are packed; also returns the number of these.
 
-    Rows that begin alike become a branch of their own where what they share is more than the prompt, read once more.
+    Rows that begin alike become a branch where their common tokens are more than the prompt, which it repeats.
     """
-    same = same_tokens(read_ids.values())
-    parts: dict[int | None, list[int]] = {}
-    for row, ids in read_ids.items():
-        parts.setdefault(ids[same] if len(ids) > same else None, []).append(row)
-    tokens, made, others = 0, list[_Branch](), list[int]()
-    for rows in parts.values():
-        left = sum(len(read_ids[row]) - same for row in rows)
-        own, inner = _branches({row: read_ids[row] for row in rows}, prompt) if len(parts) > 1 else (left, [])
-        if own < left:
-            tokens, made = tokens + own, made + inner
-        else:
-            tokens, others = tokens + left, others + rows
-    return (tokens + prompt + same, [*made, (others, same)]) if others else (tokens, made)
+    common = same_tokens(ids_by_row.values())
+    rows_by_next_id: dict[int | None, list[int]] = {}
+    for row, ids in ids_by_row.items():
+        rows_by_next_id.setdefault(ids[common] if len(ids) > common else None, []).append(row)
+    tokens, branches, rest = 0, list[_Branch](), list[int]()
+    for rows in rows_by_next_id.values():
+        joined_tokens = sum(len(ids_by_row[row]) - common for row in rows)
+        if len(rows_by_next_id) > 1:
+            branch_tokens, inner = _branches({row: ids_by_row[row] for row in rows}, prompt_length)
+            if branch_tokens < joined_tokens:
+                tokens += branch_tokens
+                branches += inner
+                continue
+        tokens += joined_tokens
+        rest += rows
+    if rest:
+        tokens += prompt_length + common
+        branches.append(_Branch(rest, common))
+    return tokens, branches
 
 
 def _pack(
-    batch: Batch, groups: list[_Branch], read: Mapping[int, list[Stretch]], device: torch.device, shared: int
+    batch: Batch, branches: Sequence[_Branch], segments: Mapping[int, list[Segment]], device: torch.device, shared: int
 ) -> Pack:
-    rows = [row for group, _ in groups for row in group]
-    nodes = list(_nodes(batch, groups, read))
+    rows = [row for branch in branches for row in branch.rows]
     spans: list[Tensor] = []
     predictors: dict[int, list[Tensor]] = {row: [] for row in rows}
+    prompt_lengths, segment_lengths = list[int](), list[tuple[int, ...]]()
     at = 0
-    for beginning, branches, same in nodes:
+    for beginning, node_segments, common in _nodes(batch, branches, segments):
         spans.append(beginning[shared:])
-        at += len(spans[-1])
-        last = at - same - 1
-        for row, one in branches:
-            spans.append(one.packed_R[same:])
+        at += len(beginning) - shared
+        last = at - common - 1  # the beginning's last token before the common ones
+        prompt_lengths.append(len(beginning) - shared)
+        segment_lengths.append(tuple(segment.read - common for _, segment in node_segments))
+        for row, segment in node_segments:
             # The token before a completion's token predicts it; before the first one it is the beginning's last token.
-            predictors[row].append(torch.where(one.places_T > same, at + one.places_T - same - 1, last + one.places_T))
-            at += len(spans[-1])
+            positions_T = segment.positions_T
+            behind_T = at + positions_T - common - 1
+            predictors[row].append(torch.where(positions_T > common, behind_T, last + positions_T))
+            spans.append(segment.packed_R[common:])
+            at += segment.read - common
+
     mask_nT = batch.mask_NT[rows]
     row_C, column_C = mask_nT.nonzero(as_tuple=True)
+    context = None
+    if batch.sampling.penalizes or batch.sampling.structure is not None:
+        context = _context(batch, [(row, segment) for row in rows for segment in segments[row]], mask_nT, device)
     return Pack(
         rows=tuple(rows),
         input_ids_S=torch.cat(spans).to(device),
-        layout=TreeLayout(
-            tuple(len(beginning) - shared for beginning, _, _ in nodes),
-            tuple(tuple(one.read - same for _, one in branches) for _, branches, same in nodes),
-            device,
-            shared,
-        ),
+        layout=TreeLayout(tuple(prompt_lengths), tuple(segment_lengths), device, shared),
         predictors_C=torch.cat([part for row in rows for part in predictors[row]]).to(device),
         token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
         row_C=row_C.to(device),
         column_C=column_C.to(device),
-        context=_context(batch, [(row, one) for row in rows for one in read[row]], mask_nT, device),
+        context=context,
     )
 
 
 def _nodes(
-    batch: Batch, groups: list[_Branch], read: Mapping[int, list[Stretch]]
-) -> Iterator[tuple[Tensor, list[tuple[int, Stretch]], int]]:
-    """Each group's prompt, the first stretches of its completions, and how many tokens these share, which stand in the
-    prompt; a later stretch stands alone.
+    batch: Batch, branches: Sequence[_Branch], segments: Mapping[int, list[Segment]]
+) -> list[tuple[Tensor, list[tuple[int, Segment]], int]]:
+    """The nodes of a pack's layout: tokens, the segments that read them, and how many of them the segments repeat.
+
+    A branch's prompt with its common tokens is read by the first segments of its completions; the beginning of each
+    later segment by that one alone.
     """
-    for group, same in groups:
-        prompt = torch.tensor(batch.prompts[batch.group_of_N[group[0]]])
-        firsts = [(row, read[row][0]) for row in group]
-        yield torch.cat([prompt, firsts[0][1].packed_R[:same]]), firsts, same
-        for row in group:
-            for one in read[row]:
-                if one.beginning is not None:
-                    yield one.beginning, [(row, one)], 0
+    nodes: list[tuple[Tensor, list[tuple[int, Segment]], int]] = []
+    for branch in branches:
+        prompt = torch.tensor(batch.prompts[batch.group_of_N[branch.rows[0]]])
+        firsts = [(row, segments[row][0]) for row in branch.rows]
+        nodes.append((torch.cat([prompt, firsts[0][1].packed_R[: branch.common]]), firsts, branch.common))
+        for row in branch.rows:
+            for segment in segments[row]:
+                if segment.beginning is not None:
+                    nodes.append((segment.beginning, [(row, segment)], 0))
+    return nodes
 
 
-def _context(batch: Batch, several: list[tuple[int, Stretch]], mask_nT: Tensor, device: torch.device) -> Context | None:
-    if not batch.sampling.penalizes and batch.sampling.structure is None:
-        return None
-    begun = [
-        torch.tensor(batch.prompts[batch.group_of_N[row]]) if one.beginning is None else one.beginning
-        for row, one in several
-    ]
-    whole = [torch.cat([beginning, one.token_ids_R]) for beginning, (_, one) in zip(begun, several, strict=True)]
-    before = [len(beginning) + one.places_T for beginning, (_, one) in zip(begun, several, strict=True)]
-    row_C = torch.arange(len(several)).repeat_interleave(torch.tensor([*map(len, before)]))
-    rows = list(dict.fromkeys(row for row, _ in several))
-    parts = (pad_sequence(whole, True), row_C, torch.cat(before), batch.states_NT[rows][mask_nT])
+def _context(batch: Batch, segments: Sequence[tuple[int, Segment]], mask_nT: Tensor, device: torch.device) -> Context:
+    """What a repetition penalty or a structure reads: all tokens of each segment, and where each token stands."""
+    texts, positions = list[Tensor](), list[Tensor]()
+    for row, segment in segments:
+        prompt = torch.tensor(batch.prompts[batch.group_of_N[row]])
+        beginning = prompt if segment.beginning is None else segment.beginning
+        texts.append(torch.cat([beginning, segment.token_ids_R]))
+        positions.append(len(beginning) + segment.positions_T)
+    row_C = torch.arange(len(segments)).repeat_interleave(torch.tensor([*map(len, positions)]))
+    rows = list(dict.fromkeys(row for row, _ in segments))
+    parts = (pad_sequence(texts, True), row_C, torch.cat(positions), batch.states_NT[rows][mask_nT])
     return Context(*(part.to(device) for part in parts))
 
 
@@ -230,14 +266,15 @@ def with_observations(
     """The tokens that the policy read of a completion: its own, from `first` on, with the observations between them.
 
     Returns:
-        All tokens, and the place among them of each own token.
+        All tokens, and the index among them of each of the policy's.
     """
-    places_T, parts, begun = torch.arange(len(token_ids_T)), [], 0
-    for one in observations:
-        parts += [token_ids_T[begun : one.after - first], torch.tensor(one.token_ids)]
-        begun = one.after - first
-        places_T[begun:] += len(one.token_ids)
-    return torch.cat([*parts, token_ids_T[begun:]]), places_T
+    positions_T, parts, start = torch.arange(len(token_ids_T)), list[Tensor](), 0
+    for observation in observations:
+        end = observation.after - first
+        parts += [token_ids_T[start:end], torch.tensor(observation.token_ids)]
+        positions_T[end:] += len(observation.token_ids)
+        start = end
+    return torch.cat([*parts, token_ids_T[start:]]), positions_T
 
 
 def to_grid(pack: Pack, values_C: Tensor) -> Tensor:
@@ -246,9 +283,9 @@ def to_grid(pack: Pack, values_C: Tensor) -> Tensor:
     return grid.index_copy(0, pack.row_C * pack.width + pack.column_C, values_C).view(len(pack.rows), pack.width)
 
 
-def cut(pack: Pack, whole_NT: Tensor) -> Tensor:
-    """[n, width]: the part of an [N, T] tensor that a pack holds, on its device."""
-    return whole_NT[list(pack.rows), : pack.width].to(pack.row_C.device)
+def cut(pack: Pack, values_NT: Tensor) -> Tensor:
+    """[n, width]: the rows of an [N, T] tensor that are in a pack, on its device."""
+    return values_NT[list(pack.rows), : pack.width].to(pack.row_C.device)
 
 
 @dataclass(frozen=True)
@@ -260,7 +297,7 @@ class PackOutput:
     hidden_CH: Tensor  # hidden states that predict the tokens
 
 
-def after(prefix: Prefix | None, pack: Pack) -> Pack:
+def with_prefix(prefix: Prefix | None, pack: Pack) -> Pack:
     """The pack, whose prompts lack their shared tokens, with what a model read of these."""
     return pack if prefix is None else replace(pack, layout=replace(pack.layout, prefix=prefix))
 
@@ -288,12 +325,7 @@ def pack_hidden(model: PreTrainedModel, pack: Pack) -> Tensor:
 
 
 PackMetrics = dict[str, tuple[float, float]]
-"""Of each metric its value, and the number of tokens that it describes."""
-
-
-def pack_metrics(stats: Mapping[str, Tensor], tokens: Mapping[str, int], others: int) -> PackMetrics:
-    """The metrics of one pack as plain numbers; `others` counts the tokens of those that `tokens` does not name."""
-    return {name: (float(value.detach()), tokens.get(name, others)) for name, value in stats.items()}
+"""Value of each metric, and the number of tokens that it describes."""
 
 
 def combined(metrics: Sequence[PackMetrics]) -> dict[str, float]:
@@ -303,15 +335,15 @@ def combined(metrics: Sequence[PackMetrics]) -> dict[str, float]:
     """
     combined: dict[str, float] = {}
     for name in metrics[0] if metrics else ():
-        found = [pack[name] for pack in metrics if pack[name][1]]
-        if not found:
+        described = [pack[name] for pack in metrics if pack[name][1]]
+        if not described:
             continue
         if name in ("loss", "value_loss", "router_aux_loss"):
-            combined[name] = sum(value for value, _ in found)
+            combined[name] = sum(value for value, _ in described)
         elif name in ("sampler_learner_gap", "ratio_max"):
-            combined[name] = max(value for value, _ in found)
+            combined[name] = max(value for value, _ in described)
         else:
-            combined[name] = sum(value * count for value, count in found) / sum(count for _, count in found)
+            combined[name] = sum(value * count for value, count in described) / sum(count for _, count in described)
     return combined
 
 

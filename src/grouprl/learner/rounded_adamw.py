@@ -61,11 +61,13 @@ class RoundedAdamW(torch.optim.Optimizer):
             state |= {name: torch.zeros_like(weight, dtype=self._moments) for name in ("exp_avg", "exp_avg_sq")}
         state["step"] += 1
         update, rate, (beta, beta_sq) = int(state["step"]), group["lr"], group["betas"]
-        generator = torch.Generator(weight.device).manual_seed(_key(self._seed, self._names[weight], update))
-        kept = [tensor.view(-1) for tensor in (state["exp_avg"], state["exp_avg_sq"], weight.data)]
+        key = f"{self._seed}/{self._names[weight]}/{update}".encode()
+        draw_seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1  # 63 bits
+        generator = torch.Generator(weight.device).manual_seed(draw_seed)
+        tensors = [tensor.view(-1) for tensor in (state["exp_avg"], state["exp_avg_sq"], weight.data)]
         chunk = _CHUNK[weight.device.type]
         for at in range(0, weight.numel(), chunk):
-            parts = [tensor[at : at + chunk] for tensor in kept]
+            parts = [tensor[at : at + chunk] for tensor in tensors]
             mean, square, value = (part.float() for part in parts)
             gradient = weight.grad.flatten()[at : at + chunk].float() * self._scale  # type: ignore[union-attr]
             mean.lerp_(gradient, 1 - beta)
@@ -87,8 +89,3 @@ def rounded(exact: Tensor, generator: torch.Generator) -> Tensor:
     """
     draws = torch.randint(0, 1 << 16, exact.shape, generator=generator, device=exact.device, dtype=torch.int32)
     return (exact.view(torch.int32) + draws).bitwise_and_(-(1 << 16)).view(torch.float32).bfloat16()
-
-
-def _key(seed: int, name: str, update: int) -> int:
-    """A seed of 63 bits."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}/{update}".encode(), digest_size=8).digest()) >> 1

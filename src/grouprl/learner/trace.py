@@ -1,11 +1,10 @@
-"""Log-probs and entropies of each token, kept for the record; nothing here affects the update."""
+"""The numbers of each token that a run records: computed after the updates, which nothing here affects."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import compress
 
 import torch
@@ -16,7 +15,7 @@ from grouprl.algorithms.losses import Objective, TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.stages import cut_sides, group_stages
 from grouprl.algorithms.surrogates import left_out
-from grouprl.learner.batch import UpdateWork
+from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.packs import Pack, PackOutput
 from grouprl.ranks import Ranks
 from grouprl.types import Batch, Group, TokenTrace
@@ -36,35 +35,76 @@ class TokenPass:
         return TokenPass(pack, forward.logprobs_C.detach(), forward.entropies_C.detach())
 
 
-def all_passes(packs: Sequence[Pack], own: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
-    """The forward passes of all packs, of which each rank made its own (by place)."""
+def all_passes(packs: Sequence[Pack], pass_by_index: Mapping[int, TokenPass], ranks: Ranks) -> list[TokenPass]:
+    """The forward passes of all packs, of which this rank made some (by index)."""
     if ranks.world == 1 or not packs:
-        return list(own.values())
+        return list(pass_by_index.values())
     lengths = [len(pack.row_C) for pack in packs]
     numbers_2C = torch.zeros(2, sum(lengths), device=packs[0].row_C.device)
     columns = torch.split(numbers_2C, lengths, dim=1)
-    for place, one in own.items():
-        columns[place].copy_(torch.stack([one.logprobs_C, one.entropies_C]))
+    for index, token_pass in pass_by_index.items():
+        columns[index].copy_(torch.stack([token_pass.logprobs_C, token_pass.entropies_C]))
     ranks.combine(numbers_2C, "log-probs")
     return [TokenPass(pack, *column) for pack, column in zip(packs, columns, strict=True)]
 
 
-def recorded_tokens(
-    work: UpdateWork, last_pass: Sequence[TokenPass], again: Sequence[TokenPass]
-) -> list[tuple[list[float], TokenTrace]]:
-    """[N] advantages and trace of each completion's tokens; `again` are passes after the last update."""
-    batch, old_NT, reference_NT = work.batch, work.old_NT, work.before.reference_NT
-    count, sampled = len(batch.mask_NT), old_NT is batch.old_logprobs_NT
-    read = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
+@dataclass(frozen=True)
+class UpdatePass:
+    """One update: its metrics, and the forward passes of its packs."""
+
+    metrics: dict[str, float]
+    passes: Sequence[TokenPass]
+
+
+@dataclass(frozen=True)
+class BatchUpdates:
+    """What the updates of a batch computed; the record of it is made from this value alone."""
+
+    metrics: dict[str, float]
+    inputs: UpdateInputs | None = None  # None = no group entered the loss, and there was no update
+    updates: Sequence[UpdatePass] = ()  # of the last pass over the batch
+    watched: Sequence[int] = ()  # rows of the group that was evaluated again, see `watched_group`
+    again: Sequence[TokenPass] = ()  # their forward passes after the last update
+    critic_only: bool = False  # the updates moved the critic alone
+
+    @property
+    def last_pass(self) -> list[TokenPass]:
+        """The forward passes of the last pass over the batch."""
+        return [token_pass for update in self.updates for token_pass in update.passes]
+
+
+@dataclass(frozen=True)
+class LearnTrace:
+    """Numbers of a batch's tokens, for the record."""
+
+    unused: Mapping[str, Tensor]  # [N, T] bool: tokens without a gradient, by category of `evaluation.ledger`
+    tokens: list[tuple[list[float], TokenTrace]]  # [N] advantages and trace of the completion's tokens
+    stages: Mapping[str, Mapping[str, object]]  # see `_watched_stages`
+
+
+def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
+    """Computes the recorded numbers of a batch's tokens from its updates."""
+    if result.inputs is None:
+        return LearnTrace({}, [], {})
+    unused = _unused_tokens(algorithm.objective, result.inputs, result)
+    stages = _watched_stages(algorithm, result.inputs, result)
+    return LearnTrace(unused, _recorded_tokens(result.inputs, result), stages)
+
+
+def _recorded_tokens(inputs: UpdateInputs, result: BatchUpdates) -> list[tuple[list[float], TokenTrace]]:
+    """[N] advantages and trace of each completion's tokens."""
+    batch, old_NT, reference_NT = inputs.batch, inputs.ratio_denominator_NT, inputs.before.reference_NT
+    count, sampled, last_pass = len(batch.mask_NT), old_NT is batch.old_logprobs_NT, result.last_pass
+    logprobs = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
     traces = zip(
-        read,
+        logprobs,
         _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
         [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
-        _rows(count, [(part.pack, part.logprobs_C) for part in again]),
-        read if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
+        _rows(count, [(part.pack, part.logprobs_C) for part in result.again]),
+        logprobs if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
         strict=True,
     )
-    advantages_NT = work.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
+    advantages_NT = inputs.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
     return list(zip(token_rows(advantages_NT, batch), (TokenTrace(*row) for row in traces), strict=True))
 
 
@@ -73,36 +113,30 @@ def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
     return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
 
-def unused_tokens(
-    objective: Objective,
-    work: UpdateWork,
-    updates: Sequence[tuple[Mapping[str, float], Sequence[TokenPass]]],
-    critic_only: bool,
-) -> dict[str, Tensor]:
+def _unused_tokens(objective: Objective, inputs: UpdateInputs, result: BatchUpdates) -> dict[str, Tensor]:
     """[N, T] bool by category of `evaluation.ledger`: tokens without a gradient in the updates of the last pass."""
-    batch, broken_N = work.batch, torch.zeros(len(work.batch.mask_NT), 1, dtype=torch.bool)
-    for update, parts in updates:
-        for part in parts:
-            broken_N[list(part.pack.rows)] = not math.isfinite(update["grad_norm"])
-    return dict(work.masked) | {
-        "truncated": ~batch.trained_NT,
-        "no_signal": (work.credit.advantages_NT == 0) & ~work.taught_N[:, None],
-        "critic_only": torch.full_like(broken_N, critic_only),
-        "not_finite": broken_N,
-        "clipped": _cut_tokens(objective, work, [part for _, parts in updates for part in parts]),
-    }
+    batch, advantages_NT = inputs.batch, inputs.advantages_NT
+    broken_N = torch.zeros(len(batch.mask_NT), 1, dtype=torch.bool)
+    for update in result.updates:
+        for part in update.passes:
+            broken_N[list(part.pack.rows)] = not math.isfinite(update.metrics["grad_norm"])
 
-
-def _cut_tokens(objective: Objective, work: UpdateWork, last_pass: Sequence[TokenPass]) -> Tensor:
-    """[N, T] bool: the tokens whose gradient the clip, the dual clip or `left_out` removes."""
-    batch, advantages_NT = work.batch, work.advantages_NT
-    old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
-    logprobs_NT = _grid(old_NT, last_pass)
-    below_NT = logprobs_NT if work.old_NT is None else old_NT
+    # The tokens whose gradient the clip, the dual clip or `left_out` removes.
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
+    logprobs_NT = _grid(old_NT, result.last_pass)
+    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
     ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
-    left_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
-    return reduce(torch.logical_or, cut_sides(objective, ratios_NT, advantages_NT).values(), left_NT)
+    clipped_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
+    for side_NT in cut_sides(objective, ratios_NT, advantages_NT).values():
+        clipped_NT = clipped_NT | side_NT
+    return dict(inputs.masked) | {
+        "truncated": ~batch.trained_NT,
+        "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.taught_N[:, None],
+        "critic_only": torch.full_like(broken_N, result.critic_only),
+        "not_finite": broken_N,
+        "clipped": clipped_NT,
+    }
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
@@ -114,34 +148,32 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
         return []
     moved_N = (advantages_NT != 0).any(1).tolist()
     group = next(compress(batch.group_of_N, moved_N), None)
-    return [row for row, one in enumerate(batch.group_of_N) if one == group]
+    return [row for row, row_group in enumerate(batch.group_of_N) if row_group == group]
 
 
-def watched_stages(
-    algorithm: Algorithm,
-    work: UpdateWork,
-    rows: Sequence[int],
-    last_pass: Sequence[TokenPass],
-    again: Sequence[TokenPass],
-    kl_coef: float,
+def _watched_stages(
+    algorithm: Algorithm, inputs: UpdateInputs, result: BatchUpdates
 ) -> Mapping[str, Mapping[str, object]]:
-    """What the last update made of the watched rows, see `group_stages`; as if the whole batch were one update."""
+    """The loss of the watched rows in stages (`group_stages`), as if the whole batch were one update."""
+    rows = list(result.watched)
     if not rows:
         return {}
-    batch, reference_NT = work.batch, work.before.reference_NT
-    old_NT = batch.old_logprobs_NT if work.old_NT is None else work.old_NT
-    logprobs_NT = _grid(old_NT, last_pass)
+    batch, reference_NT = inputs.batch, inputs.before.reference_NT
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
+    logprobs_NT = _grid(old_NT, result.last_pass)
     weights_NT = algorithm.objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)
     tokens = TokenGrid(
         logprobs_NT[rows],
-        (logprobs_NT if work.old_NT is None else old_NT)[rows],
-        work.advantages_NT[rows],
+        (logprobs_NT if inputs.ratio_denominator_NT is None else old_NT)[rows],
+        inputs.advantages_NT[rows],
         weights_NT[rows],
         batch.mask_NT[rows],
         sampler_logprobs_NT=batch.old_logprobs_NT[rows],
         reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
     )
-    stages = group_stages(algorithm, tokens, _grid(logprobs_NT, again)[rows], kl_coef=kl_coef)
+    stages = group_stages(
+        algorithm, tokens, _grid(logprobs_NT, result.again)[rows], kl_coef=result.metrics.get("kl_coef", 0.0)
+    )
     batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
     return {**stages, "loss": {**stages["loss"], "batch": batch_size}}
 
@@ -156,7 +188,7 @@ def _grid(start_NT: Tensor, parts: Sequence[TokenPass]) -> Tensor:
 
 
 def token_record(
-    groups: Sequence[Group], kept: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
+    groups: Sequence[Group], is_kept_P: Sequence[bool], tokens: Sequence[tuple[list[float], TokenTrace]]
 ) -> tuple[list[list[list[float]]], list[list[TokenTrace]]]:
     """Puts the rows of the batch back in their groups; returns [P][G] advantages and traces.
 
@@ -165,7 +197,7 @@ def token_record(
     rows = iter(tokens)
     pairs = [
         [next(rows) if keep else ([0.0] * len(completion), TokenTrace()) for completion in group.completions]
-        for group, keep in zip(groups, kept, strict=True)
+        for group, keep in zip(groups, is_kept_P, strict=True)
     ]
     return [[advantages for advantages, _ in group] for group in pairs], [
         [trace for _, trace in group] for group in pairs

@@ -108,12 +108,12 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         _refuse_bombs(config, tensors)
         _inject(model, config, seed=0)
         _refuse_heads(model, folder)
-        found = import_extra("peft", "lora", "LoRA").set_peft_model_state_dict(model, tensors)
+        result = import_extra("peft", "lora", "LoRA").set_peft_model_state_dict(model, tensors)
     except _WRONG as error:
         raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
-    lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(found.missing_keys)
-    if lacking or found.unexpected_keys:
-        wrong = sorted([*lacking, *found.unexpected_keys])
+    lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(result.missing_keys)
+    if lacking or result.unexpected_keys:
+        wrong = sorted([*lacking, *result.unexpected_keys])
         raise _not_an_adapter(folder, f"an adapter for {model.name_or_path}", f"a difference in {wrong[:3]}")
     return model
 
@@ -124,8 +124,8 @@ def _refuse_bombs(config: Any, tensors: Mapping[str, Tensor]) -> None:
     rank = max([config.r, *config.rank_pattern.values()])
     if rank > widest:
         raise ValueError(f"a rank of {rank}, and weights of {widest} at most")
-    given = [config.target_modules, config.exclude_modules, config.layers_pattern]
-    patterns = [one for names in given for one in ([names] if isinstance(names, str) else names or ())]
+    settings = [config.target_modules, config.exclude_modules, config.layers_pattern]
+    patterns = [name for names in settings for name in ([names] if isinstance(names, str) else names or ())]
     for pattern in [*patterns, *config.rank_pattern, *config.alpha_pattern]:
         if len(_REPEAT.findall(pattern)) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
             raise ValueError(f"a pattern with too many repetitions: {pattern:.80}")
@@ -138,8 +138,8 @@ def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Ten
     """
     # Not model.save_pretrained, which queries the hub for the base model at each save.
     peft = import_extra("peft", "lora", "LoRA")
-    own = peft.get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
-    plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in own.items()}
+    adapter = peft.get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+    plain = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in adapter.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
     model.peft_config[_NAME].save_pretrained(folder)
@@ -162,8 +162,8 @@ def base_of(folder: str) -> tuple[str, str]:
         UserError: the file cannot be read, or names no base model.
     """
     try:
-        found = json.loads(read_needed(Path(folder) / CONFIG, f"adapter {folder!r}: expected its settings"))
-        named, revision = found.get("base_model_name_or_path"), found.get("revision") or "main"
+        settings = json.loads(read_needed(Path(folder) / CONFIG, f"adapter {folder!r}: expected its settings"))
+        named, revision = settings.get("base_model_name_or_path"), settings.get("revision") or "main"
     except (OSError, ValueError, AttributeError) as error:
         raise _not_an_adapter(Path(folder), f"a readable {CONFIG}", _reason(error)) from error
     if not isinstance(named, str) or not named:
@@ -182,14 +182,14 @@ def as_reference(reference: PreTrainedModel, policy: PreTrainedModel) -> Iterato
         device = policy.get_input_embeddings().weight.device
         home = [(tensor, tensor.data) for tensor in (*reference.parameters(), *reference.buffers())]
         try:
-            for tensor, own in home:
-                if own.device != device:
-                    tensor.data = own.to(device)
+            for tensor, home_data in home:
+                if home_data.device != device:
+                    tensor.data = home_data.to(device)
             yield reference
         finally:
-            for tensor, own in home:  # the memory that never left: nothing is copied back
-                if tensor.device != own.device:
-                    tensor.data = own
+            for tensor, home_data in home:  # the memory that never left: nothing is copied back
+                if tensor.device != home_data.device:
+                    tensor.data = home_data
         return
     policy.disable_adapters()
     try:
@@ -267,8 +267,8 @@ def _saved_config(peft: Any, folder: Path) -> Any:
         config = peft.PeftConfig.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
-    usual, own = peft.LoraConfig().to_dict(), config.to_dict()
-    odd = [f"{key}={value}" for key, value in own.items() if key not in _PLAIN and usual.get(key) != value]
+    defaults, settings = peft.LoraConfig().to_dict(), config.to_dict()
+    odd = [f"{key}={value}" for key, value in settings.items() if key not in _PLAIN and defaults.get(key) != value]
     if odd:
         raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
     return config

@@ -25,11 +25,11 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
+from grouprl.forward.precision import round_weights
+from grouprl.leaves import leaf
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
-from grouprl.models.names import BUNDLED, ModelSource, check_name
-from grouprl.models.precision import quantize_weights, round_weights
-from grouprl.models.received import INDEX, TOKENIZER_FILES, refuse_model, shard_names
+from grouprl.models.names import BUNDLED, TOKENIZER_FILES, WEIGHT_INDEX, ModelSource, check_name
 from grouprl.models.templates import prepare_template
 from grouprl.models.verify import in_right_form
 from grouprl.types import UserError, nearest_name
@@ -47,7 +47,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     """A causal language model with float32 weights, in eval mode, on GroupRL's attention.
 
     With `weights` "bfloat16" or "nf4" it is loaded and checked in float32 on the CPU, then rounded (`round_weights`,
-    `quantize_weights`) and moved, so that the device never holds more.
+    `grouprl.lean.four_bits`) and moved, so that the device never holds more.
 
     The model stays in eval mode in training, because dropout would make learner and sampler disagree. The folder of a
     LoRA adapter gives its base model with the adapter, which alone takes gradients.
@@ -57,7 +57,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     """
     path, revision = located(source)
     folder, base, what = _resolve(path), path, "a causal language model in safetensors"
-    refuse_model(Path(folder))
+    _received(path, revision)
     if has_manifest(Path(folder)):
         check_manifest(Path(folder))
     if is_adapter(folder):
@@ -65,10 +65,10 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     auto = _auto_class(base, what, revision)
 
     rounded = weights != "float32"
-    place = torch.device("cpu") if rounded else device
+    load_device = torch.device("cpu") if rounded else device
 
     def load(attention: str) -> PreTrainedModel:
-        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(place).eval()
+        model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(load_device).eval()
         model.config._commit_hash = extract_commit_hash(
             cached_file(_resolve(base), CONFIG_NAME, revision=revision), None
         )
@@ -76,11 +76,16 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
 
     with hide_warnings():  # about masks and fast kernels of single architectures, whose numbers are compared here
         model = in_right_form(path, load)
-    _freeze_beside_text(model)
+    # Only the text tower of a model that sees learns: text gives the rest no gradient.
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    learned = {id(weight) for part in parts for weight in part.parameters()}
+    for weight in model.parameters():
+        if id(weight) not in learned:
+            weight.requires_grad_(False)
     if rounded:
         round_weights(model)
     if weights == "nf4":
-        quantize_weights(model, device)
+        leaf("four_bits")(model, device)
     return model.to(device)
 
 
@@ -109,37 +114,33 @@ def _refuse_adapter(path: str, what: str, revision: str) -> None:
 
 
 def _received(path: str, revision: str, *names: str) -> Path:
-    """The folder of a model, checked; of one on the hub with these files, which are downloaded first."""
+    """The folder of a model, checked unless it came with the package; hub models have these files downloaded first."""
     folder = Path(_resolve(path))
+    if folder in BUNDLED.values():
+        return folder
     if not folder.is_dir():
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         files = [cached_file(path, name, revision=revision, **quiet) for name in names]
         folder = next((Path(file).parent for file in files if file), folder)
-    refuse_model(folder)
+    leaf("received.files").refuse_model(folder)
     return folder
 
 
 def _refuse_size(auto: Any, path: str, options: Mapping[str, Any]) -> None:
     """Checks that a model has about as many weights as its files: transformers makes those that are missing first."""
     revision = options.get("revision", "main")
-    folder = _received(path, revision, INDEX)
-    folder = _received(path, revision, *(shard_names(folder) or ["model.safetensors"]))
-    given = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    folder = _received(path, revision, WEIGHT_INDEX)
+    if folder in BUNDLED.values():
+        return
+    shards = leaf("received.files").shard_names(folder)
+    folder = _received(path, revision, *(shards or ["model.safetensors"]))
+    file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = AutoConfig.from_pretrained(_resolve(path), trust_remote_code=False, **options)
     with torch.device("meta"):
-        asked = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
-    if given and asked > _SPARE + 2 * given:  # four bits are a weight
-        got = f"one of {asked} and files of {given} bytes: get the files of one model"
+        weight_count = sum(weight.numel() for weight in auto.from_config(config, trust_remote_code=False).parameters())
+    if file_bytes and weight_count > _SPARE + 2 * file_bytes:  # four bits are a weight
+        got = f"one of {weight_count} and files of {file_bytes} bytes: get the files of one model"
         raise UserError(f"model {path!r}: expected a configuration of as many weights as its files, got {got}")
-
-
-def _freeze_beside_text(model: PreTrainedModel) -> None:
-    """Only the text tower of a model that sees learns: text gives the rest no gradient."""
-    parts = (model.get_decoder(), model.get_output_embeddings())
-    learned = {id(weight) for part in parts for weight in part.parameters()}
-    for weight in model.parameters():
-        if id(weight) not in learned:
-            weight.requires_grad_(False)
 
 
 def load_pretrained(
@@ -257,11 +258,11 @@ def load_tokenizer(model: str | ModelSource) -> PreTrainedTokenizerBase:
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError for a tokenizer with tokens that the model has no embedding of."""
-    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if known > rows:
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if tokens > rows:
         raise UserError(
             f"model {model.name_or_path!r}: expected a tokenizer of at most {rows} tokens, as many as the model has "
-            f"embeddings, got one of {known}: use the model's own tokenizer"
+            f"embeddings, got one of {tokens}: use the model's own tokenizer"
         )
 
 
@@ -296,8 +297,8 @@ def mix_weights(model: PreTrainedModel, other: PreTrainedModel, share: float) ->
         model.load_state_dict(other.state_dict())
         return
     theirs = dict(other.named_parameters())  # names a shared weight once; the frozen model has the same names
-    for name, own in model.named_parameters():
-        own.copy_(own.float() * (1 - share) + theirs[name].to(own.device).float() * share)
+    for name, weight in model.named_parameters():
+        weight.copy_(weight.float() * (1 - share) + theirs[name].to(weight.device).float() * share)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ def check_manifest(folder: Path) -> None:
         UserError: there is no manifest, or a file is missing, was added, has other bytes or is a link; the error names
             them.
     """
-    found = _found(folder)  # first, because it refuses a manifest that is a pipe
-    faults = [*_faults(_recorded(folder), found)]
+    entries = _found(folder)  # first, because it refuses a manifest that is a pipe
+    faults = [*_faults(_recorded(folder), entries)]
     if faults:
         raise UserError(
             f"{folder}: expected the files of {MANIFEST}, got {'; '.join(faults[:5])}: restore the folder, or remove "
@@ -79,13 +79,13 @@ def _entry(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected a file that can be read, got '{error}': restore it") from None
 
 
-def _faults(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    missing = [f"no {name}" for name in recorded if name not in found]
-    added = [f"{name}, which was added" for name in found if name not in recorded]
+def _faults(recorded: Mapping[str, Any], entries: Mapping[str, Any]) -> list[str]:
+    missing = [f"no {name}" for name in recorded if name not in entries]
+    added = [f"{name}, which was added" for name in entries if name not in recorded]
     changed = [
         f"{name} of {entry['bytes']} bytes with SHA-256 {entry['sha256'][:12]} instead of "
         f"{recorded[name].get('bytes')} bytes with {str(recorded[name].get('sha256'))[:12]}"
-        for name, entry in found.items()
+        for name, entry in entries.items()
         if name in recorded and entry != recorded[name]
     ]
     return missing + changed + added

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from grouprl.leaves import leaf
 from grouprl.types import UserError, nearest_name
 
 BUNDLED = {name: Path(__file__).parent / "assets" / name for name in ("abacus", "abacus_chains", "abacus_tools")}
@@ -13,6 +14,9 @@ BUNDLED = {name: Path(__file__).parent / "assets" / name for name in ("abacus", 
 
 PLAIN, QUESTION, TOOLS = "plain", "question", "tools"  # the built-in chat templates
 ALL_LINEAR = "all-linear"  # of an adapter's targets: every linear layer
+
+WEIGHT_INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 class ModelSource(Protocol):
@@ -58,7 +62,7 @@ def check_name(path: str, what: str = "model") -> None:
             return
         raise UserError(f"{what} {path!r}: expected a GGUF file, found none: check the path")
     if folder.is_dir():
-        files = sorted(str(one) for one in folder.iterdir() if is_gguf(str(one)))
+        files = sorted(str(file) for file in folder.iterdir() if is_gguf(str(file)))
         raise UserError(
             f"{what} {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: "
             + (f"name a file in it, such as {files[0]}" if files else "check the path")
@@ -68,9 +72,11 @@ def check_name(path: str, what: str = "model") -> None:
         raise UserError(
             f"{what} {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
         )
-    from grouprl.models.hub import is_out_of_reach  # brings in huggingface_hub
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    if is_out_of_reach() and not _is_cached(path):
+    # Any revision in the hub's cache will do here; loading asks for the one that is wanted.
+    is_cached = (Path(HF_HUB_CACHE) / f"models--{path.replace('/', '--')}").is_dir()
+    if leaf("received.hub").is_out_of_reach() and not is_cached:
         near = nearest_name(path, BUNDLED)
         raise UserError(
             f"{what} {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a "
@@ -86,7 +92,7 @@ def is_gguf(path: str) -> bool:
 
 def _near_folder(folder: Path) -> str:
     try:
-        beside = [one.name for one in folder.expanduser().parent.iterdir() if one.is_dir()]
+        beside = [path.name for path in folder.expanduser().parent.iterdir() if path.is_dir()]
     except OSError:
         return "check the path"
     near = nearest_name(folder.name, beside)
@@ -95,12 +101,5 @@ def _near_folder(folder: Path) -> str:
 
 def _below(name: str) -> str:
     """Names a folder inside one of the folders here, such as runs/demo for demo."""
-    found = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
-    return f"did you mean {found[0]}?" if found else "check the name"
-
-
-def _is_cached(path: str) -> bool:
-    """Whether the hub's cache has some revision of it; loading asks for the one that is wanted."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return (Path(HF_HUB_CACHE) / f"models--{path.replace('/', '--')}").is_dir()
+    folders = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
+    return f"did you mean {folders[0]}?" if folders else "check the name"

@@ -50,8 +50,8 @@ def encoded_pieces(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[str]) ->
     ids: list[int] = []
     for token, (start, stop) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
         mark = marks.get(token, "")
-        if mark and (place := text.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
-            start, stop = place, place + len(mark)
+        if mark and (first := text.find(mark, start, stop)) >= 0:  # white space around it can belong to the token
+            start, stop = first, first + len(mark)
         elif token == tokenizer.unk_token_id:
             mark = ""  # of a letter that the tokenizer does not know
         ids += _plain_ids(text[start:stop], tokenizer) if mark and not all(is_template[start:stop]) else [token]
@@ -62,7 +62,9 @@ def encoded_pieces(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[str]) ->
 def _marks(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
     """Tokens that have a meaning for the template: special ones, and added ones in brackets, such as <think>."""
     added = tokenizer.added_tokens_decoder.items()
-    return {token: one.content for token, one in added if one.special or re.fullmatch(r"[<\[].+[>\]]", one.content)}
+    return {
+        token: entry.content for token, entry in added if entry.special or re.fullmatch(r"[<\[].+[>\]]", entry.content)
+    }
 
 
 def _plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -93,13 +93,13 @@ def _rendered(
 
     def written(texts: Sequence[str]) -> str:
         filled = [*messages]
-        for (place, start), text in zip(plain_from.items(), texts, strict=True):
-            filled[place] = {**messages[place], "content": messages[place]["content"][:start] + text}
+        for (index, start), text in zip(plain_from.items(), texts, strict=True):
+            filled[index] = {**messages[index], "content": messages[index]["content"][:start] + text}
         return str(tokenizer.apply_chat_template(filled, tokenize=False, continue_final_message=continues, **options))
 
     try:
         if plain_from and tokenizer.is_fast:
-            texts = [messages[place]["content"][start:] for place, start in plain_from.items()]
+            texts = [messages[index]["content"][start:] for index, start in plain_from.items()]
             return _one_bos(list(encoded_pieces(tokenizer, text_pieces(written, texts))), tokenizer)
         ids: list[int] = tokenizer.apply_chat_template(
             messages, continue_final_message=continues, return_dict=False, **options
@@ -120,9 +120,9 @@ def _rendered(
 
 def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a plain text with the special tokens that the tokenizer puts before it."""
-    own: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    text_ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     ids: list[int] = tokenizer(text)["input_ids"]
-    if ids[-len(own) - 1 :] == [*own, tokenizer.eos_token_id]:
+    if ids[-len(text_ids) - 1 :] == [*text_ids, tokenizer.eos_token_id]:
         ids = ids[:-1]  # the tokenizer added it: the policy would write after an end
     return _one_bos(ids, tokenizer)
 
@@ -135,11 +135,11 @@ def _one_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 def completion_texts(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The texts of completions: without special tokens, but with the tags of task.format=think where they are such."""
-    if not (kept := hidden_tags(tokenizer)):
+    if not (shown_tags := hidden_tags(tokenizer)):
         return list(tokenizer.batch_decode(list(rows), skip_special_tokens=True))
-    added = (token for token, one in tokenizer.added_tokens_decoder.items() if one.special)  # some have no role
-    left_out = {*tokenizer.all_special_ids, *added} - set(tokenizer.convert_tokens_to_ids(kept))
-    return list(tokenizer.batch_decode([[one for one in ids if one not in left_out] for ids in rows]))
+    added = (token for token, entry in tokenizer.added_tokens_decoder.items() if entry.special)  # some have no role
+    left_out = {*tokenizer.all_special_ids, *added} - set(tokenizer.convert_tokens_to_ids(shown_tags))
+    return list(tokenizer.batch_decode([[token for token in ids if token not in left_out] for ids in rows]))
 
 
 def authored_completion(
@@ -148,7 +148,7 @@ def authored_completion(
     """A completion from a text that the policy did not sample; its log-probs are unknown (NaN).
 
     Args:
-        index: its place in the group.
+        index: its index in the group.
         text: the text without an end token.
         tokenizer: the tokenizer of the trained model.
         stop_reason: END appends the end token.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.attention import hidden_states
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward.attention import hidden_states
+from grouprl.forward.layouts import TreeLayout
 from grouprl.models.load import hide_warnings, load_pretrained, located
 from grouprl.models.names import ModelSource
 from grouprl.models.verify import in_right_form
@@ -105,7 +105,7 @@ def completion_scores(model: PreTrainedModel, input_ids_S: Tensor, layout: TreeL
     """[N] float32 scores of the completions of packed groups, in packed order."""
     starts, lengths = layout.tree
     last_PG = (starts + lengths - 1)[:, 1:]
-    members_P = torch.tensor([len(own) for own in layout.completion_lengths])
+    members_P = torch.tensor([len(lengths) for lengths in layout.completion_lengths])
     last_N = last_PG[torch.arange(last_PG.shape[1]) < members_P[:, None]].to(layout.device)
     hidden_SH = hidden_states(model, input_ids_S, layout.position_ids_S, layout)
     # In bfloat16 the scores of a group would tie, which makes a group without signal.

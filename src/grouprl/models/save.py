@@ -67,8 +67,8 @@ def plain_tensors(module: nn.Module, *, learned_only: bool = False, keep: bool =
 
     All ranks gather sharded weights together; those that do not write them `keep` none.
     """
-    own = trained_tensors(module) if learned_only else module.state_dict()
-    return {name: value for name, sharded in own.items() if (value := plain(sharded, keep=keep)) is not None}
+    tensors = trained_tensors(module) if learned_only else module.state_dict()
+    return {name: value for name, sharded in tensors.items() if (value := plain(sharded, keep=keep)) is not None}
 
 
 def save_tensors(path: Path | None, tensors: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from grouprl.models.recompute import decoder_layers
+from grouprl.forward.recompute import decoder_layers
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: str) -> None:

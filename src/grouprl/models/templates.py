@@ -102,19 +102,19 @@ def _set_arguments(
     if not arguments:
         return
     template = "" if tokenizer.chat_template is None else tokenizer.get_chat_template()
-    known = set(re.findall(r"\w+", template)) - {"messages", "add_generation_prompt"}
-    unknown = [name for name in arguments if name not in known]
+    variables = set(re.findall(r"\w+", template)) - {"messages", "add_generation_prompt"}
+    unknown = [name for name in arguments if name not in variables]
     if unknown:
         raise UserError(
             f"model.chat_template_kwargs: expected variables of the chat template of {path}, got "
             f"{', '.join(unknown)}, which {'it does not read' if template else 'has none'}: check the names"
         )
     # A caller's own value comes first, as with any variable that a template sets where it is not defined.
-    given = "".join(
+    defaults = "".join(
         f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}"
         for name, value in arguments.items()
     )
-    tokenizer.chat_template = given + "{{ '' }}" + template
+    tokenizer.chat_template = defaults + "{{ '' }}" + template
 
 
 def _lacks_system(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -133,8 +133,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 def hidden_tags(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Tags of DeepSeek-R1's format that are special tokens, which a tokenizer leaves out of a text."""
-    known = [(tag, tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS if tag in tokenizer.get_added_vocab()]
-    return [tag for tag, token in known if tag not in str(tokenizer.decode([token], skip_special_tokens=True))]
+    tokens = [(tag, tokenizer.convert_tokens_to_ids(tag)) for tag in TAGS if tag in tokenizer.get_added_vocab()]
+    return [tag for tag, token in tokens if tag not in str(tokenizer.decode([token], skip_special_tokens=True))]
 
 
 def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -143,8 +143,8 @@ def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     if tokenizer.chat_template is not None and key not in _ASKED:
         try_template((_USER,), tokenizer)
         with suppress(Exception):  # a template is a program, which can raise anything
-            asked = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
-            _ASKED[key] = str(asked)
+            rendered = tokenizer.apply_chat_template([dict(_USER)], add_generation_prompt=True, tokenize=False)
+            _ASKED[key] = str(rendered)
     bos = tokenizer.bos_token or ""
     before, _, after = map(str.strip, _ASKED.get(key, "").removeprefix(bos).partition(_USER["content"]))
     begins = text.lstrip().removeprefix(bos).lstrip().startswith(before[:2])
@@ -153,7 +153,7 @@ def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def is_rendered_chat(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a prompt is one user's message that has the template in it already."""
-    return [one["role"] for one in messages] == ["user"] and is_rendered(messages[0]["content"], tokenizer)
+    return [message["role"] for message in messages] == ["user"] and is_rendered(messages[0]["content"], tokenizer)
 
 
 def folds_system(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -192,18 +192,14 @@ def try_template(
             os._exit(1)
         finally:  # other errors are reported when this process renders
             os._exit(0)
-    if _status(child):
-        raise UserError(
-            f"the model's chat template: expected a text within {_SECONDS} s of CPU time and "
-            f"{_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
-        )
-
-
-def _status(child: int) -> int:
-    """Waits for a process and returns its status; kills one that sleeps, which uses no CPU time."""
+    # Killed where it sleeps, which uses no CPU time.
     until = time.monotonic() + _WALL_SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > until:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.001)
-    return ended[1]
+    if ended[1]:
+        raise UserError(
+            f"the model's chat template: expected a text within {_SECONDS} s of CPU time and "
+            f"{_BYTES >> 20} MiB, got none: the template is damaged or hostile; use another model"
+        )

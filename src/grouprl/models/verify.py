@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import NAME, attention_layers, hidden_states, is_packed
-from grouprl.models.head import output_head
-from grouprl.models.layouts import TreeLayout
-from grouprl.models.unpacked import picked_rows, read_on
+from grouprl.forward.attention import NAME, attention_layers, hidden_states, is_packed
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.unpacked import picked_rows, read_on
 from grouprl.types import Group, UserError
 
 TOLERANCE = 1e-4
@@ -187,18 +188,18 @@ def _state_gap(model: PreTrainedModel, probe: _Probe) -> float:
 
 def plain_logprobs(model: PreTrainedModel, groups: Sequence[Group]) -> list[Tensor]:
     """Log-probs of each completion's tokens: one padded row for each completion, transformers' own forward pass."""
-    rows = [(group.prompt_ids, one.token_ids) for group in groups for one in group.completions]
-    width, device = max(len(prompt) + len(own) for prompt, own in rows), model.device
-    ids = torch.tensor([[*prompt, *own, *[0] * (width - len(prompt) - len(own))] for prompt, own in rows]).to(device)
-    mask = torch.tensor([[n < len(prompt) + len(own) for n in range(width)] for prompt, own in rows]).to(device).long()
+    rows = [(group.prompt_ids, completion.token_ids) for group in groups for completion in group.completions]
+    ends = [len(prompt) + len(ids_T) for prompt, ids_T in rows]
+    mask = (torch.arange(max(ends)) < torch.tensor(ends)[:, None]).long().to(model.device)
+    ids = pad_sequence([torch.tensor([*prompt, *ids_T]) for prompt, ids_T in rows], True).to(model.device)
     chosen = NAME if is_packed(model) else "eager"
     model.set_attn_implementation("eager")  # each model's own reference
     try:
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float().log_softmax(-1)
     finally:
         model.set_attn_implementation(chosen)
-    found = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
-    return [row[len(prompt) - 1 : len(prompt) + len(own) - 1] for row, (prompt, own) in zip(found, rows, strict=True)]
+    logprobs = logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+    return [row[len(prompt) - 1 : end - 1] for row, (prompt, _), end in zip(logprobs, rows, ends, strict=True)]
 
 
 def _unsupported(path: str, model: PreTrainedModel, got: str) -> UserError:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from grouprl.ranks.ranks import Ranks
 from grouprl.types import UserError
@@ -62,7 +62,8 @@ def open_ranks(
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
     if not threads and os.environ.get("OMP_NUM_THREADS") == "1":  # set by torchrun, whatever the machine
-        torch.set_num_threads(max(1, _cores() // on_machine))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // on_machine))
     rank, store = _number("RANK"), _store(f"run {next(_RUNS)}")
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
@@ -71,17 +72,17 @@ def open_ranks(
             f"expected {world} ranks at {os.environ['MASTER_ADDR']} within {seconds:g} s, got {error}: see the "
             "output of the others"
         ) from error
-    mesh = _mesh("cuda" if "cuda" in backend else "cpu", world, on_machine) if shard else None
+    mesh = None
+    if shard:  # over all ranks; on several machines over the ranks of each, because links between machines are slow
+        mesh_device = "cuda" if "cuda" in backend else "cpu"
+        if on_machine == 1 or world % on_machine or world == on_machine:
+            mesh = init_device_mesh(mesh_device, (world,))
+        else:
+            sizes = (world // on_machine, on_machine)
+            mesh = init_device_mesh(mesh_device, sizes, mesh_dim_names=("machines", "ranks"))
     yield Ranks(rank, world, on_machine, exact, seconds, store, mesh)
     # Not after an error: the others must not see a closed connection before this rank has reported it.
     dist.destroy_process_group()
-
-
-def _mesh(device: str, world: int, on_machine: int) -> DeviceMesh:
-    """All ranks shard the weights; on several machines the ranks of each, because links between machines are slow."""
-    if on_machine == 1 or world == on_machine or world % on_machine:
-        return init_device_mesh(device, (world,))
-    return init_device_mesh(device, (world // on_machine, on_machine), mesh_dim_names=("machines", "ranks"))
 
 
 @cache
@@ -140,17 +141,17 @@ def may_report() -> bool:
 
 def _store(name: str) -> Any:
     """A part of the store of all ranks, new after each restart."""
-    restarts, made = os.environ.get(_RESTARTS, "0"), cast(Any, dist)  # whose types lack the stores
-    return made.PrefixStore(f"grouprl/{restarts}/{name}", _whole_store())
+    restarts = os.environ.get(_RESTARTS, "0")
+    stores = cast(Any, dist)  # whose types lack the stores
+    return stores.PrefixStore(f"grouprl/{restarts}/{name}", _whole_store())
 
 
 @cache
 def _whole_store() -> Any:
     """The store that torchrun keeps for its processes; without torchrun, rank 0 keeps it."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    kept = agent or _number("RANK") > 0
+    is_client = agent or _number("RANK") > 0
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
-    made = cast(Any, dist)
     if agent:  # torchrun opened it before it started a rank: a client of torch would try for a minute
         try:
             socket.create_connection((address, port), timeout=_STORE_SECONDS.total_seconds()).close()
@@ -158,7 +159,8 @@ def _whole_store() -> Any:
             raise UserError(
                 f"expected torchrun at {address}:{port}, got no answer: it has ended; start again"
             ) from None
-    return made.TCPStore(address, port, is_master=not kept, timeout=_STORE_SECONDS, wait_for_workers=False)
+    stores = cast(Any, dist)  # whose types lack the stores
+    return stores.TCPStore(address, port, is_master=not is_client, timeout=_STORE_SECONDS, wait_for_workers=False)
 
 
 def _number(variable: str) -> int:
@@ -167,7 +169,3 @@ def _number(variable: str) -> int:
     if not text.isdecimal():
         raise UserError(f"{variable}: expected a number as torchrun sets it, got {text!r}: unset it, or use torchrun")
     return int(text)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.ranks.shares import TreeSum, shares
 from grouprl.types import UserError
 
@@ -58,30 +58,30 @@ class Ranks:
     # What this rank computes
 
     def shards(self, costs: Sequence[int]) -> list[list[int]]:
-        """The parts of some work whose results this rank adds up, one after the other: places in each part.
+        """The parts of some work whose results this rank adds up, one after the other: indices in each part.
 
         Args:
             costs: of each piece of work, for example its tokens; the same on every rank.
         """
         if not self.exact:
             return [shares(costs, self.world)[self.rank]]
-        own = _SHARDS // self.world
-        return shares(costs, _SHARDS)[self.rank * own : (self.rank + 1) * own]
+        count = _SHARDS // self.world
+        return shares(costs, _SHARDS)[self.rank * count : (self.rank + 1) * count]
 
     def own(self, costs: Sequence[int]) -> list[int]:
-        """The places of the work that this rank does, ascending."""
+        """The indices of the work that this rank does, ascending."""
         return sorted(chain.from_iterable(self.shards(costs)))
 
     def passes(self, costs: Sequence[int]) -> list[int]:
-        """The places of `own`, and repetitions of the cheapest one whose result does not count.
+        """The indices of `own`, and repetitions of the cheapest one whose result does not count.
 
         Ranks that keep a part of the weights each must all make as many passes, because a pass gathers weights.
         """
-        own = self.own(costs)
+        share = self.own(costs)
         if self.mesh is None or not costs:
-            return own
+            return share
         most = max(map(len, shares(costs, self.world)))
-        return own + [costs.index(min(costs))] * (most - len(own))
+        return share + [costs.index(min(costs))] * (most - len(share))
 
     # What all ranks get
 
@@ -101,24 +101,24 @@ class Ranks:
 
     def merged(
         self,
-        own: Iterable[tuple[int, Value]],
+        share: Iterable[tuple[int, Value]],
         what: str,
         *,
         write: Callable[[Value], Any] = lambda value: value,
         read: Callable[[Any], Value] = lambda value: value,
     ) -> Iterator[Value]:
-        """Yields the values of all ranks in the order of their places; those of a single process as they come.
+        """Yields the values of all ranks in the order of their indices; those of a single process as they come.
 
         Args:
-            own: the values of this rank with their places.
+            share: the values of this rank with their indices.
             what: names the values, for an error.
             write: makes JSON of a value.
             read: makes a value of what `write` made.
         """
         if self.world == 1:
-            yield from (value for _, value in own)
+            yield from (value for _, value in share)
             return
-        parts = self.gather([[place, write(value)] for place, value in own], what)
+        parts = self.gather([[index, write(value)] for index, value in share], what)
         yield from (read(value) for _, value in sorted(chain.from_iterable(parts), key=itemgetter(0)))
 
     def decided(self, decide: Callable[[], Any], what: str) -> Any:
@@ -155,8 +155,8 @@ class Ranks:
         with self._meeting(what):
             dist.all_gather(gathered, parts)
         tree = TreeSum[Tensor](lambda left, right: left.add_(right))
-        for one in gathered:
-            tree.push(one)
+        for tensor in gathered:
+            tree.push(tensor)
         return tree.total()
 
     @contextmanager

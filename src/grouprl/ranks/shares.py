@@ -9,18 +9,18 @@ Value = TypeVar("Value")
 
 
 def shares(costs: Sequence[int], count: int) -> list[list[int]]:
-    """Divides places 0, 1, ... among `count` takers; each place goes to the taker with the least cost so far.
+    """Divides indices 0, 1, ... among `count` takers; each index goes to the taker with the least cost so far.
 
     >>> shares([5, 1, 4, 1], 2)
     [[0, 3], [1, 2]]
     """
     taken: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
-    for place in sorted(range(len(costs)), key=lambda place: -costs[place]):  # the largest first; ties in their order
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):  # the largest first; ties in their order
         least = loads.index(min(loads))
-        taken[least].append(place)
-        loads[least] += costs[place]
-    return [sorted(places) for places in taken]
+        taken[least].append(index)
+        loads[least] += costs[index]
+    return [sorted(indices) for indices in taken]
 
 
 class TreeSum(Generic[Value]):

@@ -110,7 +110,10 @@ def read_branches(
     if not found or found.get("token_ids") != [*token_ids]:
         return None
     try:
-        tokens = tuple(_made(BranchedToken, row, branches=_branches(row)) for row in found["tokens"])
+        tokens = tuple(
+            _made(BranchedToken, row, branches=tuple(_made(Branch, one) for one in row["branches"]))
+            for row in found["tokens"]
+        )
         made: BranchedCompletion = _made(BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids))
         places, _ = [token.position for token in tokens], [made.effect(token) for token in tokens]
         if not {*places} <= {*range(len(token_ids))} or {*map(type, places)} - {int}:
@@ -120,10 +123,6 @@ def read_branches(
             f"{path}: expected the branches of a completion, got {error!r:.80}: remove the file, or make it again"
         ) from error
     return made
-
-
-def _branches(row: Mapping[str, Any]) -> tuple[Branch, ...]:
-    return tuple(_made(Branch, one) for one in row["branches"])
 
 
 def _made(kind: type[Any], row: Mapping[str, Any], **parts: Any) -> Any:

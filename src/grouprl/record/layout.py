@@ -87,7 +87,7 @@ class RunDirectory:
         self.parquet = path / "rollouts.parquet"  # the default file of an export
         self.examples = path / "examples.json"  # a few held-out problems, with completions from before and after
         self.rewards = path / "rewards.json"  # the weights of the rewards
-        self.code = path / "code.json"  # the digests of what else determines a run: see `grouprl.run.trust`
+        self.code = path / "code.json"  # the digests of what else determines a run: see `grouprl.received.trust`
         self.summary = path / "summary.json"  # the results of the run, written when it ends
         self.report = path / "report.html"  # the page of the run with its data inside
         self.published = path / "published"  # the two newest versions of the weights, for samplers in other processes

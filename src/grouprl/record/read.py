@@ -10,15 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any
-
-import numpy as np
 
 from grouprl.files import is_number, opened, parse_object, read_json, read_text
 from grouprl.record.layout import RunDirectory, refuse_links, run_at
-from grouprl.record.rollouts import open_recorded, recorded_counts
-from grouprl.record.rows import checked_rows, parsed, truth
+from grouprl.record.queries import completion_rows, recorded_counts
+from grouprl.record.rollouts import open_recorded
+from grouprl.record.rows import checked_rows, numbers, parsed, token_advantages, truth
 from grouprl.types import (
     Completion,
     Episode,
@@ -242,34 +240,15 @@ def read_rollouts(directory: str | Path, step: int) -> tuple[RecordedGroup, ...]
     path = RunDirectory(directory).rollouts
     with closing(open_recorded(directory)) as database:
         database.row_factory = checked_rows(path)
-        rows = database.execute(
-            "SELECT * FROM completions JOIN problems USING (problem_id) WHERE step = ? "
-            "ORDER BY group_index, completion_index",
-            (step,),
-        ).fetchall()
-        episodes = recorded_episodes(path, database, step)
+        rows = completion_rows(database, "*", step)
     groups = groupby(rows, key=lambda row: row["group_index"])
-    return tuple(recorded_group(path, list(members), episodes) for _, members in groups)
+    return tuple(_recorded_group(path, list(members)) for _, members in groups)
 
 
-def recorded_episodes(path: Path, database: sqlite3.Connection, step: int) -> dict[tuple[int, int], Episode]:
-    """The episodes of a step by group and completion; empty where completions have a single turn.
-
-    Raises:
-        UserError: the JSON in a row is damaged.
-    """
-    found = database.execute("SELECT * FROM episodes WHERE step = ?", (step,)).fetchall()
-    return {(row["group_index"], row["completion_index"]): _episode(path, row) for row in found}
+_TRACED = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs", "old_logprobs")
 
 
-def recorded_group(
-    path: Path, rows: Sequence[sqlite3.Row], episodes: Mapping[tuple[int, int], Episode] = MappingProxyType({})
-) -> RecordedGroup:
-    """Makes a group from rows of the database at `path`, which have all columns of its completions and its problem.
-
-    Raises:
-        UserError: the JSON in a column is damaged.
-    """
+def _recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
     head = rows[0]
     messages = parsed(path, head, "messages")
     prompt = head["prompt"] if messages is None else tuple(messages)
@@ -277,30 +256,29 @@ def recorded_group(
     return RecordedGroup(
         group=Group(
             problem,
-            _numbers(head["prompt_ids"], "<i4"),
-            tuple(_completion(row, episodes.get((row["group_index"], row["completion_index"]))) for row in rows),
+            numbers(head["prompt_ids"], "<i4"),
+            tuple(_completion(path, row) for row in rows),
         ),
         outcomes=tuple(_outcome(path, row) for row in rows),
         advantages=tuple(row["advantage"] for row in rows),
-        token_advantages=tuple(_token_advantages(row) for row in rows),
-        traces=tuple(_trace(row) for row in rows),
+        token_advantages=tuple(token_advantages(row) for row in rows),
+        traces=tuple(
+            TokenTrace(*(None if row[name] is None else numbers(row[name], "<f4") for name in _TRACED)) for row in rows
+        ),
         kept=bool(head["kept"]),
     )
 
 
-def _episode(path: Path, row: sqlite3.Row) -> Episode:
+def _completion(path: Path, row: sqlite3.Row) -> Completion:
     try:
-        return Episode.of(parsed(path, row, "episode"))
+        episode = None if row["episode"] is None else Episode.of(parsed(path, row, "episode"))
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: expected the episode of a completion, got {error}: restore the file") from error
-
-
-def _completion(row: sqlite3.Row, episode: Episode | None) -> Completion:
     return Completion(
         index=row["completion_index"],
-        token_ids=_numbers(row["token_ids"], "<i4"),
-        logprobs=_numbers(row["logprobs"], "<f4"),
-        plain_logprobs=_numbers(row["plain_logprobs"], "<f4"),
+        token_ids=numbers(row["token_ids"], "<i4"),
+        logprobs=numbers(row["logprobs"], "<f4"),
+        plain_logprobs=numbers(row["plain_logprobs"], "<f4"),
         text=row["text"],
         stop_reason=StopReason(row["stop_reason"]),
         weights_version=row["weights_version"],
@@ -314,21 +292,6 @@ def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
     steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
     extra = parsed(path, row, "extra") or {}
     return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), extra)
-
-
-def _token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
-    if row["token_advantages"] is None:
-        return (float(row["advantage"]),) * int(row["length"])
-    return _numbers(row["token_advantages"], "<f4")
-
-
-def _trace(row: sqlite3.Row) -> TokenTrace:
-    columns = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs", "old_logprobs")
-    return TokenTrace(*(None if row[name] is None else _numbers(row[name], "<f4") for name in columns))
-
-
-def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
-    return tuple(np.frombuffer(blob, dtype).tolist())
 
 
 _COUNTED = ("groups/sampled", "completion_tokens")

@@ -210,46 +210,6 @@ def _columns(database: sqlite3.Connection) -> frozenset[str]:
     return frozenset(name for _, name, *_ in database.execute("PRAGMA table_info(completions)"))
 
 
-def invalid_reasons(directory: Path, most: int = 20) -> list[tuple[str, int, int, int]]:
-    """Returns the most frequent reasons why completions were invalid; empty without rollouts.
-
-    Each stands with its number of completions, its first and its last step.
-    """
-    if not RunDirectory(directory).rollouts.is_file():
-        return []
-    query = (
-        "SELECT invalid_reason, COUNT(*), MIN(step), MAX(step) FROM completions WHERE invalid_reason IS NOT NULL "
-        "GROUP BY 1 ORDER BY 2 DESC LIMIT ?"
-    )
-    with closing(open_recorded(directory)) as database:
-        return database.execute(query, (most,)).fetchall()
-
-
-def recorded_verdicts(directory: Path, *, until: int) -> list[tuple[str, int, int]]:
-    """Returns (problem id, correct completions, wrong ones) of every group of steps 1 to `until`, in order.
-
-    A resume rebuilds the pass rates from them.
-
-    Raises:
-        UserError: see `open_recorded`.
-    """
-    query = (
-        "SELECT problem_id, COALESCE(SUM(correct), 0), COALESCE(SUM(NOT correct), 0) FROM completions "
-        "WHERE step <= ? GROUP BY step, group_index ORDER BY step, group_index"
-    )
-    with closing(open_recorded(directory)) as database:
-        return database.execute(query, (until,)).fetchall()
-
-
-def recorded_counts(directory: Path, until: int) -> dict[int, tuple[int, int]]:
-    """Returns the groups and the tokens of each step up to `until`; empty without rollouts."""
-    if not RunDirectory(directory).rollouts.is_file():
-        return {}
-    query = "SELECT step, COUNT(DISTINCT group_index), SUM(length) FROM completions WHERE step <= ? GROUP BY step"
-    with closing(open_recorded(directory)) as database:
-        return {step: (groups, tokens) for step, groups, tokens in database.execute(query, (until,))}
-
-
 def holds_steps(path: Path) -> bool:
     """Whether a rollout database has a step; True also for a file that is not such a database."""
     try:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from grouprl.files import is_number, parse, parse_object
 from grouprl.types import StopReason, UserError
 
@@ -86,10 +88,15 @@ def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:
             fits = all(value is None or is_number(value) for value in found.values())
         case "step_rewards":
             found, expected = parse(row[name], place), "a list of [last token, reward]"
-            fits = isinstance(found, list) and all(map(_is_step, found))
+            fits = isinstance(found, list) and all(
+                isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1])
+                for pair in found
+            )
         case "messages":
             found, expected = parse(row[name], place), "a list of messages"
-            fits = isinstance(found, list) and all(map(_is_message, found))
+            fits = isinstance(found, list) and all(
+                isinstance(message, dict) and isinstance(message.get("content"), str) for message in found
+            )
         case _:
             return parse_object(row[name], place)
     if not fits:
@@ -97,17 +104,21 @@ def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:
     return found
 
 
+def token_advantages(row: sqlite3.Row) -> tuple[float, ...]:
+    """The advantage of each token of a row with `advantage`, `length` and `token_advantages`."""
+    if row["token_advantages"] is None:
+        return (float(row["advantage"]),) * int(row["length"])
+    return numbers(row["token_advantages"], "<f4")
+
+
+def numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
+    """The numbers of a column of bytes: `<i4` for token ids, `<f4` for numbers by token."""
+    return tuple(np.frombuffer(blob, dtype).tolist())
+
+
 def truth(value: int | None) -> bool | None:
     """The value of a column with 1, 0 and NULL."""
     return None if value is None else bool(value)
-
-
-def _is_step(pair: object) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1])
-
-
-def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("content"), str)
 
 
 def _wrong(path: Path, name: str, expected: str, got: object) -> UserError:

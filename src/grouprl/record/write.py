@@ -87,7 +87,7 @@ class RunRecord:
             raise UserError(f"{directory}: expected a run to resume, found no config.yaml; check the name")
         with ExitStack() as on_error:
             held = lock_directory(directory) if lock is None else os.dup(lock)
-            record = on_error.enter_context(cls(directory, held))
+            record = on_error.enter_context(closing(cls(directory, held)))  # a run that was not begun did not fail
             record._drop_after(step)
             record.step_in_progress = step
             on_error.pop_all()

@@ -140,6 +140,7 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     Raises UserError when a column has the name of a TRL keyword.
     """
     pairs = [(group.problem, completion) for group in groups for completion in group.completions]
+    episodes = [completion.episode for _, completion in pairs]
     columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
     for name in columns.keys() & set(OWN_KEYWORDS):
         raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
@@ -147,17 +148,17 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
         "prompts": [_prompt(problem) for problem, _ in pairs],
         "completions": [_completion(problem, completion) for problem, completion in pairs],
         "completion_ids": [list(completion.token_ids) for _, completion in pairs],
-        **(_of_episodes([one.episode for _, one in pairs]) if any(one.episode for _, one in pairs) else {}),
+        **(_of_episodes(episodes) if any(episodes) else {}),
         **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
     }
 
 
 def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, list[Any]]:
     """The environments' verdicts, and copies of their objects at the end, which a record no longer has."""
-    held = [one.held for one in episodes if one and one.held is not None]
+    held = [episode.held for episode in episodes if episode and episode.held is not None]
     objects = [Parcel(base64.b64decode(packed)) for packed in held]
-    found: dict[str, list[Any]] = {VERDICT: [one.reward if one else None for one in episodes]}
-    return found | ({OBJECTS: objects} if len(objects) == len(episodes) else {})
+    keywords: dict[str, list[Any]] = {VERDICT: [episode.reward if episode else None for episode in episodes]}
+    return keywords | ({OBJECTS: objects} if len(objects) == len(episodes) else {})
 
 
 def _prompt(problem: Problem) -> str | list[dict[str, str]]:
@@ -218,8 +219,8 @@ def signature(function: Callable[..., Any]) -> Signature:
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise TypeError(f"expected parameters that can be given by name, got {parameter.name!r} by position only")
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    own = {*OWN_KEYWORDS} - {OBJECTS}
-    required = tuple(p.name for p in named if p.default is p.empty and p.name not in own)
+    standard = {*OWN_KEYWORDS} - {OBJECTS}
+    required = tuple(p.name for p in named if p.default is p.empty and p.name not in standard)
     everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     accepted = None if everything else tuple(p.name for p in named)
     return Signature(required, accepted, getattr(function, "needs_one_of", ()))
@@ -242,8 +243,8 @@ def call(
     """
     log = RewardLog(len(completions))
     offered = dict(zip(PROVIDED, (state, log.log_extra, log.log_metric), strict=True))
-    given = function(**arguments, **{name: offered[name] for name in provided})
-    values = run(_awaited(given)) if inspect.isawaitable(given) else given
+    result = function(**arguments, **{name: offered[name] for name in provided})
+    values = run(_awaited(result)) if inspect.isawaitable(result) else result
     if hasattr(values, "tolist"):  # an array or a tensor; of times tolist makes plain numbers
         values = list(values) if _is_time(values) else values.tolist()
     count = len(completions)
@@ -343,12 +344,12 @@ def describe(error: BaseException) -> str:
         for path, line in called
         if path != _HERE and path.parent != _HERE.parent / "workers" and not path.name.startswith("<frozen")
     ]
-    place = f" ({theirs[-1][0].name}:{theirs[-1][1]})" if theirs else ""
+    location = f" ({theirs[-1][0].name}:{theirs[-1][1]})" if theirs else ""
     try:
         said = str(error)
     except BaseException:  # noqa: BLE001  a user's exception whose text cannot be made
         said = "no message"
-    return f"{type(error).__name__}: {readable(said)}{place}"
+    return f"{type(error).__name__}: {readable(said)}{location}"
 
 
 def readable(text: str) -> str:
@@ -361,8 +362,8 @@ def decode(reply: Mapping[str, Any], count: int) -> CallValues:
     values, log = reply["values"], RewardLog(count)
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"expected {count} values")
-    for column, given in reply["extra"].items():
-        log.log_extra(column, given)
+    for column, logged in reply["extra"].items():
+        log.log_extra(column, logged)
     for name, number in reply["metrics"]:
         log.log_metric(name, number)
     return CallValues([_decoded(value) for value in values], log.extra, log.metrics)
@@ -370,15 +371,15 @@ def decode(reply: Mapping[str, Any], count: int) -> CallValues:
 
 def gather(scored: PendingValues) -> CallValues:
     """Waits for a call and returns what it gave, in the order of its completions."""
-    found = scored.result()
-    if isinstance(found, CallValues):
-        return found
-    alone = [gather(item) for item in found]
-    columns = dict.fromkeys(name for one in alone for name in one.extra)
+    result = scored.result()
+    if isinstance(result, CallValues):
+        return result
+    singles = [gather(item) for item in result]
+    columns = dict.fromkeys(name for single in singles for name in single.extra)
     return CallValues(
-        [one.values[0] for one in alone],
-        {name: [one.extra.get(name, [None])[0] for one in alone] for name in columns},
-        [pair for one in alone for pair in one.metrics],
+        [single.values[0] for single in singles],
+        {name: [single.extra.get(name, [None])[0] for single in singles] for name in columns},
+        [pair for single in singles for pair in single.metrics],
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from reprlib import repr as shown
 
 from grouprl.config.run import OWNED, RewardConfig, RunConfig, ScoringConfig
-from grouprl.models.packing import pack_tokens
-from grouprl.models.precision import resolve_device
+from grouprl.forward.packing import pack_tokens
+from grouprl.forward.precision import resolve_device
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import OUTSIDE, Invalid, RewardCall, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward
@@ -35,7 +35,9 @@ _NOTHING = Completion(0, (), (), (), "", StopReason.END, 0)
 def configured_rewards(config: RunConfig, task: Task) -> tuple[WeightedReward, ...]:
     """Returns the rewards that a configuration names, or the task's default rewards."""
     if config.rewards:
-        return resolve_rewards([replace(_found(one, config, task), scope=one.scope) for one in config.rewards])
+        return resolve_rewards(
+            [replace(_resolved(reward, config, task), scope=reward.scope) for reward in config.rewards]
+        )
     steps = task.default_step_rewards if config.algorithm.advantage.credit == "step" else {}
     if task.default_rewards:
         return resolve_rewards({**task.default_rewards, **steps}, task.own_rewards)
@@ -78,21 +80,22 @@ def beside_environment(
         )
     if named or not gives_reward:
         return tuple(rewards)
-    kept = tuple(rewards) if config.rewards else ()
-    taken = {reward.name for reward in kept}
+    configured = tuple(rewards) if config.rewards else ()
+    taken = {reward.name for reward in configured}
     name = next(name for name in ("environment", "get_reward", "environment.get_reward") if name not in taken)
-    return (*kept, built_in("environment", name=name))
+    return (*configured, built_in("environment", name=name))
 
 
 def beside_recorded(
     config: RunConfig, task: Task, rewards: Sequence[WeightedReward], groups: Sequence[Group]
 ) -> tuple[WeightedReward, ...]:
     """The same for groups of a record, whose episodes have what their environments gave."""
-    gave = any(one.episode and one.episode.reward is not None for group in groups for one in group.completions)
+    episodes = [completion.episode for group in groups for completion in group.completions]
+    gave = any(episode and episode.reward is not None for episode in episodes)
     return beside_environment(config, task, rewards, True) if gave or not rewards else tuple(rewards)
 
 
-def _found(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
+def _resolved(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedReward:
     function = reward.function or reward.name
     if reward.path is None:
         return built_in(
@@ -128,11 +131,11 @@ def configured_scorer(
     task's verifier in any case, see `measured_verifier`. `state` is that before
     the first step (`state_before`); None = without epochs.
     """
-    whole = verifier_of(task.verifier, rewards, task.own_rewards)
+    verifier = verifier_of(task.verifier, rewards, task.own_rewards)
     scoring = config.rollout.scoring
     return open_scorer(
         rewards,
-        verifier=whole if verified else measured_verifier(config, task, rewards),
+        verifier=verifier if verified else measured_verifier(config, task, rewards),
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         penalty=LengthPenalty.of(config),
         ranks=ranks,
@@ -179,36 +182,31 @@ def open_scorer(
             with `scope="batch"` would see only the part of a rank.
     """
     limits, ranks = limits or ScoringConfig(), ranks or Ranks()
-    _refuse_parts([*rewards, *filter(None, [verifier])], ranks)
-    known = {reward.name: reward for reward in rewards}
-    refuse_name_of_penalty(known)
+    for reward in (*rewards, *filter(None, [verifier])):
+        if reward.scope == "batch" and ranks.world > 1:
+            raise UserError(
+                f"reward {reward.name}: expected a single process with scope=batch, got {ranks.world} ranks, and each "
+                "has only a part of the batch: start one process, or set scope=group"
+            )
+    by_name = {reward.name: reward for reward in rewards}
+    refuse_name_of_penalty(by_name)
     if verifier is not None:
-        if verifier.name in known and known[verifier.name].function != verifier.function:
+        if verifier.name in by_name and by_name[verifier.name].function != verifier.function:
             verifier = replace(verifier, name=f"{verifier.name} (verifier)")  # the user's reward has the name
-        known.setdefault(verifier.name, verifier)
-    for reward in known.values():
+        by_name.setdefault(verifier.name, verifier)
+    for reward in by_name.values():
         needed = getattr(reward.function, "longest_call_seconds", 0.0)  # set by rewards with a time limit of their own
         if needed > limits.seconds:
             raise UserError(
                 f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
-    sources = {name: _source(reward) for name, reward in known.items() if not reward.in_process}
+    sources = {name: _source(reward) for name, reward in by_name.items() if not reward.in_process}
     if elsewhere is None:
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         limits = limits.model_copy(update={"workers": workers})
     with (elsewhere or RewardPool)(sources, limits) as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, penalty, ranks, state)
-
-
-def _refuse_parts(rewards: Sequence[WeightedReward], ranks: Ranks) -> None:
-    """Raises UserError for a reward that compares the completions of a batch, of which each rank has only a part."""
-    for reward in rewards:
-        if reward.scope == "batch" and ranks.world > 1:
-            raise UserError(
-                f"reward {reward.name}: expected a single process with scope=batch, got {ranks.world} ranks, and each "
-                "has only a part of the batch: start one process, or set scope=group"
-            )
 
 
 def _source(reward: WeightedReward) -> Source:
@@ -230,14 +228,14 @@ def measured_verifier(config: RunConfig, task: Task, rewards: Sequence[WeightedR
     The user asks by naming the verifier (`task.arguments.verifier`, `task_from_list`), by a task of their own, or by
     the order `edge`, which needs pass rates.
     """
-    found = verifier_of(task.verifier, rewards, task.own_rewards)
-    if found is None:
+    verifier = verifier_of(task.verifier, rewards, task.own_rewards)
+    if verifier is None:
         return None
-    asked = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
+    is_requested = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
     theirs = not type(task).__module__.startswith("grouprl.")
-    if not asked and not getattr(task, "verifier_given", theirs):
-        return next((reward for reward in rewards if _same(reward, found)), None)
-    return next((reward for reward in rewards if _same(reward, found)), found)
+    if not is_requested and not getattr(task, "verifier_given", theirs):
+        return next((reward for reward in rewards if _same(reward, verifier)), None)
+    return next((reward for reward in rewards if _same(reward, verifier)), verifier)
 
 
 def _same(reward: WeightedReward, other: WeightedReward) -> bool:
@@ -300,31 +298,33 @@ def check_golds(scorer: Scorer, parts: Iterable[Sequence[Problem]]) -> None:
         UserError: rewards cannot read some answers; it names their files and lines.
     """
     read = (problem for part in parts for problem in in_memory(part))
-    given = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
-    readers = [reward for reward in scorer.called if given and _reads_answers(reward, scorer)]
+    problems = [problem for problem in read if problem.place and problem.columns.get("answer") is not None]
+    readers = [reward for reward in scorer.called if problems and _reads_answers(reward, scorer)]
     pending = [
         (
             reward,
             part,
-            scorer.pool.submit(RewardCall(reward.name, call_keywords([Group(one, (), (_NOTHING,)) for one in part]))),
+            scorer.pool.submit(
+                RewardCall(reward.name, call_keywords([Group(problem, (), (_NOTHING,)) for problem in part]))
+            ),
         )
         for reward in readers
-        for part in (given[at : at + _IN_A_CALL] for at in range(0, len(given), _IN_A_CALL))
+        for part in (problems[at : at + _IN_A_CALL] for at in range(0, len(problems), _IN_A_CALL))
     ]
     for reward in readers:
-        found = [
+        unread = [
             (problem, value.reason)
             for caller, part, values in pending
             if caller is reward
             for problem, value in zip(part, gather(values).values, strict=True)
             if isinstance(value, Invalid)
         ]
-        if found:
-            named = ", ".join(f"{one.place} ({shown(one.columns['answer'])})" for one, _ in found[:_NAMED])
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        if unread:
+            named = ", ".join(f"{problem.place} ({shown(problem.columns['answer'])})" for problem, _ in unread[:_NAMED])
+            more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
             raise UserError(
-                f"reward {reward.name}: expected an answer that it reads in each of {len(given)} problems, got "
-                f"{len(found)} that it does not, in {named}{more} ({found[0][1]}): correct or remove these rows, or "
+                f"reward {reward.name}: expected an answer that it reads in each of {len(problems)} problems, got "
+                f"{len(unread)} that it does not, in {named}{more} ({unread[0][1]}): correct or remove these rows, or "
                 "take another reward"
             )
 
@@ -337,7 +337,8 @@ def in_memory(part: Sequence[Problem]) -> Sequence[Problem]:
 def _reads_answers(reward: WeightedReward, scorer: Scorer) -> bool:
     function = reward.function
     parts = function.functions.values() if isinstance(function, PartReward) else [function]
-    own = all((getattr(one, "__module__", None) or type(one).__module__).startswith("grouprl.") for one in parts)
-    if not own or reward.in_process or isinstance(function, FromFile):
+    modules = [getattr(part, "__module__", None) or type(part).__module__ for part in parts]
+    is_built_in = all(module.startswith("grouprl.") for module in modules)
+    if not is_built_in or reward.in_process or isinstance(function, FromFile):
         return False
     return isinstance(function, PartReward) or "answer" in signature_of(reward, scorer.pool).required

@@ -112,8 +112,8 @@ class ComputeScore:
 
     @property
     def _takes_truth(self) -> bool:
-        known = inspect.signature(self.function).parameters.get("ground_truth")
-        return known is not None and known.default is known.empty
+        parameter = inspect.signature(self.function).parameters.get("ground_truth")
+        return parameter is not None and parameter.default is parameter.empty
 
     def __call__(
         self,
@@ -133,20 +133,20 @@ class ComputeScore:
             extra_info or none,
             strict=True,
         )
-        given = []
-        for one, source, truth, model, extra in rows:
+        results = []
+        for completion, source, truth, model, extra in rows:
             truth = truth_of({"ground_truth": truth, "reward_model": model})
             if truth is None and self._takes_truth:
-                given.append(Invalid("the problem has no ground_truth"))
+                results.append(Invalid("the problem has no ground_truth"))
                 continue
-            text = one if isinstance(one, str) else one[-1]["content"]
+            text = completion if isinstance(completion, str) else completion[-1]["content"]
             named = {"data_source": source, "extra_info": dict(extra or {}), **self.arguments}
-            given.append(self.function(solution_str=text, ground_truth=truth, **named))
-        return _awaited(given) if any(map(inspect.isawaitable, given)) else list(map(_score, given))
+            results.append(self.function(solution_str=text, ground_truth=truth, **named))
+        return _awaited(results) if any(map(inspect.isawaitable, results)) else list(map(_score, results))
 
 
-async def _awaited(given: Sequence[Any]) -> list[Any]:
-    return [_score(await one if inspect.isawaitable(one) else one) for one in given]
+async def _awaited(results: Sequence[Any]) -> list[Any]:
+    return [_score(await result if inspect.isawaitable(result) else result) for result in results]
 
 
 def _score(value: Any) -> Any:

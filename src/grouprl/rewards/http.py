@@ -79,13 +79,13 @@ def words_of(content: bytes | None, longest: int) -> str:
 
 def secret(variable: str, setting: str, what: str) -> str:
     """The key or token in an environment variable. Raises UserError without showing it when it is none."""
-    found = os.environ.get(variable, "").strip()
-    if not re.fullmatch(r"[!-~]+", found):
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[!-~]+", key):
         raise UserError(
             f"{setting}: expected a {what} in the environment variable {variable}, got "
-            f"{f'text that is no {what}' if found else 'none'}: export {variable}=..."
+            f"{f'text that is no {what}' if key else 'none'}: export {variable}=..."
         )
-    return found
+    return key
 
 
 def printable(words: str) -> str:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.layouts import TreeLayout
+from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import autocast
 from grouprl.models.load import context_length, load_tokenizer
 from grouprl.models.names import check_name
-from grouprl.models.precision import autocast
 from grouprl.models.prompts import completion_texts, conversation_token_ids, prompt_token_ids
 from grouprl.models.reward_model import completion_scores, load_reward_model
 from grouprl.record.layout import model_at
@@ -68,16 +68,18 @@ class LearnedReward:
         return sum(weight.numel() * weight.element_size() for weight in weights) / (1 << 20)
 
     def _rows(self, prompts: Texts, completions: Texts, completion_ids: Ids) -> Iterator[_Row]:
-        for prompt, members in groupby(zip(prompts, completions, completion_ids, strict=True), key=lambda one: one[0]):
-            texts, own = zip(*((text, tuple(ids)) for _, text, ids in members), strict=True)
+        rows = zip(prompts, completions, completion_ids, strict=True)
+        for prompt, members in groupby(rows, key=lambda row: row[0]):
+            texts, ids = zip(*((text, tuple(token_ids)) for _, text, token_ids in members), strict=True)
             messages = prompt if isinstance(prompt, str) else tuple(prompt)
             if not isinstance(messages, str):  # the assistant's last message of the prompt begins the completions
-                begun = str(texts[0][-1]["content"]).removesuffix(completion_texts(own[:1], self.tokenizer)[0])
-                messages = (*messages, {"role": "assistant", "content": begun}) if begun else messages
+                first_text = completion_texts(ids[:1], self.tokenizer)[0]
+                prefill = str(texts[0][-1]["content"]).removesuffix(first_text)
+                messages = (*messages, {"role": "assistant", "content": prefill}) if prefill else messages
             problem = Problem("of the reward model", messages)
-            longest = context_length(self.model) - max(map(len, own))
+            longest = context_length(self.model) - max(map(len, ids))
             prompt_ids = prompt_token_ids(problem, self.tokenizer, longest=longest)
-            yield from ((prompt_ids, completion) for completion in own)
+            yield from ((prompt_ids, completion) for completion in ids)
 
     def _retold(self, prompts: Texts, completions: Texts) -> Iterator[_Row | None]:
         """The rows in the reward model's own tokens; what a prompt's rows begin with in common is computed once."""
@@ -92,10 +94,10 @@ class LearnedReward:
 
     def _scores(self, pack: Sequence[_Row]) -> list[float]:
         groups = [(prompt, [row[1] for row in rows]) for prompt, rows in groupby(pack, key=lambda row: row[0])]
-        layout = TreeLayout(
-            tuple(len(prompt) for prompt, _ in groups), tuple(tuple(map(len, own)) for _, own in groups), self.device
-        )
-        ids = [token for prompt, own in groups for span in (prompt, *own) for token in span]
+        prompt_lengths = tuple(len(prompt) for prompt, _ in groups)
+        lengths = tuple(tuple(map(len, members)) for _, members in groups)
+        layout = TreeLayout(prompt_lengths, lengths, self.device)
+        ids = [token for prompt, members in groups for span in (prompt, *members) for token in span]
         scores: list[float] = completion_scores(self.model, torch.tensor(ids, device=self.device), layout).tolist()
         return scores
 
@@ -143,8 +145,8 @@ def _packs(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
     packs: list[list[_Row]] = []
     room = 0
     for prompt, completion in rows:
-        known = bool(packs) and packs[-1][-1][0] == prompt
-        cost = len(completion) + (0 if known else len(prompt))
+        is_same_prompt = bool(packs) and packs[-1][-1][0] == prompt
+        cost = len(completion) + (0 if is_same_prompt else len(prompt))
         if not packs or cost > room:
             packs.append([])
             room, cost = budget, len(prompt) + len(completion)

@@ -30,20 +30,20 @@ _FEW = 50  # the share is computed over at least so many completions
 
 def rows_of(calls: Mapping[str, CallValues], group: Group) -> list[Row]:
     """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
-    begun = len(group.problem.begun)
+    prefill = len(group.problem.begun)
 
-    def own(value: Value) -> Value:
-        if not isinstance(value, tuple) or not begun:
+    def shifted(value: Value) -> Value:
+        if not isinstance(value, tuple) or not prefill:
             return value
-        return tuple((end - begun, one) for end, one in value if end > begun)
+        return tuple((end - prefill, reward) for end, reward in value if end > prefill)
 
-    return [{name: own(called.values[n]) for name, called in calls.items()} for n in range(len(group.completions))]
+    return [{name: shifted(called.values[n]) for name, called in calls.items()} for n in range(len(group.completions))]
 
 
 def extras_of(calls: Mapping[str, CallValues], group: Group) -> list[dict[str, Any]]:
     """What the rewards recorded beside each completion of a group, by REWARD/COLUMN."""
-    columns = [(f"{name}/{column}", values) for name, one in calls.items() for column, values in one.extra.items()]
-    return [{name: values[place] for name, values in columns} for place in range(len(group.completions))]
+    columns = [(f"{name}/{column}", values) for name, call in calls.items() for column, values in call.extra.items()]
+    return [{name: values[index] for name, values in columns} for index in range(len(group.completions))]
 
 
 def failure(reward: WeightedReward | None, row: Row) -> str:
@@ -58,24 +58,24 @@ def is_correct(value: Value) -> bool | None:
     return value >= 1.0 if isinstance(value, float | int) else None
 
 
-def shared_out(found: CallValues, groups: Sequence[Group]) -> list[CallValues]:
+def shared_out(called: CallValues, groups: Sequence[Group]) -> list[CallValues]:
     """Shares out one call for the completions of several groups; the metrics stay with the first group."""
     ends = list(accumulate(len(group.completions) for group in groups))
     parts = [slice(end - len(group.completions), end) for group, end in zip(groups, ends, strict=True)]
     return [
         CallValues(
-            found.values[part],
-            {column: given[part] for column, given in found.extra.items()},
-            () if place else found.metrics,
+            called.values[part],
+            {column: extra[part] for column, extra in called.extra.items()},
+            () if index else called.metrics,
         )
-        for place, part in enumerate(parts)
+        for index, part in enumerate(parts)
     ]
 
 
 def written(scored: Scored) -> tuple[list[dict[str, Any]], Sequence[str], Metrics]:
     """A group's outcomes as JSON."""
     outcomes, reasons, logged = scored
-    return [asdict(replace(one, components=dict(one.components))) for one in outcomes], reasons, logged
+    return [asdict(replace(outcome, components=dict(outcome.components))) for outcome in outcomes], reasons, logged
 
 
 def read(rows: Sequence[Any]) -> Scored:
@@ -139,9 +139,9 @@ def step_rewards(
         raise ValueError(f"reward {reward.name} gives steps: the tokenizer is needed to find their last tokens")
     # Of an episode a reward reads the last turn.
     first = 0 if completion.episode is None else (-1, *completion.episode.ends)[-2] + 1
-    places = last_tokens(completion.token_ids[first:], [end for end, _ in pairs], tokenizer)
+    indices = last_tokens(completion.token_ids[first:], [end for end, _ in pairs], tokenizer)
     return tuple(
-        StepReward(first + place, reward.weight * value) for place, (_, value) in zip(places, pairs, strict=True)
+        StepReward(first + index, reward.weight * value) for index, (_, value) in zip(indices, pairs, strict=True)
     )
 
 
@@ -158,15 +158,15 @@ def last_tokens(token_ids: Sequence[int], ends: Sequence[int], tokenizer: PreTra
     # Tokens decoded alone need not add up to the text (half a character, a joining space): use them as a first guess.
     alone = completion_texts([[token] for token in token_ids], tokenizer)
     guesses = list(accumulate(map(len, alone)))
-    found = []
+    indices = []
     for end in ends:
         index = min(bisect_left(guesses, end), len(token_ids) - 1)
         while index > 0 and written(index) >= end:
             index -= 1
         while index < len(token_ids) - 1 and written(index + 1) < end:
             index += 1
-        found.append(index)
-    return found
+        indices.append(index)
+    return indices
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class LengthPenalty:
         lengths_G = torch.tensor([len(completion) for completion in group.completions])
         penalties_G = overlong_penalty(lengths_G, max_tokens=self.max_tokens, buffer=self.buffer).tolist()
         return tuple(
-            replace(one, components=_others(one.components) | ({SOFT_OVERLONG: penalty} if self.buffer else {}))
-            for one, penalty in zip(outcomes, penalties_G, strict=True)
+            replace(outcome, components=_others(outcome.components) | ({SOFT_OVERLONG: penalty} if self.buffer else {}))
+            for outcome, penalty in zip(outcomes, penalties_G, strict=True)
         )
 
     def weights(self, others: Mapping[str, float]) -> dict[str, float]:

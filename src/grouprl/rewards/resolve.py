@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 from grouprl.leaves import LeafNames
-from grouprl.rewards.formats import Regex, ThinkFormat
 from grouprl.rewards.functions import FromFile, RewardFunction, WeightedReward
-from grouprl.rewards.lengths import CosineLength, NearLength
-from grouprl.rewards.repetition import Repetition
 from grouprl.rewards.rules import boxed_format, correct_answer, environment, last_number
-from grouprl.rewards.steps import equation_steps
 from grouprl.tasks.mixture import PartReward
 from grouprl.types import UserError, unknown_name
 
@@ -23,21 +19,16 @@ REWARDS = LeafNames(
     {
         "boxed_format": boxed_format,
         "correct_answer": correct_answer,
-        "cosine_length": CosineLength,
         "environment": environment,
         "last_number": last_number,
-        "near_length": NearLength,
-        "regex": Regex,
-        "repetition": Repetition,
-        "think_format": ThinkFormat,
     },
 )
 """The built-in reward functions by name: functions in TRL's form, or classes whose fields are settings.
 
-Those of leaves are among them: json_schema, judge_model, math_verify, unit_tests.
+Those of leaves are among them: regex, cosine_length, math_verify, unit_tests, ...
 """
 
-STEP_REWARDS: dict[str, Callable[..., Any]] = {"equation_steps": equation_steps}
+STEP_REWARDS = LeafNames("step_reward", {})
 """Process rewards: a value for each step of a completion."""
 
 

@@ -18,6 +18,7 @@ Texts = Sequence[Text]
 Ids = Sequence[Sequence[int]]
 _NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")
 Values = list[float | None]
+LONGEST_TEXT = 200_000  # characters; longer completions are invalid
 
 
 def gold_text(answer: object) -> str:
@@ -28,6 +29,13 @@ def gold_text(answer: object) -> str:
     text = final_answer(answer)
     if not text:
         raise ValueError(f"expected a gold answer such as '7' or 'work #### 7', got {answer!r:.60}")
+    return text
+
+
+def bounded(text: str) -> str:
+    """Returns the text. Raises ValueError when it is longer than LONGEST_TEXT characters."""
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"expected a completion of at most {LONGEST_TEXT:,} characters, got {len(text):,}")
     return text
 
 

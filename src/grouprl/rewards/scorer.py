@@ -6,10 +6,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import (
     OBJECTS,
@@ -66,14 +65,14 @@ class Scoring:
         self._scorer, self._tokenizer = scorer, tokenizer
         self._pending: dict[int, PendingGroup] = {}
 
-    def begin(self, place: int, group: Group) -> None:
-        """Starts the calls for a group in the workers; `place` is the group's place in the result."""
-        self._pending[place] = self._scorer.begin(group)
+    def begin(self, index: int, group: Group) -> None:
+        """Starts the calls for a group in the workers; `index` is the group's index in the result."""
+        self._pending[index] = self._scorer.begin(group)
 
     def finish(self) -> list[tuple[RewardOutcome, ...]]:
         """Waits for all started groups: see `Scorer.finish`."""
-        places = sorted(self._pending)
-        return self._scorer.finish([self._pending[place] for place in places], self._tokenizer, places=places)
+        indices = sorted(self._pending)
+        return self._scorer.finish([self._pending[index] for index in indices], self._tokenizer, places=indices)
 
 
 class Scorer:
@@ -121,7 +120,7 @@ class Scorer:
         values: dict[str, list[float]] = {}
         for name, value in self._logged:
             values.setdefault(f"reward_logs/{name}", []).append(value)
-        return {name: math.fsum(given) / len(given) for name, given in values.items()}
+        return {name: math.fsum(logged) / len(logged) for name, logged in values.items()}
 
     def usage(self) -> dict[str, float]:
         """Returns the usage metrics of rewards that count their requests, on all ranks since the run began."""
@@ -163,13 +162,11 @@ class Scorer:
         """Starts the calls for one group in the workers; `rewards` are those to call, None = all."""
         keywords = call_keywords([group])
         by_group = [reward for reward in rewards or self.called if not reward.has_one_call]
-        return PendingGroup(
-            group,
-            {
-                one.name: self.pool.submit(RewardCall(one.name, keywords, one.per_step, group.problem.id, self._state))
-                for one in by_group
-            },
-        )
+        calls = {}
+        for reward in by_group:
+            call = RewardCall(reward.name, keywords, reward.per_step, group.problem.id, self._state)
+            calls[reward.name] = self.pool.submit(call)
+        return PendingGroup(group, calls)
 
     def finish(
         self,
@@ -195,11 +192,11 @@ class Scorer:
 
         count, outcomes = self._count(self._window, pending), []
         scored = self._scored(pending, self.called, tokenizer)
-        own = enumerate(scored) if places is None else zip(places, scored, strict=True)
-        for found, reasons, logged in self._ranks.merged(own, "rewards", write=written, read=read):
+        share = enumerate(scored) if places is None else zip(places, scored, strict=True)
+        for group_outcomes, reasons, logged in self._ranks.merged(share, "rewards", write=written, read=read):
             count.add(reasons)
             self._logged += logged
-            outcomes.append(tuple(found))
+            outcomes.append(tuple(group_outcomes))
         count.close()
         return outcomes
 
@@ -221,13 +218,13 @@ class Scorer:
             UserError: the verifier failed for too many completions. Other invalid ones stop nothing.
         """
         called = [reward for reward in self.called if reward not in without]
-        places = self._ranks.own([len(group.completions) for group in groups])
-        pending = [self.begin(groups[place], called) for place in places]
+        indices = self._ranks.own([len(group.completions) for group in groups])
+        pending = [self.begin(groups[index], called) for index in indices]
         count, outcomes = self._count(deque(), pending), []
-        scored = zip(places, self._scored(pending, called, tokenizer, verdicts_alone=True), strict=True)
-        for found, reasons, _ in self._ranks.merged(scored, "rewards", write=written, read=read):
+        scored = zip(indices, self._scored(pending, called, tokenizer, verdicts_alone=True), strict=True)
+        for group_outcomes, reasons, _ in self._ranks.merged(scored, "rewards", write=written, read=read):
             count.add(reasons)
-            outcomes.append(tuple(found))
+            outcomes.append(tuple(group_outcomes))
         count.close()
         return outcomes
 
@@ -239,20 +236,27 @@ class Scorer:
         *,
         verdicts_alone: bool = False,  # whether the reasons are those of the verifier alone
     ) -> Iterator[Scored]:
-        for group, calls in self._gathered(pending, called):
+        groups = [waiting.group for waiting in pending]
+        together = batch_calls(called, groups, self.pool, self._state) if groups else {}
+        for index, waiting in enumerate(pending):
+            PROGRESS.mark()
+            group, calls = waiting.group, {name: gather(scored) for name, scored in waiting.calls.items()}
+            calls |= {name: parts[index] for name, parts in together.items()}
             rows = rows_of(calls, group)
-            found = list(map(self._outcome, rows, group.completions, repeat(tokenizer)))
-            found = [replace(one, extra=extra) for one, extra in zip(found, extras_of(calls, group), strict=True)]
-            reasons = [
-                ("" if verdicts_alone else one.reason) or failure(self.verifier, row)
-                for one, row in zip(found, rows, strict=True)
+            outcomes = [
+                replace(self._outcome(row, completion, tokenizer), extra=extra)
+                for row, completion, extra in zip(rows, group.completions, extras_of(calls, group), strict=True)
             ]
-            logged = [pair for given in calls.values() for pair in given.metrics]
-            yield self.penalty.penalized(group, found), reasons, logged
+            reasons = [
+                ("" if verdicts_alone else outcome.reason) or failure(self.verifier, row)
+                for outcome, row in zip(outcomes, rows, strict=True)
+            ]
+            logged = [pair for values in calls.values() for pair in values.metrics]
+            yield self.penalty.penalized(group, outcomes), reasons, logged
 
     def _count(self, window: deque[tuple[int, int]], pending: Sequence[PendingGroup]) -> InvalidCount:
-        own = sum(len(one.group.completions) for one in pending)
-        return InvalidCount(self._max_invalid, window, sum(self._ranks.gather(own, "numbers of completions")))
+        of_rank = sum(len(waiting.group.completions) for waiting in pending)
+        return InvalidCount(self._max_invalid, window, sum(self._ranks.gather(of_rank, "numbers of completions")))
 
     def verify(self, groups: Sequence[Group]) -> list[tuple[bool | None, ...]]:
         """Checks whether each completion is correct; None where the verifier failed, or there is none.
@@ -261,18 +265,7 @@ class Scorer:
             UserError: the verifier failed for too many completions.
         """
         others = [reward for reward in self.called if reward != self.verifier]
-        return [tuple(one.correct for one in row) for row in self.evaluate(groups, without=others)]
-
-    def _gathered(
-        self, pending: Sequence[PendingGroup], rewards: Sequence[WeightedReward]
-    ) -> Iterator[tuple[Group, dict[str, CallValues]]]:
-        """Yields each group with what its calls gave, by reward name, as soon as all are there."""
-        groups = [waiting.group for waiting in pending]
-        together = batch_calls(rewards, groups, self.pool, self._state) if groups else {}
-        for place, waiting in enumerate(pending):
-            PROGRESS.mark()
-            calls = {name: gather(scored) for name, scored in waiting.calls.items()}
-            yield waiting.group, calls | {name: called[place] for name, called in together.items()}
+        return [tuple(outcome.correct for outcome in row) for row in self.evaluate(groups, without=others)]
 
     def _outcome(self, row: Row, completion: Completion, tokenizer: PreTrainedTokenizerBase | None) -> RewardOutcome:
         """Combines the rewards of one completion. The steps of a process reward do not enter the total."""
@@ -305,16 +298,16 @@ def batch_calls(
     Raises:
         UserError: a reward of this process failed. One that fails in a worker makes all completions invalid.
     """
-    found = [reward for reward in rewards if reward.has_one_call]
-    keywords = call_keywords(groups) if found else {}
-    begun = {  # the workers run these beside the calls in this process
+    batch_rewards = [reward for reward in rewards if reward.has_one_call]
+    keywords = call_keywords(groups) if batch_rewards else {}
+    pending = {  # the workers run these beside the calls in this process
         reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, whole=True))
-        for reward in found
+        for reward in batch_rewards
         if not reward.in_process
     }
     others = {name: values for name, values in keywords.items() if name != OBJECTS}  # which the run never unpacks
-    here = {reward.name: _called_here(reward, others, state) for reward in found if reward.in_process}
-    calls = here | {name: gather(pending) for name, pending in begun.items()}
+    here = {reward.name: _called_here(reward, others, state) for reward in batch_rewards if reward.in_process}
+    calls = here | {name: gather(values) for name, values in pending.items()}
     return {name: shared_out(called, groups) for name, called in calls.items()}
 
 

@@ -3,8 +3,8 @@
 In: requests and sampling parameters. Out: groups. They never score or update.
 """
 
-from grouprl.rollout.engine import Engine, Request, requests
+from grouprl.rollout.engine import Engine, Request, make_requests
 from grouprl.rollout.native import NativeEngine
 from grouprl.rollout.spread import SpreadEngine
 
-__all__ = ["Engine", "NativeEngine", "Request", "SpreadEngine", "requests"]
+__all__ = ["Engine", "NativeEngine", "Request", "SpreadEngine", "make_requests"]

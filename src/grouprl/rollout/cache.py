@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grouprl.models.attention import Rule, capped, exact_attention, softmax_beside
-from grouprl.models.layouts import Prefix, TreeLayout
+from grouprl.forward.attention import Rule, capped, exact_attention, softmax_beside
+from grouprl.forward.layouts import Prefix, TreeLayout
 
 
 @dataclass(frozen=True)
@@ -29,38 +29,41 @@ class CacheShape:
 class GroupCache:
     """Preallocated keys and values. Active groups and rows are kept at the front, so that slices need no copy.
 
-    Those of the prefix are there once; prompts hold the tokens behind it.
+    The cache holds the prefix once; a prompt's slot holds the tokens after the prefix.
     """
 
     def __init__(self, shape: CacheShape, device: torch.device, dtype: torch.dtype) -> None:
         s = shape
         before = (2, s.layers, s.kv_heads, s.before, s.head_size)
         prompt = (2, s.layers, s.groups, s.kv_heads, s.prompt_tokens, s.head_size)
-        own = (2, s.layers, s.rows, s.kv_heads, s.own_tokens, s.head_size)
+        row = (2, s.layers, s.rows, s.kv_heads, s.own_tokens, s.head_size)
         self.shape = shape
         # Zeros instead of uninitialized memory: the weight of a masked key is 0, but 0 * NaN of its value is NaN.
         self.prompt_keys, self.prompt_values = torch.zeros(prompt, device=device, dtype=dtype)
-        self.own_keys, self.own_values = torch.zeros(own, device=device, dtype=dtype)
+        self.own_keys, self.own_values = torch.zeros(row, device=device, dtype=dtype)
         self.prefix_keys, self.prefix_values = torch.zeros(before, device=device, dtype=dtype)
 
     def keep_prefix(self, prefix: Prefix) -> None:
         """Copies the keys and values of the prefix."""
-        for kept, new in ((self.prefix_keys, prefix.keys), (self.prefix_values, prefix.values)):
-            kept.copy_(torch.stack([*new]).transpose(1, 2))
+        self.prefix_keys.copy_(torch.stack([*prefix.keys]).transpose(1, 2))
+        self.prefix_values.copy_(torch.stack([*prefix.values]).transpose(1, 2))
 
     def load_prompt(self, slot: int, pairs: Tensor) -> None:
         """Fills a group slot with keys and values, [layers, 2, tokens, kv_heads, d]."""
-        for kept, new in ((self.prompt_keys, pairs[:, 0]), (self.prompt_values, pairs[:, 1])):
-            kept[:, slot, :, : pairs.shape[2]] = new.transpose(1, 2)
+        length = pairs.shape[2]
+        self.prompt_keys[:, slot, :, :length] = pairs[:, 0].transpose(1, 2)
+        self.prompt_values[:, slot, :, :length] = pairs[:, 1].transpose(1, 2)
 
     def load_row(self, row: int, pairs: Tensor) -> None:
         """Fills the first own tokens of a row; those of the rows before it stay."""
-        for kept, new in ((self.own_keys, pairs[:, 0]), (self.own_values, pairs[:, 1])):
-            kept[:, row, :, : pairs.shape[2]] = new.transpose(1, 2)
+        length = pairs.shape[2]
+        self.own_keys[:, row, :, :length] = pairs[:, 0].transpose(1, 2)
+        self.own_values[:, row, :, :length] = pairs[:, 1].transpose(1, 2)
 
     def read_row(self, row: int, begin: int, end: int) -> Tensor:
         """Copies some own tokens of a row."""
-        return torch.stack([one[:, row, :, begin:end] for one in (self.own_keys, self.own_values)], 1).transpose(2, 3)
+        keys, values = self.own_keys[:, row, :, begin:end], self.own_values[:, row, :, begin:end]
+        return torch.stack([keys, values], 1).transpose(2, 3)
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies the prompts of group slots (from, to)."""
@@ -104,11 +107,11 @@ class PrefillLayout:
         return self.tree.size
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """See `Layout.attend`."""
+        """Writes the prompts' keys and values into their slots, then attends as `TreeLayout.attend`."""
         index_PL = self.tree.prompt_index_PL
         slots = slice(self.first, self.first + index_PL.shape[0])
-        for kept, new in ((self.cache.prompt_keys, key), (self.cache.prompt_values, value)):
-            kept[layer, slots, :, : index_PL.shape[1]] = new[index_PL].transpose(1, 2).to(kept.dtype)
+        for cached, new in ((self.cache.prompt_keys, key), (self.cache.prompt_values, value)):
+            cached[layer, slots, :, : index_PL.shape[1]] = new[index_PL].transpose(1, 2).to(cached.dtype)
         return self.tree.attend(layer, query, key, value, rule)
 
 
@@ -141,9 +144,9 @@ class DecodeLayout:
         *,
         exact: bool = False,
     ) -> None:
-        """`place_n`, `prompt_n`, `length_n`: see `Rows`; the lengths include the new token.
+        """`place_n`, `prompt_n`, `length_n`: the columns of `Rows`; the lengths include the new token.
 
-        `exact`: by `exact_attention`.
+        `exact`: attend by `exact_attention`.
         """
         device = place_n.device
         self.longest, self.size, self._exact = size.longest, size.rows, exact
@@ -169,7 +172,7 @@ class DecodeLayout:
         return self._biases[window]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """See `Layout.attend`."""
+        """Appends the new tokens' keys and values to their rows, then attends: [n, heads, d]."""
         cache, (n, heads, d), kv = self._cache, query.shape, key.shape[1]
         F, L, K, groups = cache.shape.before, self._size.prompt_tokens, self._size.own_tokens, self._size.groups
         dtype = cache.own_keys.dtype
@@ -208,9 +211,9 @@ class DecodeLayout:
             (cache.prefix_values, cache.prompt_values, cache.own_values),
         )
         pair = []
-        for prefix, prompts, own in caches:
+        for prefix, prompts, rows in caches:
             prompt = prompts[layer, self._slot_n.clamp(max=self._size.groups - 1), :, :L]
-            parts = prefix[layer].expand(n, -1, -1, -1), prompt, own[layer, :n, :, :K]
+            parts = prefix[layer].expand(n, -1, -1, -1), prompt, rows[layer, :n, :, :K]
             pair.append(torch.cat(parts, 2).transpose(1, 2)[self._rows_n[:, None], index_nK].float())
         last_n1 = (self._prompt_n + self._length_n - 1)[:, None]
         return exact_attention(query.float()[:, None], pair[0], pair[1], last_n1, rule)[:, 0].to(query.dtype)

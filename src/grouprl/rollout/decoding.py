@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.models.prompts import completion_texts
 from grouprl.rollout.forward import Forward, ModuleForward
 from grouprl.rollout.rows import Rows
@@ -63,11 +63,11 @@ class UnitQueue:
         return taken
 
     def ended(self, finished: Finished) -> Finished:
-        """Takes completions that ended; gives those that are over, here all of them."""
+        """Takes completions whose turn ended; returns those that are finished, here all of them."""
         return finished
 
     def wait(self) -> None:
-        """Waits for units; here none can come."""
+        """Waits for units; this queue gets no new ones."""
 
 
 class Decoding:
@@ -84,10 +84,10 @@ class Decoding:
         version: int,
         tree: PrefixTree | None = None,
     ) -> None:
-        """`version`: of the weights, for the completions; `tree`: what episodes read on, None = each turn reads all."""
+        """`version` of the weights; `tree` of the tokens that episodes read, None = each turn reads all tokens."""
         self._forward, self._tokenizer, self._sampling, self._version = forward, tokenizer, sampling, version
         self._waiting, self._members = waiting, waiting.members
-        self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's place in it
+        self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's index in the unit
         self._slots: list[tuple[int, int, int]] = []  # of the live group slots, see `_slot_of`
         self._tree, self._device = tree, device
         self._rows = Rows(forward.shape.rows, sampling, end_ids, device)
@@ -98,7 +98,7 @@ class Decoding:
         return bool(self._live or self._waiting)
 
     def advance(self) -> Finished:
-        """Admits waiting groups, then draws one token for every live row; gives the rows that finished."""
+        """Admits waiting groups, then draws one token for every live row; returns the completions that finished."""
         PROGRESS.mark()
         finished = self._admit()
         if not self._live and not finished:
@@ -118,11 +118,11 @@ class Decoding:
         if not units:
             return []
         self._slots += dict.fromkeys(slot for slot in map(self._slot_of, units) if slot not in self._slots)
-        self._live += ((unit, place) for unit in units for place in range(len(unit.keys)))
+        self._live += ((unit, row) for unit in units for row in range(len(unit.keys)))
         if self._tree is None:
             logits_PV = self._forward.prefill([unit.read_ids for unit in units], first_slot)
         else:
-            logits_PV = self._read_on(self._tree, units, first_row, first_slot)
+            logits_PV = self._read_missing(self._tree, units, first_row, first_slot)
         counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
         seen_nV = None
         if self._sampling.penalizes:
@@ -134,8 +134,8 @@ class Decoding:
         for unit in units:
             slot = self._slots.index(self._slot_of(unit))
             prompt, member = self._slots[slot][2], unit.first % self._members
-            lengths = prompt, len(unit.read_ids) - prompt
-            columns += [(key, slot * self._members + place, *lengths) for place, key in enumerate(unit.keys, member)]
+            first_place, written = slot * self._members + member, len(unit.read_ids) - prompt
+            columns += [(key, first_place + index, prompt, written) for index, key in enumerate(unit.keys)]
         self._rows.add(columns, seen_nV)
         return self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
 
@@ -145,8 +145,8 @@ class Decoding:
             return unit.request, -1 - unit.first, len(unit.read_ids)  # alone with its past
         return unit.request, unit.first // self._members, len(unit.prompt_ids)
 
-    def _read_on(self, tree: PrefixTree, units: Sequence[Unit], row: int, first_slot: int) -> Tensor:
-        """Reads what the tree lacks, and fills new slots and rows from it; gives the logits [P, V] after each unit."""
+    def _read_missing(self, tree: PrefixTree, units: Sequence[Unit], row: int, first_slot: int) -> Tensor:
+        """Reads the tokens that the tree lacks, fills new slots and rows from it; logits [P, V] after each unit."""
         forward, before = cast(ModuleForward, self._forward), self._forward.shape.before
         paths = tree.read(forward.read, [unit.read_ids for unit in units], self._device)
         for unit, path in zip(units, paths, strict=True):
@@ -158,16 +158,27 @@ class Decoding:
             row += len(unit.keys)
         return forward.output(torch.stack([path.last_H for path in paths]))  # type: ignore[misc]
 
-    def _retire(self, over: dict[int, StopReason]) -> Finished:
-        stopped = (row for row in self._stopped_rows() if over.get(row) is not StopReason.END)
-        reasons = over | dict.fromkeys(stopped, StopReason.STOP_STRING)
+    def _retire(self, ended: dict[int, StopReason]) -> Finished:
+        """Removes rows that ended or hold a stop string, and fills their gaps; returns their completions."""
+        stopped = (row for row in self._stopped_rows() if ended.get(row) is not StopReason.END)
+        reasons = ended | dict.fromkeys(stopped, StopReason.STOP_STRING)
         if not reasons:
             return []
         finished = self._completions(reasons)
-        self._close_gaps(sorted(reasons))
+        used = int((self._rows.history + self._rows.length)[: len(self._live)].max())
+        moves = _fill_gaps(self._live, sorted(reasons))
+        if moves:
+            self._forward.move_rows(moves, used)
+        self._rows.keep(moves, len(self._live))
+        live_slots = {self._slot_of(unit) for unit, _ in self._live}
+        moves = _fill_gaps(self._slots, [index for index, slot in enumerate(self._slots) if slot not in live_slots])
+        if moves:
+            self._forward.move_groups(moves)
+            self._rows.change_slots(moves, self._members)
         return finished
 
     def _stopped_rows(self) -> list[int]:
+        """The live rows whose newest tokens hold a stop string."""
         stops = self._sampling.stop
         if not stops:
             return []
@@ -179,43 +190,31 @@ class Decoding:
         return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
 
     def _completions(self, reasons: dict[int, StopReason]) -> Finished:
-        if self._tree is not None:  # equal tokens have the bits of the first episode, whatever row it is in
-            reasons = dict(
-                sorted(reasons.items(), key=lambda item: self._live[item[0]][0].first + self._live[item[0]][1])
-            )
-        rows = torch.tensor(list(reasons), device=self._rows.length.device)
+        """The completions of rows that stopped; the tree keeps what they read."""
+        indices = {row: self._live[row][0].first + self._live[row][1] for row in reasons}
+        # With a tree, equal tokens have the bits of the first episode, whatever row it is in.
+        stopped = list(reasons) if self._tree is None else sorted(reasons, key=indices.__getitem__)
+        rows = torch.tensor(stopped, device=self._rows.length.device)
         lengths = self._rows.length[rows].tolist()
         columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
         finished = []
-        for (row, reason), n, *several in zip(reasons.items(), lengths, *columns, strict=True):
-            unit, place = self._live[row]
-            token_ids, sampled, plain = (tuple(values[:n]) for values in several)
+        for row, n, *values in zip(stopped, lengths, *columns, strict=True):
+            unit, _ = self._live[row]
+            token_ids, sampled, plain = (tuple(column[:n]) for column in values)
             (text,) = completion_texts([token_ids], self._tokenizer)
             if self._tree is not None and n > 1:  # the last token was not read
                 begin = len(unit.written)
                 pairs = cast(ModuleForward, self._forward).cache.read_row(row, begin, begin + n - 1)
                 self._tree.add((*unit.read_ids, *token_ids[:-1]), pairs)
-            index = unit.first + place
-            finished.append((unit.request, Completion(index, token_ids, sampled, plain, text, reason, self._version)))
+            completion = Completion(indices[row], token_ids, sampled, plain, text, reasons[row], self._version)
+            finished.append((unit.request, completion))
         return finished
-
-    def _close_gaps(self, gone: Sequence[int]) -> None:
-        used = int((self._rows.history + self._rows.length)[: len(self._live)].max())
-        moves = _fill_gaps(self._live, gone)
-        if moves:
-            self._forward.move_rows(moves, used)
-        self._rows.keep(moves, len(self._live))
-        left = {self._slot_of(unit) for unit, _ in self._live}
-        moves = _fill_gaps(self._slots, [place for place, slot in enumerate(self._slots) if slot not in left])
-        if moves:
-            self._forward.move_groups(moves)
-            self._rows.change_slots(moves, self._members)
 
 
 def _fill_gaps(items: list[Any], gone: Sequence[int]) -> list[tuple[int, int]]:
-    """Removes the items that are gone, in place, and gives the moves (from, to) of the last ones into the gaps."""
-    end, lost = len(items) - len(gone), set(gone)
-    survivors = [place for place in range(end, len(items)) if place not in lost]
+    """Removes the items that are gone, in place; returns the moves (from, to) of the last ones into the gaps."""
+    end = len(items) - len(gone)
+    survivors = sorted(set(range(end, len(items))) - set(gone))
     moves = list(zip(survivors, (gap for gap in gone if gap < end), strict=True))
     for source, target in moves:
         items[target] = items[source]

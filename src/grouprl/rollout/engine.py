@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.forward.prefix import shared_tokens
 from grouprl.leaves import leaf
-from grouprl.models.prefix import shared_tokens
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.types import Group, Problem, Sampling
 
@@ -25,7 +25,7 @@ class Request:
     before: int = 0  # tokens that begin the prompts of all requests made with it, whoever samples which of them
 
 
-def requests(
+def make_requests(
     visits: Sequence[tuple[Problem, str]],
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -41,12 +41,12 @@ def requests(
         UserError: a prompt has more than `longest_prompt` tokens.
     """
     visits = visits if opened is None else [(opened(problem), stream) for problem, stream in visits]
-    asked = [
+    requests = [
         Request(problem, prompt_token_ids(problem, tokenizer, longest=longest_prompt), completions, stream)
         for problem, stream in visits
     ]
-    before = shared_tokens(request.prompt_ids for request in asked)
-    return [replace(request, before=before) for request in asked] if before else asked
+    before = shared_tokens(request.prompt_ids for request in requests)
+    return [replace(request, before=before) for request in requests]
 
 
 def structured_sampling(
@@ -89,10 +89,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class EarlyEngine(Engine, Protocol):
-    """An engine that samples elsewhere, so that groups can be begun before they are asked for."""
+    """An engine that samples elsewhere, so that groups can start before `generate` asks for them."""
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Starts to sample groups from the weights of now, for a later `generate`; those that were begun stay."""
+        """Starts to sample groups from the present weights, for a later `generate`; groups started before stay."""
         ...
 
     def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:

@@ -19,9 +19,9 @@ from typing import Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.prefix import same_tokens
 from grouprl.leaves import leaf
 from grouprl.models.load import context_length, end_token_ids
-from grouprl.models.prefix import same_tokens
 from grouprl.rollout.decoding import Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
@@ -151,13 +151,13 @@ class EpisodeQueue(UnitQueue):
 
     def ended(self, finished: Finished) -> Finished:
         """Takes turns that ended, and lets the environments answer; gives the episodes that are over by now."""
-        for place, turn in finished:
-            key = place, turn.index
+        for request_index, turn in finished:
+            key = request_index, turn.index
             turns = self._turns.setdefault(key, [])
             turns.append(turn)
             shown = self._observations.setdefault(key, [])
-            answer = self._conversation.answer(self._requests[place], tuple(turns), tuple(shown))
-            answer.add_done_callback(partial(self._answered, key))
+            answer = self._conversation.answer(self._requests[request_index], tuple(turns), tuple(shown))
+            answer.add_done_callback(partial(self._queue_next_turn, key))
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -171,26 +171,25 @@ class EpisodeQueue(UnitQueue):
             if not self._units and not self._over:
                 self._changed.wait(_TICK)
 
-    def _answered(self, key: tuple[int, int], future: Future[Answer]) -> None:
+    def _queue_next_turn(self, key: tuple[int, int], future: Future[Answer]) -> None:
+        """Takes the answer to a turn: the episode is over, or its next turn enters before all that have not begun."""
         turns, observations = self._turns[key], self._observations[key]
         with self._changed:
-            if future.cancelled() or (error := future.exception()) is not None:
-                self._error = self._error or (RuntimeError("an answer was cancelled") if future.cancelled() else error)
+            error = RuntimeError("an answer was cancelled") if future.cancelled() else future.exception()
+            if error is not None:
+                self._error = self._error or error
             elif (answer := future.result()).episode is not None:
                 self._over.append((key[0], joined(turns, observations, answer.episode)))
             else:
                 observations.append(ObservedTokens(sum(map(len, turns)), answer.token_ids, answer.kept))
+                request = self._requests[key[0]]
+                stream = f"{request.stream}/turn {len(turns)}"  # the same numbers whatever ran beside the episode
+                row = row_key(self._seed, stream, request.problem.id, key[1])
+                read = read_tokens(request.prompt_ids, turns, observations)
+                begin = same_tokens((request.prompt_ids, read))  # a fork may keep only a part of the prompt
                 later = sum(bool(unit.written) for unit in self._units)
-                self._units.insert(later, self._next(key, turns, observations))
+                self._units.insert(later, Unit(key[0], read[:begin], (row,), key[1], read[begin:]))
             self._changed.notify_all()
-
-    def _next(self, key: tuple[int, int], turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Unit:
-        request = self._requests[key[0]]
-        stream = f"{request.stream}/turn {len(turns)}"  # the same numbers whatever ran beside the episode
-        row = row_key(self._seed, stream, request.problem.id, key[1])
-        read = read_tokens(request.prompt_ids, turns, observations)
-        begin = same_tokens((request.prompt_ids, read))  # a fork may keep only a part of the prompt
-        return Unit(key[0], read[:begin], (row,), key[1], read[begin:])
 
 
 def read_tokens(

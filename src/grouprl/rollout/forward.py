@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from grouprl.models.attention import Layout, packed_states
-from grouprl.models.head import output_head
-from grouprl.models.layouts import Prefix
-from grouprl.models.products import padded_call
-from grouprl.models.unpacked import picked_rows, read_on
+from grouprl.forward.attention import Layout, packed_states
+from grouprl.forward.head import output_head
+from grouprl.forward.layouts import Prefix
+from grouprl.forward.products import padded_call
+from grouprl.forward.unpacked import picked_rows, read_on
+from grouprl.leaves import leaf
 from grouprl.rollout.cache import CacheShape, DecodeLayout, GroupCache, PrefillLayout, StepSize, pack_prompts
-from grouprl.rollout.recorders import HostReads, Recorder
 from grouprl.rollout.rows import Rows
 
 _OWN, _PROMPT = 128, 64  # own and prompt tokens are rounded up to multiples of these, which align rows of scores
@@ -58,6 +58,18 @@ class Forward(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Records the operations of a function, and replays them."""
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Calls the function in the same state in which it will be recorded."""
+        ...
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Gives a replay, which reads the tensors' contents of its own time; recording may skip the operations."""
+        ...
+
+
 class ModuleForward:
     """A `Forward` that runs the model's own modules: any architecture, any device.
 
@@ -92,7 +104,14 @@ class ModuleForward:
         self._head = output_head(model)
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._recorder, self._dtype = recorder, dtype
-        self._room = shape if recorder is None else _round_up(shape)
+        self._room = shape
+        if recorder is not None:
+            self._room = replace(
+                shape,
+                rows=_padded_rows(shape.rows),
+                prompt_tokens=_round_up_to(shape.prompt_tokens, _PROMPT),
+                own_tokens=_round_up_to(shape.own_tokens, _OWN),
+            )
         self.cache = GroupCache(self._room, self._device, dtype)
         if prefix is not None:
             self.cache.keep_prefix(prefix)
@@ -101,9 +120,9 @@ class ModuleForward:
         self._copies = {part: _bfloat16_copies(part) if copied else {} for part in (self._decoder, self._head)}
         # Of each row: newest token, place, prompt tokens and own tokens, see `Rows`.
         self._columns = torch.zeros(4, self._room.rows, dtype=torch.long, device=self._device)
-        kept = 0 if recorder is None else self._room.rows
+        recorded_rows = 0 if recorder is None else self._room.rows
         vocabulary = int(self._head.weight.shape[0])  # type: ignore[index]
-        self._logits = torch.empty(kept, vocabulary, device=self._device, dtype=dtype)  # of recorded steps
+        self._logits = torch.empty(recorded_rows, vocabulary, device=self._device, dtype=dtype)  # of recorded steps
         self._replays: dict[StepSize, Callable[[], None]] = {}
         self._step_counts: dict[StepSize, int] = {}  # steps so far of each size
         self._version = -1  # `Rows.version` of the columns
@@ -127,7 +146,7 @@ class ModuleForward:
         return True
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """See `Forward.prefill`."""
+        """Reads prompts into the slots first, first + 1, ...; logits [P, V] after each prompt."""
         ids_S, tree, last_P = pack_prompts(prompts, self._device, self.shape.before, self.prefix)
         return self.output(self.read(ids_S, tree.position_ids_S, PrefillLayout(tree, self.cache, first))[last_P])
 
@@ -142,14 +161,14 @@ class ModuleForward:
             return padded_call(self._head, hidden_PH, partial(self._call, self._head))
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.decode_step`."""
+        """Reads the newest token of every live row; logits [n, V] after each of them."""
         live = slice(0, rows.count)
-        newest, place, prompt, length = self._columns
+        newest, row_place, prompt, length = self._columns
         if self._version != rows.version:
             # Padding rows are in a group of their own, attend to no prompt and only to their own token.
             for column, padding in zip(self._columns, (0, self._room.groups * members, 0, 1), strict=True):
                 column[rows.count :] = padding
-            place[live], prompt[live] = rows.place[live], rows.prompt[live]
+            row_place[live], prompt[live] = rows.place[live], rows.prompt[live]
             self._longest, self._version = int((rows.history + rows.length)[live].max()), rows.version
         newest[live], length[live] = rows.newest[live], rows.history[live] + rows.length[live]
         size = self._size(rows.count, members, prompts)
@@ -160,24 +179,26 @@ class ModuleForward:
         return self._logits[live]
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `Forward.move_groups`."""
+        """Copies the prompts of group slots (from, to)."""
         self.cache.move_groups(moves)
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
-        """See `Forward.move_rows`."""
+        """Copies the first `used` own tokens of rows (from, to)."""
         self.cache.move_rows(moves, used)
 
     def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
-        own = min(self._longest, self._room.own_tokens)  # `_longest` counts on for rows that ended since the last read
+        # `_longest` counts on for rows that ended since the last read.
+        own_tokens = min(self._longest, self._room.own_tokens)
         if self._recorder is None:
-            return StepSize(count, len(prompts), members, max(prompts) - self.shape.before, own, max(prompts) + own)
+            longest = max(prompts)
+            return StepSize(count, len(prompts), members, longest - self.shape.before, own_tokens, longest + own_tokens)
         room, rows = self._room, _padded_rows(count)
         return StepSize(
             rows=rows,
             groups=min(room.groups, rows),  # a live group has a live row, so no more groups are live than rows
             members=members,
             prompt_tokens=room.prompt_tokens,
-            own_tokens=min(_round_up_to(own, _OWN), room.own_tokens),
+            own_tokens=min(_round_up_to(own_tokens, _OWN), room.own_tokens),
             longest=room.before + room.prompt_tokens + room.own_tokens,
         )
 
@@ -193,7 +214,7 @@ class ModuleForward:
         if self._step_counts:
             recorder.warm_up(step)
         else:
-            with HostReads() as reads:
+            with leaf("graphs").HostReads() as reads:
                 recorder.warm_up(step)
             if reads.found:
                 self._recorder = None
@@ -216,15 +237,6 @@ class ModuleForward:
     def _call(self, part: nn.Module, *arguments: Tensor, **named: Any) -> Any:
         copies = self._copies[part]
         return functional_call(part, copies, arguments, named) if copies else part(*arguments, **named)
-
-
-def _round_up(shape: CacheShape) -> CacheShape:
-    return replace(
-        shape,
-        rows=_padded_rows(shape.rows),
-        prompt_tokens=_round_up_to(shape.prompt_tokens, _PROMPT),
-        own_tokens=_round_up_to(shape.own_tokens, _OWN),
-    )
 
 
 def _round_up_to(count: int, of: int) -> int:
@@ -266,42 +278,39 @@ class UnpackedForward:
         self._groups: dict[int, tuple[Any, Tensor | None]] = {}  # state, and members of its rows; None = the prompt
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
-        """See `Forward.prefill`."""
+        """Reads prompts into the slots first, first + 1, ...; logits [P, V] after each prompt."""
         logits = []
         for slot, prompt in enumerate(prompts, first):
-            found, state = self._read(torch.tensor([prompt], device=self._device), None)
+            logits_1V, state = self._read(torch.tensor([prompt], device=self._device), None)
             self._groups[slot] = (state, None)
-            logits.append(found)
+            logits.append(logits_1V)
         return torch.cat(logits)
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
-        """See `Forward.decode_step`."""
+        """Reads the newest token of every live row; logits [n, V] after each of them."""
         place_n, newest_n = rows.place[: rows.count], rows.newest[: rows.count]
         parts, order = [], []
         for slot in range(len(prompts)):
             live = (place_n // members == slot).nonzero()[:, 0]
             live = live[place_n[live].argsort()]
-            state = self._of(slot, place_n[live] % members)
-            found, state = self._read(newest_n[live][:, None], state)
-            self._groups[slot] = (state, place_n[live] % members)
-            parts.append(found)
+            member_r = place_n[live] % members  # sorted
+            state, held_r = self._groups[slot]
+            if held_r is None:
+                state = picked_rows(state, torch.zeros_like(member_r))
+            elif len(held_r) != len(member_r):
+                state = picked_rows(state, torch.searchsorted(held_r, member_r))
+            logits_rV, state = self._read(newest_n[live][:, None], state)
+            self._groups[slot] = (state, member_r)
+            parts.append(logits_rV)
             order.append(live)
         return torch.cat(parts)[torch.cat(order).argsort()]
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `Forward.move_groups`."""
+        """Copies the prompts of group slots (from, to)."""
         self._groups |= {target: self._groups[source] for source, target in moves}
 
     def move_rows(self, moves: Sequence[tuple[int, int]], used: int) -> None:
-        """See `Forward.move_rows`: states belong to groups, and their rows stay."""
-
-    def _of(self, slot: int, member_r: Tensor) -> Any:
-        """The state of a group for these members, which are sorted."""
-        state, held = self._groups[slot]
-        if held is not None and len(held) == len(member_r):
-            return state
-        index = torch.zeros_like(member_r) if held is None else torch.searchsorted(held, member_r)
-        return picked_rows(state, index)
+        """Does nothing: states belong to groups, and their rows stay."""
 
     def _read(self, ids_NT: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Logits [N, V] after the last tokens, and the state after them."""

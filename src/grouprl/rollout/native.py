@@ -6,7 +6,7 @@ when enough rows are free, so that matrix products cover only live completions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import cast
@@ -14,20 +14,20 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.attention import attention_layers, hidden_states, is_packed
-from grouprl.models.compiled import kernels
-from grouprl.models.layouts import Prefix
+from grouprl.forward.attention import attention_layers, hidden_states, is_packed
+from grouprl.forward.compiled import kernels
+from grouprl.forward.layouts import Prefix
+from grouprl.forward.precision import autocast
+from grouprl.forward.prefix import Read, read_prefix
+from grouprl.forward.progress import PROGRESS
+from grouprl.forward.workers import interleaved, one_thread, worker_count
+from grouprl.leaves import leaf
 from grouprl.models.load import end_token_ids
-from grouprl.models.precision import autocast
-from grouprl.models.prefix import Read, read_prefix
-from grouprl.models.progress import PROGRESS
-from grouprl.models.workers import interleaved, one_thread, worker_count
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
 from grouprl.rollout.episodes import Conversation, EpisodeQueue
 from grouprl.rollout.forward import Forward, ModuleForward, UnpackedForward
-from grouprl.rollout.recorders import CudaGraphs
 from grouprl.rollout.sampler import row_key
 from grouprl.rollout.tree import PrefixTree
 from grouprl.types import Completion, Group, Sampling
@@ -65,7 +65,7 @@ class NativeEngine:
         self._recorded: ModuleForward | None = None
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`; the weights are shared with the learner, so only the version changes."""
+        """Sets the version alone: the engine samples from the learner's own weights in memory."""
         self._version = version
 
     @torch.no_grad()
@@ -77,19 +77,22 @@ class NativeEngine:
         on_finished: Callable[[int], None] | None = None,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
-        """See `Engine.generate`."""
+        """Samples one group per request, in the order of the requests: an `Engine.generate`."""
         if not requests:
             return []
         workers = self._workers(requests)
         lanes = max(1, workers)
         rows = self._max_rows // lanes
-        units = [
-            self._unit(index, request, first, rows)
-            for index, request in enumerate(requests)
-            for first in range(0, request.completions, rows)
-        ]
-        talk = self._conversation
-        waiting = UnitQueue(units) if talk is None else EpisodeQueue(units, requests, talk, self._seed)
+        units = []
+        for index, request in enumerate(requests):
+            numbers = range(request.completions)
+            keys = tuple(row_key(self._seed, request.stream, request.problem.id, number) for number in numbers)
+            for first in range(0, request.completions, rows):
+                units.append(Unit(index, request.prompt_ids, keys[first : first + rows], first))
+        if self._conversation is None:
+            waiting = UnitQueue(units)
+        else:
+            waiting = EpisodeQueue(units, requests, self._conversation, self._seed)
         share = -(-sum(request.completions for request in requests) // lanes)
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
@@ -97,18 +100,23 @@ class NativeEngine:
         tree = self._new_tree(units[0].prompt_ids, forwards)
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
-        streams = [partial(self._decode, forward, waiting, sampling, tree) for forward in forwards]
-        with PROGRESS.doing(lambda: _left(requests, groups)):
-            for finished in interleaved(streams, workers):
+
+        def unfinished_groups() -> str:
+            names = [request.problem.id for index, request in enumerate(requests) if index not in groups]
+            return f"sampling groups of {len(names)} problems, among them {', '.join(names[:3])}"
+
+        decodings = [partial(self._decode, forward, waiting, sampling, tree) for forward in forwards]
+        with PROGRESS.doing(unfinished_groups):
+            for finished in interleaved(decodings, workers):
                 if on_finished is not None:
                     on_finished(len(finished))
                 for index, completion in finished:
                     completions[index].append(completion)
                 for index in dict.fromkeys(index for index, _ in finished):
-                    request, made = requests[index], completions[index]
-                    if len(made) == request.completions:
-                        ordered = tuple(sorted(made, key=lambda one: one.index))
-                        groups[index] = Group(request.problem, request.prompt_ids, ordered)
+                    request = requests[index]
+                    if len(completions[index]) == request.completions:
+                        group = tuple(sorted(completions[index], key=lambda completion: completion.index))
+                        groups[index] = Group(request.problem, request.prompt_ids, group)
                         if on_group is not None:
                             on_group(index, groups[index])
         self.tokens_read = 0 if tree is None else tree.computed
@@ -117,7 +125,7 @@ class NativeEngine:
     def _decode(
         self, forward: Forward, waiting: UnitQueue, sampling: Sampling, tree: PrefixTree | None
     ) -> Iterator[Finished]:
-        """Decodes waiting units in the rows of one forward pass; gives the completions that each decode step ends."""
+        """Decodes waiting units in the rows of one forward pass; yields the completions that each decode step ends."""
         device = self._device
         with torch.no_grad(), autocast(device, self._dtype):
             decoding = Decoding(forward, self._tokenizer, waiting, sampling, self._ends, device, self._version, tree)
@@ -132,21 +140,15 @@ class NativeEngine:
         rows = min(self._max_rows, sum(request.completions for request in requests))
         return worker_count(self._model, rows // _LANE_ROWS, sampling=True)
 
-    def _unit(self, index: int, request: Request, first: int, rows: int) -> Unit:
-        """At most `rows` completions of a request, from `first` on."""
-        last = min(first + rows, request.completions)
-        keys = (row_key(self._seed, request.stream, request.problem.id, number) for number in range(first, last))
-        return Unit(index, request.prompt_ids, tuple(keys), first)
-
     def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int, shared: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
         packed = is_packed(self._model)
         layers = attention_layers(self._model) if packed else []
-        talk = self._conversation
-        forks = talk is not None and talk.forks  # prompts may be cut anywhere, each a slot of its own
+        conversation = self._conversation
+        forks = conversation is not None and conversation.forks  # prompts may be cut anywhere, each a slot of its own
         before = shared if packed and not forks else 0
         groups = min(len(units), SLOTS * max(1, rows // min(len(unit.keys) for unit in units)))
-        if talk is not None:  # rows may be of any groups; without a tree each has its own slot
+        if conversation is not None:  # rows may be of any groups; without a tree each has its own slot
             groups = min(len(units), rows) if packed and not forks else rows
         shape = CacheShape(
             layers=len(layers),
@@ -155,27 +157,31 @@ class NativeEngine:
             groups=groups,
             rows=rows,
             prompt_tokens=max(len(unit.prompt_ids) for unit in units) - before,
-            own_tokens=sampling.max_tokens if talk is None else talk.most_tokens,
+            own_tokens=sampling.max_tokens if conversation is None else conversation.most_tokens,
             before=before,
         )
         if not packed:
             return [UnpackedForward(self._model, shape)]
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-        prefix_of = partial(self._prefix, units[0].prompt_ids[:before])
+
+        def prefix_of(read: Read) -> Prefix | None:
+            with autocast(self._device, self._dtype):
+                return read_prefix(read, units[0].prompt_ids[:before], self._device) if before else None
+
         compiled = kernels()
         if compiled is not None and compiled.decodes(self._model, dtype):
             return compiled.forwards(self._model, dtype, shape, count, prefix_of)
         prefix = prefix_of(partial(hidden_states, self._model))
         if self._device.type != "cuda":
-            return [ModuleForward(self._model, shape, dtype, prefix=prefix, exact=talk is not None)]
+            return [ModuleForward(self._model, shape, dtype, prefix=prefix, exact=conversation is not None)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
         if self._recorded is None or not self._recorded.renew(shape, prefix):
             self._recorded = None  # frees its memory first
-            self._recorded = ModuleForward(self._model, shape, dtype, CudaGraphs(self._device), prefix)
+            self._recorded = ModuleForward(self._model, shape, dtype, leaf("graphs").CudaGraphs(self._device), prefix)
         return [self._recorded]
 
     def _new_tree(self, prompt_ids: tuple[int, ...], forwards: Sequence[Forward]) -> PrefixTree | None:
-        """What episodes share, and keep between their turns: as many tokens as the caches have room for."""
+        """The tree of what episodes read, shared by them: as many tokens as the caches have room for."""
         if self._conversation is None or not is_packed(self._model):
             return None
         forward, shape = cast(ModuleForward, forwards[0]), forwards[0].shape
@@ -183,17 +189,8 @@ class NativeEngine:
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
         return PrefixTree(prompt_ids[: shape.before], forward.prefix, room, dtype)
 
-    def _prefix(self, token_ids: tuple[int, ...], read: Read) -> Prefix | None:
-        with autocast(self._device, self._dtype):
-            return read_prefix(read, token_ids, self._device) if token_ids else None
-
 
 def common_tokens(requests: Sequence[Request]) -> int:
-    """Tokens that the prompts begin with: as the requests say, so that no division of a step changes it."""
+    """The number of tokens that all prompts share, as the requests say: no division of a step changes it."""
     before = min(request.before for request in requests)
     return before if len({request.prompt_ids[:before] for request in requests}) == 1 else 0
-
-
-def _left(requests: Sequence[Request], groups: Mapping[int, Group]) -> str:
-    names = [request.problem.id for index, request in enumerate(requests) if index not in groups]
-    return f"sampling groups of {len(names)} problems, among them {', '.join(names[:3])}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouprl.models.compiled import kernels
+from grouprl.forward.compiled import kernels
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 
@@ -37,8 +37,11 @@ class Rows:
         self._on_cpu = device.type == "cpu"
 
     def add(self, columns: Sequence[tuple[int, int, int, int]], seen_nV: Tensor | None = None) -> None:
-        """Appends rows: (key, place, prompt tokens, tokens between prompt and turn) of each; for a penalty which tokens
-        stand before it.
+        """Appends rows.
+
+        Args:
+            columns: key, place, prompt tokens, and tokens between prompt and turn, of each row.
+            seen_nV: for a repetition penalty, which tokens stand before the completion.
         """
         new = slice(self.count, self.count + len(columns))
         values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
@@ -52,9 +55,9 @@ class Rows:
         self.count += len(columns)
         self.version = next(_VERSIONS)
 
-    def begin(self, begun: Sequence[Sequence[int]]) -> None:
+    def begin(self, prefills: Sequence[Sequence[int]]) -> None:
         """Gives the rows added last the tokens that their completions begin with; the log-probs of these are NaN."""
-        for row, ids in enumerate(begun, self.count - len(begun)):
+        for row, ids in enumerate(prefills, self.count - len(prefills)):
             ids_T = torch.tensor(ids, device=self.tokens.device)
             self.tokens[row, : len(ids)], self.length[row], self.newest[row] = ids_T, len(ids), ids[-1]
             self.logprobs[:, row, : len(ids)] = torch.nan
@@ -64,7 +67,7 @@ class Rows:
                     self._state[[row]] = structure.after(self._state[[row]], token_1)
 
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
-        """Draws a token for each of the last n rows, from `first` on; gives the stop reasons of finished rows."""
+        """Draws a token for each of the last n rows, from `first` on; returns the stop reasons of finished rows."""
         rows = slice(first, self.count)
         key_n, length_n = self.key[rows], self.length[rows]
         compiled = kernels() if self._on_cpu else None
@@ -96,8 +99,8 @@ class Rows:
         going_n = self._reason[rows] == 0
         at_n1 = self.length[rows][:, None].clamp(max=self.tokens.shape[1] - 1)
         for target, values_n in zip((self.tokens, *self.logprobs), (tokens_n, drawn_n, plain_n), strict=True):
-            kept_n1 = target[rows].gather(1, at_n1)
-            target[rows].scatter_(1, at_n1, torch.where(going_n[:, None], values_n[:, None], kept_n1))
+            old_n1 = target[rows].gather(1, at_n1)
+            target[rows].scatter_(1, at_n1, torch.where(going_n[:, None], values_n[:, None], old_n1))
         self.newest[rows] = tokens_n
         self.length[rows] += going_n
         full_n = (self.length[rows] == self._sampling.max_tokens) * _FULL

@@ -11,7 +11,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from grouprl.models.logprobs import penalize, truncate_logits
+from grouprl.forward.logprobs import penalize, truncate_logits
 from grouprl.types import Sampling
 
 # SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014), as signed 64-bit.

@@ -23,7 +23,7 @@ class SpreadEngine:
         self._engine, self._ranks, self._policy = engine, ranks, policy
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`."""
+        """Makes this rank's engine sample from the policy's weights after `version` updates."""
         self._engine.load_weights(version)
 
     def generate(
@@ -34,33 +34,35 @@ class SpreadEngine:
         on_finished: Callable[[int], None] | None = None,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
-        """See `Engine.generate`. `on_group` is called for the groups of this rank alone."""
+        """Samples as `Engine.generate`; `on_group` is called for the groups of this rank alone."""
         # The lengths of completions are not known yet: each counts as the longest.
-        own = self._ranks.own([len(one.prompt_ids) + one.completions * sampling.max_tokens for one in requests])
+        costs = [len(request.prompt_ids) + request.completions * sampling.max_tokens for request in requests]
+        indices = self._ranks.own(costs)
 
-        def finished(place: int, group: Group) -> None:
+        def report_group(index: int, group: Group) -> None:
             if on_group is not None:
-                on_group(own[place], group)
+                on_group(indices[index], group)
 
-        asked = [requests[place] for place in own]
-        whole = self._policy if self._ranks.mesh is not None else None
-        with gathered(whole) if whole is not None else nullcontext():
-            sampled = self._engine.generate(asked, sampling, on_finished=on_finished, on_group=finished)
+        share = [requests[index] for index in indices]
+        sharded = self._policy if self._ranks.mesh is not None else None
+        with gathered(sharded) if sharded is not None else nullcontext():
+            sampled = self._engine.generate(share, sampling, on_finished=on_finished, on_group=report_group)
         completions = self._ranks.merged(
-            zip(own, (group.completions for group in sampled), strict=True),
+            zip(indices, (group.completions for group in sampled), strict=True),
             "sampled groups",
             write=completion_rows,
             read=completions_of,
         )
-        groups = [Group(one.problem, one.prompt_ids, made) for one, made in zip(requests, completions, strict=True)]
+        pairs = zip(requests, completions, strict=True)
+        groups = [Group(request.problem, request.prompt_ids, group) for request, group in pairs]
         if on_finished is not None:
-            on_finished(sum(one.completions for one in requests) - sum(one.completions for one in asked))
+            on_finished(sum(request.completions for index, request in enumerate(requests) if index not in indices))
         return groups
 
 
 def completion_rows(completions: Sequence[Completion]) -> list[list[Any]]:
     """Makes JSON of the completions of a group."""
-    return [[*asdict(one).values()] for one in completions]
+    return [[*asdict(completion).values()] for completion in completions]
 
 
 def completions_of(rows: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:

@@ -21,9 +21,10 @@ def sampler_gap(
     """The largest difference of sampled log-probs to the model's own, as a part of the largest of those and 1 nat."""
     request = Request(Problem("check", "check"), tuple(prompt_ids), 2)
     [group] = engine.generate([request], Sampling(max_tokens=max_tokens))
-    own = torch.cat(plain_logprobs(model, [group])).cpu()
-    found = torch.tensor([value for one in group.completions for value in one.logprobs])
-    return float((found - own).abs().max() / own.abs().max().clamp(min=1.0))  # a sure model has log-probs near 0
+    expected = torch.cat(plain_logprobs(model, [group])).cpu()
+    sampled = torch.tensor([value for completion in group.completions for value in completion.logprobs])
+    largest = expected.abs().max().clamp(min=1.0)  # a sure model has log-probs near 0
+    return float((sampled - expected).abs().max() / largest)
 
 
 def check_sampler(engine: Engine, model: PreTrainedModel, *, most_tokens: int) -> None:

@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig
-from grouprl.learner import CriticLearner, Learner, Optimizer
-from grouprl.learner.teacher import Teacher
+from grouprl.forward.precision import resolve_device
+from grouprl.forward.recompute import recompute_activations, recomputes
+from grouprl.learner import Learner, Optimizer
+from grouprl.learner.terms import CriticBeside, Term
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
-from grouprl.models.critic import Critic
 from grouprl.models.load import (
     check_tokens,
     context_length,
@@ -25,24 +26,19 @@ from grouprl.models.load import (
     load_model,
     load_tokenizer,
 )
-from grouprl.models.names import check_name
-from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.models.recompute import recompute_activations, recomputes
 from grouprl.models.shard import shard_model, shard_module
 from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
-from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, requests
+from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, make_requests
 from grouprl.rollout.engine import EarlyEngine, structured_sampling
 from grouprl.rollout.episodes import Conversation, Conversations, bound
 from grouprl.rollout.verify import check_sampler
-from grouprl.run.ahead import Ahead
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
 from grouprl.step import StepParts
 from grouprl.tasks import Task
-from grouprl.tasks.base import converses
 from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
 from grouprl.types import Problem, UserError
 
@@ -56,7 +52,7 @@ class RunParts:
     step_parts: StepParts
     held_out: Sequence[Request]
     state: TrainerState
-    ahead: Ahead | None  # of a cluster whose samplers work ahead
+    ahead: Any | None  # `grouprl.engines.ahead.Ahead` of a cluster whose samplers work ahead
 
 
 def assemble(
@@ -90,22 +86,22 @@ def assemble(
     start = load_model(config.model, device=device, weights=config.model.weights)
     found = fingerprint(start)
     tokenizer = load_tokenizer(config.model)
-    teacher = make_teacher(config, task, tokenizer, start)
+    has_teacher = config.algorithm.distill is not None
+    teacher = leaf("term.distill").make_teacher(config, task, tokenizer, start) if has_teacher else None
     taught = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
     (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}\nteacher: {taught}", "model, problems and teacher")
     now = TrainerState(start=found, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
     _, state = saved or (None, now)
     _refuse_changes(state, now)
     check_tokens(start, tokenizer)
-    learner = make_learner(config, start, saved, ranks)
-    learner.teacher = teacher
+    learner = make_learner(config, start, saved, ranks, teacher)
     talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
     engine = _engine(config, learner, tokenizer, found, samplers, talk)
     most_tokens = (talk and config.environment.max_tokens) or config.rollout.max_tokens  # that must fit after a prompt
     opened = None if conversations is None else conversations.opened
     parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
     visits = [(problem, "") for problem in evaluated]
-    held_out = requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
+    held_out = make_requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
@@ -134,46 +130,18 @@ def make_learner(
     start: PreTrainedModel,
     saved: tuple[Checkpoint, TrainerState] | None,
     ranks: Ranks | None = None,
+    teacher: Any | None = None,
 ) -> Learner:
-    """Makes the learner of a run as it was after a checkpoint; without one, as it begins from the start model."""
+    """Makes the learner of a run as it was after a checkpoint; without one, as it begins from the start model.
+
+    `teacher`: from `grouprl.terms.distill.make_teacher`, for an algorithm with distillation.
+    """
     checkpoint, state = saved or (None, None)
     ranks = ranks or Ranks(exact=config.distributed.exact)
-    learner = _learner(config, _policy(config, start, checkpoint), start, ranks)
+    learner = _learner(config, _policy(config, start, checkpoint), start, ranks, teacher)
     if checkpoint is not None and state is not None:
         load_learner(checkpoint, learner, state)
     return learner
-
-
-def make_teacher(
-    config: RunConfig, task: Task | None, tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel
-) -> Teacher | None:
-    """Makes the teacher of a run with distillation, and loads it when it is another model; None without it.
-
-    A teacher that reads no solutions needs no task.
-    """
-    if (part := config.algorithm.distill) is None:
-        return None
-    if task is not None and converses(task):
-        raise UserError(
-            f"algorithm.distill: expected a task with one turn, got {task.name}, which has tools or an environment: "
-            "set algorithm.distill=null, or remove them"
-        )
-    gold = (lambda _: None) if task is None else task.gold
-    room = context_length(policy) - config.rollout.max_tokens
-    if part.path is None:
-        return Teacher(part, gold, tokenizer, room)
-    check_name(part.path, "algorithm.distill_teacher: model")
-    own, other = tokenizer.get_vocab(), load_tokenizer(part.path).get_vocab()
-    if missing := sorted(token for token, number in own.items() if other.get(token) != number):
-        raise UserError(
-            f"algorithm.distill_teacher: expected a model with the policy's tokenizer, got {part.path}, whose "
-            f"vocabulary differs in {len(missing):,} of {len(own):,} tokens, such as {missing[0]!r}: give one of the "
-            "same family"
-        )
-    device, weights = resolve_device(config.model.device), config.model.weights
-    model = load_model(part.path, device=device, weights=weights).requires_grad_(False)
-    room = min(room, context_length(model) - config.rollout.max_tokens)
-    return Teacher(part, gold, tokenizer, room, model)
 
 
 def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
@@ -187,10 +155,30 @@ def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | 
     return load_model(str(checkpoint.path), device=resolve_device(config.model.device), weights=config.model.weights)
 
 
-def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks) -> Learner:
-    algorithm, settings = config.algorithm, config.learner
-    reference, critic, critic_learner, device = None, None, None, resolve_device(config.model.device)
+def loss_terms(
+    algorithm: Algorithm,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel | None,
+    critic: CriticBeside | None,
+    teacher: Any | None,
+) -> tuple[Term, ...]:
+    """The terms of an algorithm's loss beside the policy's and the entropy's, in the order in which they are added."""
+    terms: list[Term] = []
+    if algorithm.router_aux_coef > 0:
+        terms.append(leaf("term.router")(policy, algorithm.router_aux_coef))
+    if algorithm.distill is not None:
+        terms.append(leaf("term.distill").DistillTerm(teacher, policy, reference))
+    if critic is not None and isinstance(algorithm.critic, SharedCritic):
+        terms.append(leaf("term.critic").CriticTerm(critic))
+    return tuple(terms)
+
+
+def _learner(
+    config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks, teacher: Any | None
+) -> Learner:
+    algorithm, settings, device = config.algorithm, config.learner, resolve_device(config.model.device)
     total = config.steps * algorithm.updates.count
+    reference: PreTrainedModel | None = None
     if algorithm.kl is not None and config.model.lora is not None:
         reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
     elif algorithm.kl is not None:
@@ -199,17 +187,22 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
         reference.to("cpu")
     if recomputes(settings.recompute, device.type):
         recompute_activations(policy)
-    if algorithm.critic is not None:
-        critic = Critic(policy, shared=isinstance(algorithm.critic, SharedCritic))
+    critic = None if algorithm.critic is None else leaf("term.critic").make_critic(policy, algorithm.critic)
     if ranks.mesh is not None:
-        _shard(ranks.mesh, config.model.dtype, policy, None if reference is policy else reference, critic)
-    if critic is not None and algorithm.critic is not None:
+        for network in (policy, None if reference is policy else reference, critic and critic.trunk):
+            if network is not None:
+                shard_model(network, ranks.mesh, config.model.dtype)
+        if critic is not None:
+            shard_module(critic.head, ranks.mesh)
+
+    critic_learner = None
+    if critic is not None:
         rate = settings.learning_rate if settings.critic_learning_rate is None else settings.critic_learning_rate
         changed = settings.model_copy(update={"learning_rate": rate})
         optimizer = Optimizer(
             critic, changed, total_updates=total, rate_name="learner.critic_learning_rate", seed=config.seed
         )
-        critic_learner = CriticLearner(critic, optimizer, algorithm.critic)
+        critic_learner = leaf("term.critic").CriticLearner(critic, optimizer, algorithm.critic)
     return Learner(
         policy=policy,
         reference=reference,
@@ -220,17 +213,8 @@ def _learner(config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel,
         micro_batch_tokens=settings.micro_batch_tokens,
         critic=critic_learner,
         ranks=ranks,
+        further_terms=loss_terms(algorithm, policy, reference, critic_learner, teacher),
     )
-
-
-def _shard(
-    mesh: DeviceMesh, dtype: str, policy: PreTrainedModel, reference: PreTrainedModel | None, critic: Critic | None
-) -> None:
-    for network in (policy, reference, None if critic is None else critic.trunk):
-        if network is not None:
-            shard_model(network, mesh, dtype)
-    if critic is not None:
-        shard_module(critic.head, mesh)
 
 
 def _engine(
@@ -259,10 +243,10 @@ def _engine(
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
-def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Ahead | None:
+def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Any | None:
     if not config.cluster.max_staleness or not isinstance(parts.engine, EarlyEngine):
         return None
-    ahead = Ahead(parts, parts.engine, config.steps)
+    ahead = leaf("cluster.ahead")(parts, parts.engine, config.steps)
     if saved is not None:
         ahead.load(saved[1].step + 1, saved[0].ahead)
     return ahead
@@ -316,8 +300,8 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
             checked.add(problem.id)
             whole = problem if parts.opened is None else parts.opened(problem)
             prompt_token_ids(whole, parts.tokenizer, longest=parts.longest_prompt)
-            if parts.learner.teacher is not None:
-                parts.learner.teacher.check(problem)
+            for term in parts.learner.terms:
+                term.check(problem)
         # An environment may take a second to begin, so that only some begin before the run does.
         if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
             return

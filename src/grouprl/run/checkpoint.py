@@ -65,7 +65,14 @@ def save_checkpoint(
     Raises:
         UserError: a weight or a moment is not finite; nothing is written.
     """
-    _refuse_not_finite(run, state.step, learner)
+    # A moment may overflow although each update of the weights is finite.
+    named = ((f"{file}: {name}", tensor) for file, tensors in _tensors(learner) for name, tensor in tensors.items())
+    bad = next(filter(None, learner.ranks.gather(not_finite(named), "moments that are not finite")), None)
+    if bad is not None:
+        raise UserError(
+            f"{run}: step {state.step} is not saved: expected finite moments, got NaN or infinity in {bad}: lower "
+            "learner.learning_rate or learner.max_grad_norm, and continue from the last checkpoint with --resume"
+        )
     finished, sharded = RunDirectory(run).checkpoint(state.step), is_sharded(learner.policy)
     policy = plain_tensors(learner.policy, keep=learner.ranks.leads) if sharded else None
     if not learner.ranks.leads:
@@ -84,16 +91,6 @@ def save_checkpoint(
         write_manifest(folder)
     prune_checkpoints(run, keep)
     return finished.path
-
-
-def _refuse_not_finite(run: Path, step: int, learner: Learner) -> None:
-    """Checks every tensor that a resume needs: a moment may overflow although each update of the weights is finite."""
-    own = next((f"{file}: {name}" for file, kept in _tensors(learner) if (name := not_finite(kept.items()))), None)
-    if (name := next(filter(None, learner.ranks.gather(own, "moments that are not finite")), None)) is not None:
-        raise UserError(
-            f"{run}: step {step} is not saved: expected finite moments, got NaN or infinity in {name}: lower "
-            "learner.learning_rate or learner.max_grad_norm, and continue from the last checkpoint with --resume"
-        )
 
 
 def merge_checkpoint(adapter: str, out: Path) -> None:

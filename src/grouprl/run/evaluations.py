@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal
 
 from grouprl.config.run import RunConfig
@@ -14,8 +13,8 @@ from grouprl.record.layout import COURSE_STEPS, RunDirectory
 from grouprl.record.read import Example, read_examples, read_json_lines
 from grouprl.record.write import RunRecord
 from grouprl.run.assemble import RunParts
+from grouprl.run.display import Display
 from grouprl.run.process import StopRequest
-from grouprl.run.terminal import Terminal
 from grouprl.run.watch import Health
 
 _EXAMPLES = 5
@@ -28,7 +27,7 @@ class Evaluations:
     config: RunConfig
     parts: RunParts
     record: RunRecord
-    terminal: Terminal
+    display: Display
     trackers: Sequence[Any]
     health: Health
     stop: StopRequest
@@ -37,21 +36,34 @@ class Evaluations:
         """Records the examples and the evaluation that are due after this step, if they are not recorded."""
         every = self.config.evaluation.every
         if step in COURSE_STEPS:
-            self._record_course(step)
+            # How the policy completes the examples after a few of the first steps: 5 greedy completions.
+            prompts, when, files = self.parts.held_out[:_EXAMPLES], f"step {step}", RunDirectory(self.record.directory)
+            ranks = self.parts.step_parts.learner.ranks
+            is_recorded = ranks.decided(lambda: when in read_examples(files.examples), "recorded examples")
+            if not is_recorded and prompts and self.parts.ahead is None:  # else the engine is sampling the next step
+                self.record.examples(when, _examples(self._evaluated(step, prompts, 0)))
         if every and self.parts.held_out and step % every == 0 and step < self.config.steps:
             self.evaluate(step)
 
     def evaluate(self, step: int, when: Literal["before", "after"] | None = None) -> dict[str, Any]:
         """The metrics of the policy after a step, before the run or after it."""
         ranks = self.parts.step_parts.learner.ranks
-        recorded: dict[str, Any] | None
-        recorded = ranks.decided(partial(self._recorded, step, when), "recorded evaluation")
+
+        def read_recorded() -> dict[str, Any] | None:
+            files = RunDirectory(self.record.directory)
+            if when is not None and when not in read_examples(files.examples):
+                return None
+            recorded_step = 0 if when == "before" else step
+            rows = [row for row in read_json_lines(files.evaluations) if row["step"] == recorded_step]
+            return {name: value for name, value in rows[-1].items() if name != "step"} if rows else None
+
+        recorded: dict[str, Any] | None = ranks.decided(read_recorded, "recorded evaluation")
         if recorded is not None:
             return recorded
         config, prompts = self.config.evaluation, self.parts.held_out
         if not prompts:  # evaluation.problems=0
             return {"problems": 0}
-        with self.terminal.progress(
+        with self.display.progress(
             f"evaluate {when or f'step {step}'}", len(prompts) * (config.samples + 1)
         ) as advance:
 
@@ -59,42 +71,26 @@ class Evaluations:
                 self.stop.check()
                 advance(completions)
 
-            found = self._evaluated(step, prompts, config.samples, on_finished=on_finished)
-        self.terminal.invalid(found.invalid, len(prompts) * max(1, config.samples), "held-out completions")
-        if found.results.problem_ids:
-            self.record.held_out(step, asdict(found.results))
+            evaluation = self._evaluated(step, prompts, config.samples, on_finished=on_finished)
+        self.display.invalid(evaluation.invalid, len(prompts) * max(1, config.samples), "held-out completions")
+        if evaluation.results.problem_ids:
+            self.record.held_out(step, asdict(evaluation.results))
         if when is not None:
-            self.record.examples(when, _examples(found))
-        self.record.evaluation(step, found.metrics)
+            self.record.examples(when, _examples(evaluation))
+        self.record.evaluation(step, evaluation.metrics)
         for tracker in self.trackers:
-            tracker.evaluation(step, found.metrics)
+            tracker.evaluation(step, evaluation.metrics)
         if ranks.leads:
             self.health.warn()
-        return found.metrics
+        return evaluation.metrics
 
     def change(self, step: int) -> dict[str, Any]:
         """The differences of the evaluation after a step to the first one, paired by problem."""
         rows = {row["step"]: row for row in read_json_lines(RunDirectory(self.record.directory).held_out)}
-        before, after = (ProblemResults.read(rows.get(one, {})) for one in (0, step))
+        before, after = (ProblemResults.read(rows.get(number, {})) for number in (0, step))
         if before is None or after is None or not set(before.problem_ids) & set(after.problem_ids):
             return {}
-        return {name: asdict(found) for name, found in compare_results(after, before).items()}
-
-    def _recorded(self, step: int, when: str | None) -> dict[str, Any] | None:
-        files, step = RunDirectory(self.record.directory), 0 if when == "before" else step
-        if when is not None and when not in read_examples(files.examples):
-            return None
-        rows = [row for row in read_json_lines(files.evaluations) if row["step"] == step]
-        return {name: value for name, value in rows[-1].items() if name != "step"} if rows else None
-
-    def _record_course(self, step: int) -> None:
-        """Records how the policy completes the examples after a few of the first steps: 5 greedy completions."""
-        prompts, when, files = self.parts.held_out[:_EXAMPLES], f"step {step}", RunDirectory(self.record.directory)
-        ranks = self.parts.step_parts.learner.ranks
-        if ranks.decided(lambda: when in read_examples(files.examples), "recorded examples"):
-            return
-        if prompts and self.parts.ahead is None:  # else the engine is sampling the next step
-            self.record.examples(when, _examples(self._evaluated(step, prompts, 0)))
+        return {name: asdict(change) for name, change in compare_results(after, before).items()}
 
     def _evaluated(self, step: int, prompts: Sequence[Any], samples: int, **more: Any) -> Evaluation:
         parts = self.parts.step_parts

@@ -147,20 +147,20 @@ def other_sampler(rows: Sequence[Row], limits: GapLimits) -> Finding | None:
 
 
 def warnings(
-    rows: Sequence[Row], evaluations: Sequence[Row], given: Sequence[Row], limits: GapLimits = GAPS["vllm"]
+    rows: Sequence[Row], evaluations: Sequence[Row], earlier: Sequence[Row], limits: GapLimits = GAPS["vllm"]
 ) -> list[Finding]:
     """The warnings of the newest step.
 
     Args:
         rows: the metrics of all steps.
         evaluations: the evaluations on held-out problems so far.
-        given: earlier findings, with `step` and `kind`; a kind is not given again within `QUIET` steps.
+        earlier: findings with `step` and `kind`; a kind is not reported again within `QUIET` steps.
         limits: of the run's kind of sampler.
     """
     if not rows:
         return []
     step = rows[-1]["step"]
-    recent = {row.get("kind") for row in given if step - row["step"] < QUIET}
+    recent = {row.get("kind") for row in earlier if step - row["step"] < QUIET}
     checks: Mapping[str, _Check] = {**_CHECKS, _GAP: partial(_gap, limits)}
     return [
         Finding(step, kind, metric, f"Step {step}: {sentence}", setting)
@@ -170,10 +170,10 @@ def warnings(
     ]
 
 
-_Found = Iterator[tuple[str, str, str]]
+_Warnings = Iterator[tuple[str, str, str]]
 
 
-def _entropy(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _entropy(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     start, now = _first(rows, "entropy"), _last(rows, "entropy")
     if start and now is not None and now < min(0.02, 0.1 * start) and _unsolved(rows):
         yield (
@@ -184,7 +184,7 @@ def _entropy(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _length(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _length(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     name = "completions/mean_length"
     start, now = _first(rows, name), _last(rows, name)
     gained = (_last(rows, "reward") or 0.0) > (_first(rows, "reward") or 0.0)
@@ -197,7 +197,7 @@ def _length(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _truncated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _truncated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     share = _last(rows, "completions/clipped_ratio")
     if share is not None and share > 0.2:
         yield (
@@ -207,7 +207,7 @@ def _truncated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _repeated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _repeated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     name = "completions/repeated"
     start, now = _first(rows, name), _last(rows, name)
     if now is not None and now > max(0.3, 2 * (start or 0.0)):
@@ -218,15 +218,15 @@ def _repeated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     # The own reward is what measures a run without a verifier; on problems that it does not train on.
     judged = any(_finite(row, "greedy_accuracy") for row in evaluations)
     name, interval = ("greedy_accuracy", "greedy_interval") if judged else ("reward", "reward_interval")
     what, form = ("accuracy", ".0%") if judged else ("reward", ".2f")
-    found = [row for row in evaluations if _finite(row, name)]
-    if len(found) < 2 or found[-1]["step"] != rows[-1]["step"]:
+    measured = [row for row in evaluations if _finite(row, name)]
+    if len(measured) < 2 or measured[-1]["step"] != rows[-1]["step"]:
         return
-    best, last = max(found[:-1], key=lambda row: row[name]), found[-1]
+    best, last = max(measured[:-1], key=lambda row: row[name]), measured[-1]
     low = (best.get(interval) or [best[name] - 0.05])[0]
     then = _mean([row for row in rows if row["step"] <= max(best["step"], 1)], "reward")
     now = _last(rows, "reward")
@@ -241,7 +241,7 @@ def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     # From the first step on, unlike the others: before any update the two policies are the same. A server that missed
     # an update, or kept a part of the old weights, begins with rounding and then differs by hundredths.
     start, usual = _mean(rows[:1], _GAP), _mean(rows[-WINDOW:], _GAP)
@@ -257,7 +257,7 @@ def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> 
         )
 
 
-def _invalid(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _invalid(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     share = _last(rows, "frac_invalid")
     if share is not None and share > 0.02:
         yield (
@@ -267,7 +267,7 @@ def _invalid(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     share = _last(rows, "frac_reward_zero_std")
     if share is not None and share > 0.8 and _unsolved(rows):
         yield (
@@ -277,7 +277,7 @@ def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         )
 
 
-def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
+def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     clipped, ratio = _last(rows, "clip_low_fraction"), _last(rows, "ratio_max")
     above = _last(rows, "clip_high_fraction")
     kl, start = _last(rows, "kl"), _mean(rows[:1], "kl")  # a rate too high shows within the first steps
@@ -288,7 +288,7 @@ def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Found:
         yield "kl", f"the KL to the reference is {kl:.2g} nats per token. {_CAUSE}", f"{_LOWER}, or raise kl_coef"
 
 
-_Check = Callable[[Sequence[Row], Sequence[Row]], _Found]
+_Check = Callable[[Sequence[Row], Sequence[Row]], _Warnings]
 _CHECKS: Mapping[str, _Check] = {
     "entropy_collapse": _entropy,
     "length_explosion": _length,

@@ -6,21 +6,34 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 import transformers
 from torch import Tensor
 
-from grouprl.config.run import RunConfig
-from grouprl.config.supervised import PreferenceLearningConfig, SftConfig, SupervisedConfig
+from grouprl.config.run import ModelConfig, RunConfig
+from grouprl.forward.precision import faster_dtype, resolve_device
 from grouprl.learner import Learner
-from grouprl.models.precision import faster_dtype, resolve_device
 from grouprl.models.shard import own_part
 
-_Config = TypeVar("_Config", RunConfig, SftConfig, PreferenceLearningConfig, SupervisedConfig)
+
+class HasModel(Protocol):
+    """A configuration with a section `model`: of a run, or of supervised training."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """What is trained."""
+        ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values."""
+        ...
+
+
+_Config = TypeVar("_Config", bound=HasModel)
 
 
 def with_dtype(config: _Config, begun: str | None = None) -> _Config:

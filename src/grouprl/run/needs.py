@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.attention import is_packed
+from grouprl.forward.compiled import kernels
+from grouprl.forward.precision import is_emulated
 from grouprl.leaves import find_leaf
-from grouprl.models.attention import is_packed
-from grouprl.models.compiled import kernels
 from grouprl.models.load import context_length
-from grouprl.models.precision import is_emulated
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
 from grouprl.rollout.episodes import longest_completion
@@ -22,7 +22,7 @@ from grouprl.types import Problem
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
 
 
-def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
+def resource_notes(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     """Sentences about memory, where the model's shape is known, about what is held out, and about evaluations.
 
     Raises:
@@ -36,8 +36,8 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     problems = min(evaluation.problems, len(held_out))
     said = f"the evaluation uses {problems:,} of these" if problems else "none is held out"
     if problems and trained[0].id != held_out[0].id:
-        place = held_out[0].id.rpartition("/")[0]
-        said = f"{len(held_out):,} others are held out ({place}), of which the evaluation uses {problems:,}"
+        split = held_out[0].id.rpartition("/")[0]
+        said = f"{len(held_out):,} others are held out ({split}), of which the evaluation uses {problems:,}"
     yield f"Problems: {len(trained):,} to train on; {said}."
     each = problems * (1 + evaluation.samples) * tokens
     count = 2 + ((config.steps - 1) // evaluation.every if evaluation.every else 0)
@@ -49,11 +49,11 @@ def needs_of(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
         else "Evaluations: none (evaluation.problems=0, or the task has no held-out problems)."
     )
     if problems and any((reward.function or reward.name) == "judge_model" for reward in config.rewards):
-        asked = count * problems * (1 + evaluation.samples)
+        judged = count * problems * (1 + evaluation.samples)
         yield (
-            f"Judge models score held-out completions as well: {asked:,} requests each (evaluation.judge=false: none)."
+            f"Judge models score held-out completions as well: {judged:,} requests each (evaluation.judge=false: none)."
             if evaluation.judge
-            else f"Judge models do not score held-out completions (evaluation.judge=true: {asked:,} requests each)."
+            else f"Judge models do not score held-out completions (evaluation.judge=true: {judged:,} requests each)."
         )
 
 
@@ -102,7 +102,9 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             "this processor emulates bfloat16 matrix products in software, several times slower than float32 "
             "products. Set model.dtype=float32."
         )
-    if parts.step_parts.learner.device.type == "cpu" and (reason := _why_slow()):
+    compiled = kernels()
+    reason = "the folder grouprl/kernels is missing" if compiled is None else compiled.why_slow()
+    if parts.step_parts.learner.device.type == "cpu" and reason:
         yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
 
 
@@ -122,8 +124,3 @@ def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerB
                 f"{lost[0]!r:.60}, so the policy does not see it. Set model.chat_template, or change the prompts."
             )
             return
-
-
-def _why_slow() -> str | None:
-    compiled = kernels()
-    return "the folder grouprl/kernels is missing" if compiled is None else compiled.why_slow()

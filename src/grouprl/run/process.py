@@ -31,12 +31,12 @@ def start_run(
         verb: train, sft, dpo or reward-model.
         resume: continue from the newest checkpoint.
     """
-    place = [f"name={json_text(run.path.name)}", f"runs_dir={json_text(str(run.path.parent))}"]
+    directory = [f"name={json_text(run.path.name)}", f"runs_dir={json_text(str(run.path.parent))}"]
     # -P: without it, a file such as random.py in the current folder would be imported in place of a library.
     command = [sys.executable, "-P", "-m", "grouprl", verb, *(["--resume"] if resume else []), "--"]
     with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_APPEND), "ab") as printed:
         return subprocess.Popen(
-            [*command, *settings, *place],
+            [*command, *settings, *directory],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,

@@ -23,10 +23,9 @@ from grouprl.record.read import incomplete_steps, read_examples, read_json_lines
 from grouprl.record.write import NoRecord, RunRecord
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, prune_checkpoints, read_state
-from grouprl.run.ended import Run, report_of
+from grouprl.run.code import code_of, refuse_changed_code
+from grouprl.run.display import Display, RunEnd
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal
-from grouprl.run.trust import code_of, refuse_changed_code
 from grouprl.tasks import Task
 from grouprl.types import UserError
 
@@ -59,10 +58,10 @@ def saved_path(directory: Path) -> Path:
 
 
 def with_run_dtype(config: RunConfig, *, resume: bool) -> RunConfig:
-    """Replaces model.dtype=auto: see `with_dtype`. A run that is resumed keeps the dtype that it began with."""
+    """Replaces model.dtype=auto by the machine's dtype. A run that is resumed keeps the dtype that it began with."""
     directory = Path(config.runs_dir) / config.name
-    begun = resume and config.model.dtype == "auto" and RunDirectory(directory).exists
-    return with_dtype(config, _begun(directory, config).model.dtype if begun else None)
+    keeps_dtype = resume and config.model.dtype == "auto" and RunDirectory(directory).exists
+    return with_dtype(config, _saved_config(directory, config).model.dtype if keeps_dtype else None)
 
 
 def check_resumable(directory: Path, config: RunConfig) -> None:
@@ -71,26 +70,25 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     Raises:
         UserError: earlier steps depend on a setting that differs.
     """
-    begun = _begun(directory, config)
+    saved = _saved_config(directory, config)
     # A learning rate that follows the run to its end depends on where that is.
-    free = [name for name in _FREE if name != "steps" or not begun.learner.follows_the_end]
-    if new := differences(begun, config, free):
+    free = [name for name in _FREE if name != "steps" or not saved.learner.follows_the_end]
+    changed = differences(saved, config, free)
+    if changed:
+        why = ""
+        if saved.learner.follows_the_end and any(difference.startswith("steps:") for difference in changed):
+            key = "warmup_steps" if saved.learner.schedule == "constant" else "schedule"
+            value = getattr(saved.learner, key)
+            why = f" (with learner.{key}={value} the learning rate of each step depends on steps)"
         raise UserError(
-            f"resume: expected the settings that {directory} started with, got {'; '.join(new)}{_why(begun, new)}: "
+            f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}{why}: "
             f"restore them (only {', '.join(free)} may change), or start a new run under another name"
         )
 
 
-def _why(begun: RunConfig, changed: Sequence[str]) -> str:
-    if not begun.learner.follows_the_end or not any(one.startswith("steps:") for one in changed):
-        return ""
-    key = "warmup_steps" if begun.learner.schedule == "constant" else "schedule"
-    return f" (with learner.{key}={getattr(begun.learner, key)} the learning rate of each step depends on steps)"
-
-
-def _begun(directory: Path, config: RunConfig) -> RunConfig:
-    own = {config.algorithm.name: config.algorithm}  # a program may have made it
-    return load_config(RunConfig, [saved_path(directory)], [], context=own)
+def _saved_config(directory: Path, config: RunConfig) -> RunConfig:
+    in_memory = {config.algorithm.name: config.algorithm}  # a program may have made it
+    return load_config(RunConfig, [saved_path(directory)], [], context=in_memory)
 
 
 def choose_checkpoint(
@@ -107,24 +105,30 @@ def choose_checkpoint(
     Raises:
         UserError: there is no such checkpoint, none is good, or the record lacks a step that it depends on.
     """
-    found = RunDirectory(directory).saved_models()
+    saved = RunDirectory(directory).saved_models()
     if step is None:
-        chosen = newest_good(found, announce)
+        chosen = newest_good(saved, announce)
         if chosen is None:
-            _refuse_lost_steps(directory, _begun(directory, config).checkpoint.every)
+            every = _saved_config(directory, config).checkpoint.every
+            last = RunDirectory(directory).newest_metrics().get("step", 0)
+            if every and last > every:
+                raise UserError(
+                    f"resume: expected a checkpoint in {directory}, which records {last} steps and saved every "
+                    f"{every}, found none: restore the folder checkpoints, or repeat all steps with --resume --step 0"
+                )
             announce("The run ended before its first checkpoint: it starts again from step 0.")
             return None
     elif step == 0:
         return None
     else:
-        named = [checkpoint for checkpoint in found if checkpoint.step == step]
+        named = [checkpoint for checkpoint in saved if checkpoint.step == step]
         if not named:
-            have = ", ".join(str(checkpoint.step) for checkpoint in found)
+            have = ", ".join(str(checkpoint.step) for checkpoint in saved)
             raise UserError(f"--step: expected one of the checkpoints {have or '(none)'}, or 0, got {step}")
         chosen = named[0], read_state(named[0])
     missing = _missing_steps(directory, config, chosen[0].step)
     if missing:
-        back = max((checkpoint.step for checkpoint in found if checkpoint.step < missing[0]), default=0)
+        back = max((checkpoint.step for checkpoint in saved if checkpoint.step < missing[0]), default=0)
         raise UserError(
             f"resume: expected a record of every step up to {chosen[0].step}, the checkpoint to continue from; "
             f"{directory} lacks all or a part of {_ranges(missing)}: restore metrics.jsonl, evaluations.jsonl and "
@@ -147,9 +151,9 @@ def locked_checkpoint(
         lock = lock_directory(saved_path(directory).parent)
         stack.callback(os.close, lock)
     check_resumable(directory, config)
-    made = ranks.decided(partial(made_steps, directory, config), "steps of a finished run")
-    if made is not None and step is None:
-        return lock, made, None
+    finished_steps = ranks.decided(partial(made_steps, directory, config), "steps of a finished run")
+    if finished_steps is not None and step is None:
+        return lock, finished_steps, None
     choose = partial(choose_checkpoint, directory, config, step=step, announce=announce)
     return lock, None, chosen_on_all(choose, ranks)
 
@@ -161,14 +165,14 @@ def made_steps(directory: Path, config: RunConfig) -> int | None:
         UserError: a file is damaged, or of another run.
     """
     files = RunDirectory(directory)
-    made = read_summary(directory).get("steps", 0)
+    steps = read_summary(directory).get("steps", 0)
     for read, path in ((read_examples, files.examples), (read_json_lines, files.held_out)):
         read(path)  # refused before anything of the run is changed
-    return made if files.is_finished(config.steps) and not _missing_steps(directory, config, made) else None
+    return steps if files.is_finished(config.steps) and not _missing_steps(directory, config, steps) else None
 
 
 def _missing_steps(directory: Path, config: RunConfig, until: int) -> tuple[int, ...]:
-    return incomplete_steps(directory, until, evaluated=_begun(directory, config).evaluation.problems > 0)
+    return incomplete_steps(directory, until, evaluated=_saved_config(directory, config).evaluation.problems > 0)
 
 
 def chosen_on_all(
@@ -176,16 +180,16 @@ def chosen_on_all(
 ) -> tuple[Checkpoint, TrainerState] | None:
     """The checkpoint that rank 0 chooses, on every rank."""
     chosen = choose() if ranks.leads else None
-    named = None if chosen is None else (str(chosen[0].path), chosen[0].step)
-    found = ranks.gather(named, "checkpoint to continue from")[0]
-    if ranks.leads or found is None:
+    path_and_step = None if chosen is None else (str(chosen[0].path), chosen[0].step)
+    of_leader = ranks.gather(path_and_step, "checkpoint to continue from")[0]
+    if ranks.leads or of_leader is None:
         return chosen
-    checkpoint = Checkpoint(Path(found[0]), found[1])
+    checkpoint = Checkpoint(Path(of_leader[0]), of_leader[1])
     return checkpoint, read_state(checkpoint)
 
 
 def newest_good(
-    found: Sequence[Checkpoint], announce: Callable[[str], None] | None = None
+    checkpoints: Sequence[Checkpoint], announce: Callable[[str], None] | None = None
 ) -> tuple[Checkpoint, TrainerState] | None:
     """Returns the newest of some checkpoints (oldest first) that is whole, with its state; None = there are none.
 
@@ -193,7 +197,7 @@ def newest_good(
         UserError: there are some, and none is whole.
     """
     faults = []
-    for checkpoint in reversed(found):
+    for checkpoint in reversed(checkpoints):
         try:
             chosen = checkpoint, read_state(checkpoint)
         except UserError as error:
@@ -207,15 +211,6 @@ def newest_good(
     if faults:
         raise UserError(f"expected an undamaged checkpoint, got none: {' '.join(faults)}")
     return None
-
-
-def _refuse_lost_steps(directory: Path, every: int) -> None:
-    last = RunDirectory(directory).newest_metrics().get("step", 0)
-    if every and last > every:
-        raise UserError(
-            f"resume: expected a checkpoint in {directory}, which records {last} steps and saved every {every}, "
-            "found none: restore the folder checkpoints, or repeat all steps with --resume --step 0"
-        )
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -242,12 +237,13 @@ def differences(then: BaseModel, now: BaseModel, free: Collection[str]) -> list[
 
 def _settings(config: BaseModel, free: Collection[str]) -> dict[str, Any]:
     """Every setting by its dotted name, without those that `free` names."""
-    found, ignored = config.model_dump(), tuple(f"{name}." for name in free)
+    settings = config.model_dump()
+    ignored = tuple(f"{name}." for name in free)
     if isinstance(config, RunConfig):
         # A part of an algorithm that is None appears as the option value that turns it off.
         a = config.algorithm
-        found["algorithm"] = {"name": a.name, OWN: own_parts(a), **all_options(a)}
-    return {key: value for key, value in _flat(found).items() if not f"{key}.".startswith(ignored)}
+        settings["algorithm"] = {"name": a.name, OWN: own_parts(a), **all_options(a)}
+    return {key: value for key, value in _flat(settings).items() if not f"{key}.".startswith(ignored)}
 
 
 def code_of_run(
@@ -259,11 +255,12 @@ def code_of_run(
         UserError: a run that is resumed was started with other code.
     """
     scorer = parts.step_parts.scorer
-    functions = [*scorer.rewards, *filter(None, [scorer.verifier])]
+    rewards = [*scorer.rewards, *filter(None, [scorer.verifier])]
     # In no file of code: by name, with a digest.
-    named = {f"reward {one.name}": one.function for one in functions} | {"task": task}
-    objects = {name: own for name, one in named.items() if (own := own_code(one)) is not None}
-    code = code_of(functions, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
+    named = {f"reward {reward.name}": reward.function for reward in rewards} | {"task": task}
+    digests = {name: own_code(value) for name, value in named.items()}
+    objects = {name: digest for name, digest in digests.items() if digest is not None}
+    code = code_of(rewards, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
     if resumed is not None:
         refuse_changed_code(resumed, code, trusted)
         refuse_changed_objects(resumed, objects)
@@ -279,9 +276,10 @@ def run_id(config: RunConfig, state: TrainerState, code: Mapping[str, Any], resu
         code: the digests of its code.
         resumed: the directory of a run that is resumed, which keeps its id; None for a new one.
     """
-    known = {} if resumed is None else read_json(RunDirectory(resumed).code)
-    if found := known.get("run") or state.run:
-        return str(found)
+    recorded = {} if resumed is None else read_json(RunDirectory(resumed).code)
+    run = recorded.get("run") or state.run
+    if run:
+        return str(run)
     text = json_text([_settings(config, _FREE), code, state.start, state.data], default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -310,34 +308,29 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 # The record of a run, new or continued
 
 
-def finished_run(directory: Path, step: int, *, lock: int | None, terminal: Terminal) -> Run:
+def finished_run(directory: Path, step: int, *, lock: int | None, display: Display) -> RunEnd:
     """Completes what a kill in the last moment of a run left: the database as one file, the report. Trains nothing.
 
     Args:
         directory: a run that has made all of its steps.
         step: the last of them.
         lock: a handle of `lock_directory` on the leading rank; None on the others, which do nothing.
-        terminal: gets what happened.
+        display: gets what happened.
     """
-    files = RunDirectory(directory)
+    end = RunEnd(directory, read_summary(directory), True, step)
     if lock is not None:
         unfinished = [path for path in directory.glob("*.tmp") if path.is_symlink() or not path.is_dir()]
-        left = [*unfinished, *filter(Path.exists, files.rollout_side_files)]
-        if left:
+        is_left = bool(unfinished) or any(path.exists() for path in RunDirectory(directory).rollout_side_files)
+        if is_left:
             RunRecord.reopen(directory, step, lock=lock).close()
             for path in unfinished:
                 path.unlink()
-        if left or not files.report.exists():
-            terminal.say(f"Completed what a kill at the end of {directory} left: {report_of(directory)}")
-        terminal.say(
-            f"{directory} has finished all of its {step} steps: nothing is missing. To train further, give a larger "
-            "number, steps=N, or in Python RunConfig(steps=N)."
-        )
-    return Run(directory, read_summary(directory), True)
+        display.completed(end, repaired=is_left)
+    return end
 
 
 def open_record(
-    directory: Path, config: RunConfig, parts: RunParts, *, resume: bool, lock: int | None, terminal: Terminal
+    directory: Path, config: RunConfig, parts: RunParts, *, resume: bool, lock: int | None, display: Display
 ) -> RunRecord:
     """Starts the record of a new run, or continues it after the step of `parts` and renames later checkpoints.
 
@@ -347,7 +340,7 @@ def open_record(
         parts: what the run is made of.
         resume: whether the run exists.
         lock: with `resume`, a handle of `lock_directory`, which the caller closes.
-        terminal: gets a line for each renamed checkpoint.
+        display: gets a line for each renamed checkpoint.
     """
     if not parts.step_parts.learner.ranks.leads:
         return NoRecord(directory)
@@ -358,7 +351,7 @@ def open_record(
     step = parts.state.step
     note_begun(directory)
     for path in RunDirectory(directory).set_aside_after(step):
-        terminal.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
+        display.say(f"{path} is after step {step}: renamed to {path.name}.aside.")
     prune_checkpoints(directory, config.checkpoint.keep)  # a kill may have come between a save and this
     record = RunRecord.reopen(directory, step, lock=lock)
     record.settings(dump_config(config))

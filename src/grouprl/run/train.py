@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
+from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
-from grouprl.models.precision import resolve_device
 from grouprl.ranks import Ranks, open_ranks
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import read_run
-from grouprl.record.rollouts import recorded_verdicts
+from grouprl.record.queries import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
 from grouprl.rewards.configured import beside_environment, configured_scorer, is_measured_by, state_before
 from grouprl.rewards.functions import WeightedReward
@@ -31,12 +29,12 @@ from grouprl.rewards.workers.pool import OpenWorkers
 from grouprl.rollout.episodes import open_conversations
 from grouprl.run.assemble import RunParts, assemble
 from grouprl.run.checkpoint import save_checkpoint
-from grouprl.run.ended import Run as Run
-from grouprl.run.ended import report_of
+from grouprl.run.code import record_code
+from grouprl.run.display import Display, RunEnd, StepBars
 from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
-from grouprl.run.needs import episode_length, needs_of, warnings_of
+from grouprl.run.needs import episode_length, resource_notes, warnings_of
 from grouprl.run.process import Interrupted, StopRequest, stop_on_signal
 from grouprl.run.resume import (
     chosen_on_all,
@@ -46,10 +44,7 @@ from grouprl.run.resume import (
     open_record,
     with_run_dtype,
 )
-from grouprl.run.terminal import Terminal, TrainingBars
-from grouprl.run.trust import record_code
-from grouprl.run.verdict import verdict
-from grouprl.run.watch import Explosion, Health, go_back, look_on_all, record_going_back
+from grouprl.run.watch import Explosion, Health, check_health_on_all_ranks, go_back, record_going_back
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts
@@ -59,28 +54,28 @@ from grouprl.types import StepRecord, import_extra
 Callback = Callable[[StepRecord], None]
 
 
-def train(
+def run_to_end(
     config: RunConfig,
     task: Task,
     rewards: Sequence[WeightedReward],
     *,
+    display: Display,
     resume: bool = False,
     step: int | None = None,
     trust_code: Sequence[str] = (),
-    terminal: Terminal | None = None,
     callback: Callback | None = None,
-) -> Run:
+) -> RunEnd:
     """Runs a configuration to its end, or until the user stops it.
 
     Args:
         config: the configuration of the run.
         task: the task that gives the problems.
         rewards: the rewards that score the completions.
+        display: shows the run to the person who watches it.
         resume: whether to continue from the newest checkpoint; on a CPU the result is bit-identical to a run
             without the interruption.
         step: with `resume`, the checkpoint to continue from (0 = the start); later steps are made again.
         trust_code: code files that may have changed since the run that is resumed was started.
-        terminal: the terminal that shows progress.
         callback: gets the record of each step on the leading rank, after it is recorded and before a checkpoint; its
             exception stops the run with its own traceback.
 
@@ -88,41 +83,56 @@ def train(
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
     task = trained_on_the_rest(task, config.evaluation.split if config.evaluation.problems else None)
-    terminal, config = terminal or Terminal(), with_run_dtype(_in_steps(config, task), resume=resume)
+    if config.epochs is not None:  # the last step completes the last epoch
+        visits = config.epochs * len(task.problems("train"))
+        steps = max(1, math.ceil(visits / config.rollout.problems_per_step))
+        config = config.model_copy(update={"steps": steps, "epochs": None})
+    config = with_run_dtype(config, resume=resume)
     check_sections(config)
-    directory = _directory(config, resume=resume)
+    # Device, adapter and name are checked before a model is loaded, which can take minutes.
+    resolve_device(config.model.device)
+    if config.model.lora is not None:
+        import_extra("peft", "lora", "model.lora")
+    directory = Path(config.runs_dir) / config.name
+    if not resume and RunDirectory(directory).holder() is None:
+        refuse_run(directory)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
         ranks = _ranks(stack, config)
         if not ranks.leads:
-            terminal = Terminal(Console(quiet=True))
+            display = display.silent()
         names = config.trackers.names
-        trackers = [stack.enter_context(leaf("trackers")(config, terminal.say, leads=ranks.leads))] if names else []
+        trackers = [stack.enter_context(leaf("trackers")(config, display.say, leads=ranks.leads))] if names else []
         lock = saved = None
         if resume:
-            lock, made, saved = locked_checkpoint(stack, config, ranks, step, terminal.say)
-            if made is not None:
-                return finished_run(directory, made, lock=lock, terminal=terminal)
-        terminal.say("\n".join(needs_of(config, task, ranks.world)))
+            lock, finished_steps, saved = locked_checkpoint(stack, config, ranks, step, display.say)
+            if finished_steps is not None:
+                return finished_run(directory, finished_steps, lock=lock, display=display)
+        display.say("\n".join(resource_notes(config, task, ranks.world)))
         conversations = stack.enter_context(open_conversations(config, task))
         rewards = beside_environment(config, task, rewards, getattr(conversations, "gives_reward", None))
-        samplers, scorers = _elsewhere(stack, config, ranks, terminal)
+        samplers: Any = None  # the actors of a cluster that sample; None = this process does
+        scorers: OpenWorkers | None = None
+        if config.cluster.backend != "none":
+            cluster = stack.enter_context(leaf("cluster")(config.cluster, display.say, ranks))
+            samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
+            scorers = partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
         before = state_before(config, task)
         scorer = stack.enter_context(
             configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
         )
         assembled = partial(assemble, config, task, scorer, ranks=ranks, samplers=samplers, conversations=conversations)
-        with terminal.status("loading the model"):
+        with display.status("loading the model"):
             parts = assembled(saved=saved)
         if conversations is not None and config.environment.max_tokens is None:
-            terminal.say(episode_length(parts, config))
+            display.say(episode_length(parts, config))
         code = code_of_run(config, task, parts, ranks, directory if resume else None, trust_code)
         for warning in warnings_of(parts, config):
-            terminal.say(f"Warning: {warning}")
-        with stop_on_signal(terminal.say) as stop:
-            opened = partial(open_record, directory, config, lock=lock, terminal=terminal)
-            loop = partial(_RunLoop, config, code["run"], terminal, trackers, stop=stop, callback=callback)
+            display.say(f"Warning: {warning}")
+        with stop_on_signal(display.say) as stop:
+            opened = partial(open_record, directory, config, lock=lock, display=display)
+            loop = partial(_RunLoop, config, code["run"], display, trackers, stop=stop, callback=callback)
             try:
                 with opened(parts=parts, resume=resume) as record:
                     record.rewards(scorer.weights, scorer.process_weights)
@@ -130,12 +140,13 @@ def train(
                         record_code(directory, code, config)
                     return loop(parts, record).run()
             except Explosion as explosion:
-                found, saved = explosion.finding, chosen_on_all(partial(go_back, directory, explosion, terminal), ranks)
+                finding = explosion.finding
+                saved = chosen_on_all(partial(go_back, directory, explosion, display), ranks)
             # Outside of the except block, whose traceback holds the weights that exploded.
             del parts
             parts = assembled(saved=saved)
             with opened(parts=parts, resume=True) as record:
-                record_going_back(record, found, parts.state.step)
+                record_going_back(record, finding, parts.state.step)
                 return loop(parts, record).run()
 
 
@@ -146,38 +157,6 @@ def _ranks(stack: ExitStack, config: RunConfig) -> Ranks:
     return ranks
 
 
-def _elsewhere(stack: ExitStack, config: RunConfig, ranks: Ranks, terminal: Terminal) -> tuple[Any, OpenWorkers | None]:
-    """The actors of a cluster that sample, and what opens those that score; None = this process does."""
-    if config.cluster.backend == "none":
-        return None, None
-    cluster = stack.enter_context(leaf("cluster")(config.cluster, terminal.say, ranks))
-    samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
-    return samplers, partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
-
-
-def _directory(config: RunConfig, *, resume: bool) -> Path:
-    """The run's directory, which holds no run yet if it is new.
-
-    Device, name and what an adapter needs are judged before a model is loaded, which can take minutes.
-    """
-    resolve_device(config.model.device)
-    if config.model.lora is not None:
-        import_extra("peft", "lora", "model.lora")
-    directory = Path(config.runs_dir) / config.name
-    if not resume and RunDirectory(directory).holder() is None:
-        refuse_run(directory)
-    return directory
-
-
-def _in_steps(config: RunConfig, task: Task) -> RunConfig:
-    """Replaces epochs by steps: the last step completes the last epoch."""
-    if config.epochs is None:
-        return config
-    visits = config.epochs * len(task.problems("train"))
-    steps = max(1, math.ceil(visits / config.rollout.problems_per_step))
-    return config.model_copy(update={"steps": steps, "epochs": None})
-
-
 class _RunLoop:
     """Makes the steps of one run and records them."""
 
@@ -185,7 +164,7 @@ class _RunLoop:
         self,
         config: RunConfig,
         run: str,
-        terminal: Terminal,
+        display: Display,
         trackers: Sequence[Any],
         parts: RunParts,
         record: RunRecord,
@@ -195,17 +174,17 @@ class _RunLoop:
     ) -> None:
         self._config, self._parts, self._record, self._callback = config, parts, record, callback
         self._trackers = trackers
-        self._terminal, self._stop, self._ranks = terminal, stop, parts.step_parts.learner.ranks
+        self._display, self._stop, self._ranks = display, stop, parts.step_parts.learner.ranks
         self._state, self._started = replace(parts.state, run=run), time.perf_counter()
         sampler = "vllm" if config.rollout.engine.name == "vllm" else config.model.dtype
-        self._health = Health(record, terminal, GAPS[sampler])
-        self._evaluations = Evaluations(config, parts, record, terminal, trackers, self._health, stop)
+        self._health = Health(record, display, GAPS[sampler])
+        self._evaluations = Evaluations(config, parts, record, display, trackers, self._health, stop)
         self._saved = self._state.step  # the last step with a checkpoint
         verdicts_of_run = partial(recorded_verdicts, record.directory, until=parts.state.step)
-        known = self._ranks.decided(verdicts_of_run, "recorded verdicts")
-        self._rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
+        recorded = self._ranks.decided(verdicts_of_run, "recorded verdicts")
+        self._rates = update(PassRates(), recorded, half_life=config.rollout.curriculum.half_life)
 
-    def run(self) -> Run:
+    def run(self) -> RunEnd:
         """Makes the remaining steps, with an evaluation before and after."""
         for tracker in self._trackers:
             tracker.begin(self._state.step)
@@ -224,7 +203,7 @@ class _RunLoop:
             scorer = self._parts.step_parts.scorer
             measure = "greedy_accuracy" if is_measured_by(scorer.verifier, scorer.rewards) else "reward"
             change = self._ranks.decided(partial(self._evaluations.change, self._state.step), "change")
-            self._terminal.comparison(evaluations["before"], evaluations["after"], measure=measure)
+            self._display.comparison(evaluations["before"], evaluations["after"], measure=measure)
             evaluations |= {"measure": measure, "change": change}
         return self._finish(evaluations, finished)
 
@@ -234,41 +213,44 @@ class _RunLoop:
         self._evaluations.look(self._state.step)
         completions = config.rollout.problems_per_step * config.rollout.group_size
         scorer = self._parts.step_parts.scorer
-        self._terminal.heading(accuracy=scorer.verifier in scorer.rewards)
-        with self._terminal.training(config.steps, self._state.step, completions) as bars:
+        self._display.heading(accuracy=scorer.verifier in scorer.rewards)
+        with self._display.training(config.steps, self._state.step, completions) as bars:
             while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
                 self._one_step(bars)
-                self._evaluations.look(
-                    self._state.step
-                )  # before the checkpoint: a run that resumes from it does not look again
+                # Before the checkpoint: a run that resumes from it does not evaluate again.
+                self._evaluations.look(self._state.step)
                 every = config.checkpoint.every
                 if every and self._state.step % every == 0:
                     self._save()
 
-    def _one_step(self, bars: TrainingBars) -> None:
+    def _one_step(self, bars: StepBars) -> None:
         began = time.perf_counter()
         step, learner, ahead = self._state.step + 1, self._parts.step_parts.learner, self._parts.ahead
         self._record.step_in_progress = step
         if ahead is not None:
             ahead.begin(step)
-        finished = partial(self._sampled, bars)
-        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=finished)
+
+        def on_finished(completions: int) -> None:
+            self._stop.check()
+            bars.sampled(completions)
+
+        record = grpo_step(self._parts.step_parts, step, self._rates, on_finished=on_finished)
         bars.stepped()
-        found = verdicts(record.groups, record.outcomes)
-        self._rates = update(self._rates, found, half_life=self._config.rollout.curriculum.half_life)
-        known = curriculum_metrics(self._rates) if self._parts.step_parts.scorer.verifier else {}
-        metrics = {**record.metrics, **known, "rss_mib": peak_rss_mib()}
+        new_verdicts = verdicts(record.groups, record.outcomes)
+        self._rates = update(self._rates, new_verdicts, half_life=self._config.rollout.curriculum.half_life)
+        pass_rates = curriculum_metrics(self._rates) if self._parts.step_parts.scorer.verifier else {}
+        metrics = {**record.metrics, **pass_rates, "rss_mib": peak_rss_mib()}
         if ahead is not None:
-            versions = [one.weights_version for group in record.groups for one in group.completions]
+            versions = [completion.weights_version for group in record.groups for completion in group.completions]
             metrics["staleness"] = self._state.updates - min(versions)
         record = replace(record, metrics=metrics)
         self._record.step(record)
         for tracker in self._trackers:
             tracker.step(record)
-        self._terminal.step(step, self._config.steps, metrics)
+        self._display.step(step, self._config.steps, metrics)
         flat = [outcome for row in record.outcomes for outcome in row]
-        self._terminal.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
-        look_on_all(self._health, step, metrics, learner)
+        self._display.invalid([outcome.reason for outcome in flat if not outcome.valid], len(flat))
+        check_health_on_all_ranks(self._health, step, metrics, learner)
         self._state = replace(
             self._state,
             step=step,
@@ -284,10 +266,6 @@ class _RunLoop:
         if self._callback is not None and self._ranks.leads:
             self._callback(record)
 
-    def _sampled(self, bars: TrainingBars, count: int) -> None:
-        self._stop.check()
-        bars.sampled(count)
-
     def _save(self) -> None:
         ahead = self._parts.ahead
         save_checkpoint(
@@ -300,13 +278,10 @@ class _RunLoop:
         )
         self._saved = self._state.step
 
-    def _networks_mib(self) -> dict[str, float]:
+    def _finish(self, evaluations: dict[str, Any], finished: bool) -> RunEnd:
+        config, state, directory = self._config, self._state, self._record.directory
         parts = self._parts.step_parts
         learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
-        return networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {})
-
-    def _finish(self, evaluations: dict[str, Any], finished: bool) -> Run:
-        config, state, directory = self._config, self._state, self._record.directory
         summary = evaluations | {
             "state": "finished" if finished else "stopped",
             "train_seconds": state.train_seconds,
@@ -316,23 +291,13 @@ class _RunLoop:
             "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
             "completion_tokens": state.completion_tokens,
             "model": config.model.path,
-            "task": self._parts.step_parts.task.name,
+            "task": parts.task.name,
             "algorithm": config.algorithm.name,
-            "networks_mib": self._networks_mib(),
+            "networks_mib": networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {}),
             "machine": machine_facts(resolve_device(config.model.device)),
         }
-        run = Run(directory, summary, finished)
+        end = RunEnd(directory, summary, finished, config.steps)
         if self._ranks.leads:
             self._record.summary(summary)
-            with self._terminal.status("writing the report"):
-                report = report_of(directory)
-            self._terminal.say(verdict(read_run(directory)))
-            self._terminal.legend()
-            self._terminal.say(f"Report: {report}\nModel: {run.checkpoint}")
-            self._terminal.say(f"Try: grouprl sample {directory}, grouprl lab {directory.parent}")
-            if not finished:
-                self._terminal.say(
-                    f"Stopped after step {state.step} of {config.steps}. Continue with --resume. "
-                    "In Python: train(resume=True)."
-                )
-        return run
+            self._display.end(end)
+        return end

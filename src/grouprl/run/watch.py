@@ -18,6 +18,7 @@ from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.record.read import read_json_lines
 from grouprl.record.write import RunRecord
 from grouprl.run.checkpoint import TrainerState
+from grouprl.run.display import Display
 from grouprl.run.findings import (
     GAPS,
     Finding,
@@ -30,7 +31,6 @@ from grouprl.run.findings import (
     warnings,
 )
 from grouprl.run.resume import newest_good
-from grouprl.run.terminal import Terminal
 from grouprl.types import UserError
 
 WENT_BACK = "went_back"  # the kind of the row that says so
@@ -47,8 +47,8 @@ class Explosion(Exception):
 class Health:
     """Looks at every step of a run after it was recorded."""
 
-    def __init__(self, record: RunRecord, terminal: Terminal, limits: GapLimits = GAPS["float32"]) -> None:
-        self._record, self._terminal, self._limits = record, terminal, limits
+    def __init__(self, record: RunRecord, display: Display, limits: GapLimits = GAPS["float32"]) -> None:
+        self._record, self._display, self._limits = record, display, limits
         run = RunDirectory(record.directory)
         self._rows = list(read_json_lines(run.metrics))
         self._given = list(read_json_lines(run.warnings))
@@ -62,16 +62,22 @@ class Health:
         """
         self._rows.append({"step": step, **metrics})
         bad = not_finite(self._rows)
-        found, first_bad = explosion(self._rows) or (None, step)
+        exploded, first_bad = explosion(self._rows) or (None, step)
         if broken is not None:
             sentence = (
                 f"Step {step}: its update put NaN or infinity into {broken}. The learning rate is the likely cause."
             )
-            found, first_bad = Finding(step, "explosion", "grad_norm", sentence, "lower learner.learning_rate"), step
-        for finding in ([bad] if bad else []) + ([found] if found else []):
+            exploded = Finding(step, "explosion", "grad_norm", sentence, "lower learner.learning_rate")
+            first_bad = step
+        for finding in ([bad] if bad else []) + ([exploded] if exploded else []):
             self._give(finding)
-        if found is not None:
-            self._explode(Explosion(found, first_bad))
+        if exploded is not None:
+            if any(row.get("kind") == WENT_BACK for row in self._given):
+                raise UserError(
+                    f"{exploded.sentence} The run already went back to a checkpoint once, so it stops: "
+                    f"{exploded.setting}, and start a new run"
+                )
+            raise Explosion(exploded, first_bad)
         if bad is not None and not_finite_in_a_row(self._rows):
             raise UserError(
                 f"{bad.sentence} The run stops after several such steps in a row; its completions are in "
@@ -97,42 +103,36 @@ class Health:
         for finding in warnings(self._rows, evaluations, self._given, self._limits):
             self._give(finding)
 
-    def _explode(self, found: Explosion) -> None:
-        if any(row.get("kind") == WENT_BACK for row in self._given):
-            raise UserError(
-                f"{found.finding.sentence} The run already went back to a checkpoint once, so it stops: "
-                f"{found.finding.setting}, and start a new run"
-            )
-        raise found
-
     def _give(self, finding: Finding) -> None:
         self._given.append(asdict(finding))
         self._record.warning(asdict(finding))
-        self._terminal.say(f"Warning: {finding.sentence} Suggestion: {finding.setting}.")
+        self._display.say(f"Warning: {finding.sentence} Suggestion: {finding.setting}.")
 
 
-def look_on_all(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
-    """Rank 0 looks at a step: see `Health.after`. The `Explosion` that it finds is raised on every rank."""
+def check_health_on_all_ranks(health: Health, step: int, metrics: Mapping[str, float], learner: Learner) -> None:
+    """Rank 0 checks a step with `Health.after`; the `Explosion` that this raises is raised on every rank."""
     networks = [learner.policy, *([learner.critic.critic] if learner.critic is not None else [])]
-    own = broken_weight(chain.from_iterable(network.named_parameters() for network in networks))
-    broken = next(filter(None, learner.ranks.gather(own, "weights that are not finite")), None)
+    broken_of_rank = broken_weight(chain.from_iterable(network.named_parameters() for network in networks))
+    broken = next(filter(None, learner.ranks.gather(broken_of_rank, "weights that are not finite")), None)
 
-    def look() -> Any:
+    def check() -> Any:
         try:
             health.after(step, metrics, broken)
         except Explosion as explosion:
             return asdict(explosion.finding), explosion.step
         return None
 
-    if (found := learner.ranks.decided(look, "health of the run")) is not None:
-        raise Explosion(Finding(**found[0]), found[1])
+    exploded = learner.ranks.decided(check, "health of the run")
+    if exploded is not None:
+        fields, first_bad = exploded
+        raise Explosion(Finding(**fields), first_bad)
 
 
-def go_back(run: Path, explosion: Explosion, terminal: Terminal) -> tuple[Checkpoint, TrainerState] | None:
+def go_back(run: Path, explosion: Explosion, display: Display) -> tuple[Checkpoint, TrainerState] | None:
     """Returns the newest good checkpoint from before the explosion, None for the start model."""
     before = [saved for saved in RunDirectory(run).saved_models() if saved.step < explosion.step]
-    saved = newest_good(before, terminal.say)
-    terminal.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
+    saved = newest_good(before, display.say)
+    display.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
     return saved
 
 

@@ -12,20 +12,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.algorithms import bradley_terry_loss, dpo_loss
 from grouprl.config.run import dump_config
-from grouprl.config.supervised import DpoConfig, PreferenceLearningConfig, RewardModelConfig
 from grouprl.evaluation import wilson_interval
+from grouprl.forward.precision import resolve_device
 from grouprl.learner.packs import Pack, pack_forward, to_grid
 from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.models.reward_model import completion_scores, new_reward_model
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import load_preferences, refuse_longer, split_preferences, write_preferences
+from grouprl.supervised.settings import DpoConfig, PreferenceLearningConfig, RewardModelConfig
 from grouprl.supervised.training import PackMetrics, SupervisedLoss, fit, model_folder
+from grouprl.trainer.terminal import Terminal
 from grouprl.types import Batch, Group
 
 Begin = Callable[[PreTrainedTokenizerBase, torch.device], tuple[PreTrainedModel, PackMetrics]]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.config.supervised import PreferencesConfig
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.read import RecordedGroup
 from grouprl.supervised.recorded import NO_LIMIT, recorded_groups
+from grouprl.supervised.settings import PreferencesConfig
 from grouprl.tasks.base import partition
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.types import Group, Message, Problem, UserError

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from grouprl.config.supervised import PairsConfig, RecordedConfig
 from grouprl.config.yaml_text import read_yaml
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
+from grouprl.supervised.settings import PairsConfig, RecordedConfig
 from grouprl.types import Group, UserError
 
 NO_LIMIT = 1 << 30  # prompts are checked together with their completions, by `refuse_longer`

@@ -16,8 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grouprl.config.supervised import NewModelConfig
-from grouprl.models.attention import NAME
+from grouprl.forward.attention import NAME
+from grouprl.supervised.settings import NewModelConfig
 
 # Each digit is a token, so that the model reads a number by place value. An operator with its spaces is one token, so
 # that a reasoning step is short. The order of the alternatives matters.

@@ -12,26 +12,25 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import dump_config
-from grouprl.config.supervised import SftConfig
+from grouprl.forward.precision import resolve_device
 from grouprl.learner.packs import Pack, pack_forward
-from grouprl.leaves import leaf
+from grouprl.leaves import find_leaf, leaf
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.record.write import RunRecord
 from grouprl.rewards import completion_text
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal
 from grouprl.supervised.preferences import refuse_longer
 from grouprl.supervised.recorded import right_completions
 from grouprl.supervised.scratch import new_model, new_tokenizer
+from grouprl.supervised.settings import SftConfig
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
-from grouprl.tasks import Task, WordProblems, load_task
+from grouprl.tasks import Task, load_task
 from grouprl.tasks.base import converses, solution
 from grouprl.tasks.files import Row, read_rows, text_or_messages
-from grouprl.tasks.word_problems import cold_start_pairs
+from grouprl.trainer.terminal import Terminal
 from grouprl.types import Batch, Group, Problem, UserError
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
@@ -101,8 +100,10 @@ def _of_row(row: Row) -> Pair:
 
 
 def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
-    if isinstance(task, WordProblems):
-        return cold_start_pairs(task, config.pairs.count, config.pairs.worked_share, config.seed)
+    word_problems = find_leaf("task.word_problems")
+    if word_problems is not None and isinstance(task, word_problems):
+        pairs: Iterable[Pair] = leaf("cold_start")(task, config.pairs.count, config.pairs.worked_share, config.seed)
+        return pairs
     config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
     worked = getattr(task, "worked", lambda problem: solution(task, problem, "pairs.path"))
     return ((problem, worked(problem)) for problem in task.problems("train")[: config.pairs.count])

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grouprl.config.supervised import SupervisedConfig
+from grouprl.forward.attention import hidden_states, is_packed
+from grouprl.forward.packing import pack_tokens
+from grouprl.forward.precision import autocast, resolve_device
+from grouprl.forward.prefix import LearnedPrefix, read_prefix, shared_tokens
+from grouprl.forward.progress import PROGRESS
+from grouprl.forward.recompute import recompute_activations, recomputes
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, after, beginnings, make_packs
-from grouprl.models.attention import hidden_states, is_packed
-from grouprl.models.packing import pack_tokens
-from grouprl.models.precision import autocast, resolve_device
-from grouprl.models.prefix import LearnedPrefix, read_prefix, shared_tokens
-from grouprl.models.progress import PROGRESS
-from grouprl.models.recompute import recompute_activations, recomputes
+from grouprl.learner.packs import Pack, beginnings, make_packs, with_prefix
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, refuse_run
-from grouprl.run.terminal import Terminal
+from grouprl.supervised.settings import SupervisedConfig
+from grouprl.trainer.terminal import Terminal
 from grouprl.types import Batch, Group, Sampling, StepRecord, UserError
 
 PackMetrics = Callable[[Batch, Pack], Mapping[str, Tensor]]
@@ -64,7 +64,7 @@ class SupervisedLoss:
         totals: defaultdict[str, float] = defaultdict(float)
         shared, prefix = self._prefix(batch, device, gradient=gradient)
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True, shared=shared):
-            pack = pack if prefix is None else after(prefix.read, pack)
+            pack = pack if prefix is None else with_prefix(prefix.read, pack)
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
                 metrics = self.pack_metrics(batch, pack)
             if gradient:

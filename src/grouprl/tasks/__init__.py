@@ -6,9 +6,7 @@ In: a name, options, data files. Out: problems. It never samples or scores.
 from __future__ import annotations
 
 from grouprl.tasks.base import Split, Task
-from grouprl.tasks.gsm8k import Gsm8k
 from grouprl.tasks.named import TASKS, load_task
 from grouprl.tasks.rows import ListTask, task_from_list
-from grouprl.tasks.word_problems import WordProblems
 
-__all__ = ["TASKS", "Gsm8k", "ListTask", "Split", "Task", "WordProblems", "load_task", "task_from_list"]
+__all__ = ["TASKS", "ListTask", "Split", "Task", "load_task", "task_from_list"]

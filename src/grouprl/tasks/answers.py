@@ -128,10 +128,10 @@ def parse_value(text: str) -> Fraction | None:
     if match := _RATIO.fullmatch(bare):
         return _ratio(match[1], match[2] or "1")
     if match := _LATEX_RATIO.fullmatch(bare) or _MIXED.fullmatch(bare):
-        sign, whole, part = -1 if match[1] == "-" else 1, match[2], _ratio(match[3], match[4])
-        if part is None or whole is None:
+        sign, integer, part = -1 if match[1] == "-" else 1, match[2], _ratio(match[3], match[4])
+        if part is None or integer is None:
             return None if part is None else sign * part
-        return sign * (int(whole) + part) if 0 < part < 1 else None  # 2 3/2 is no mixed number
+        return sign * (int(integer) + part) if 0 < part < 1 else None  # 2 3/2 is no mixed number
     return None
 
 

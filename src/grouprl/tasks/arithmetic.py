@@ -55,11 +55,11 @@ def evaluate(text: str, grammar: Grammar = PLAIN) -> Any:
     >>> evaluate("(3 + 5) * 7 / 2")
     Fraction(28, 1)
     """
-    found = tokens(text)
-    if max(accumulate((token == "(") - (token == ")") for token in found), default=0) > DEEPEST:
+    parts = tokens(text)
+    if max(accumulate((token == "(") - (token == ")") for token in parts), default=0) > DEEPEST:
         raise UnreadableError(f"expected brackets at most {DEEPEST} deep")
-    written = {f"_{place}": grammar.number(token) for place, token in enumerate(found) if token[0].isdigit()}
-    named = (f"_{place}" if token[0].isdigit() else token for place, token in enumerate(found))
+    written = {f"_{index}": grammar.number(token) for index, token in enumerate(parts) if token[0].isdigit()}
+    named = (f"_{index}" if token[0].isdigit() else token for index, token in enumerate(parts))
     try:
         tree = ast.parse(" ".join(named).replace("^", "**"), mode="eval")
         return _value(tree.body, grammar, {**grammar.names, **written})
@@ -99,11 +99,11 @@ def tokens(text: str) -> list[str]:
     for written, meant in (_SYMBOLS | _LATEX).items():
         text = text.replace(written, meant)
     text = _FRACTION.sub(r"((\1)/(\2))", text).strip()
-    found, place = [], 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    parts, at = [], 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
         if match is None:
-            raise UnreadableError(f"expected arithmetic, got {text[place : place + 20]!r}")
-        found.append(match[0].strip())
-        place = match.end()
-    return found
+            raise UnreadableError(f"expected arithmetic, got {text[at : at + 20]!r}")
+        parts.append(match[0].strip())
+        at = match.end()
+    return parts

@@ -55,13 +55,14 @@ class Task(Protocol):
 
 def solution(task: Task, problem: Problem, setting: str) -> str:
     """The task's solution of a problem; raises UserError, which names the setting that takes a file, if it has none."""
-    if (found := task.gold(problem)) is None:
+    gold = task.gold(problem)
+    if gold is None:
         raise UserError(
             f"task {task.name}: expected a solution, got none for {problem.where}: name a file with the columns prompt "
             f"and completion ({setting}=FILE.jsonl), or the column of a data file that holds its solutions "
             "(task.arguments.gold_column)"
         )
-    return found
+    return gold
 
 
 def check_setting(name: str, value: object, ok: bool, expected: str) -> None:
@@ -77,10 +78,10 @@ def position(text: str) -> float:
 
 def split_of(text: str) -> Split:
     """The split of a generated text: test with 10 %, validation with 10 %, else train."""
-    place = position(text)
-    if place < 0.1:
+    share = position(text)
+    if share < 0.1:
         return "test"
-    return "validation" if place < 0.2 else "train"
+    return "validation" if share < 0.2 else "train"
 
 
 def partition(texts: Iterable[str], *, validation: float, test: float) -> dict[str, Split]:
@@ -104,7 +105,7 @@ def or_shared(parts: Mapping[Split, Sequence[Problem]]) -> dict[Split, Sequence[
 
 
 class LazyProblems(Sequence[Problem]):
-    """A sequence of `count` problems; the pure function `make(place)` makes each of them and may cache it.
+    """A sequence of `count` problems; the pure function `make(index)` makes each of them and may cache it.
 
     `in_memory`: those among them that exist already, such as the rows of a file, which a check before a run reads.
     """
@@ -120,8 +121,8 @@ class LazyProblems(Sequence[Problem]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Problem]: ...
     def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
-        places = range(self._count)[index]
-        return [self._make(place) for place in places] if isinstance(places, range) else self._make(places)
+        indices = range(self._count)[index]
+        return [self._make(number) for number in indices] if isinstance(indices, range) else self._make(indices)
 
 
 class DrawnProblems(ABC):
@@ -159,11 +160,11 @@ class DrawnProblems(ABC):
     def draw(self, split: Split, index: int) -> Iterator[tuple[str, Problem]]:
         """Keys and problems; the first of them that belongs to the split and is not taken becomes problem `index`."""
 
-    def too_few(self, split: Split, found: int) -> UserError:
-        """The error for a split with only `found` different problems."""
+    def too_few(self, split: Split, count: int) -> UserError:
+        """The error for a split with only `count` different problems."""
         return UserError(
             f"task.eval_problems: expected no more different problems for {split} than {self.name} has with these "
-            f"arguments (about {found}), got {self.eval_problems}: lower it, or make the problems harder"
+            f"arguments (about {count}), got {self.eval_problems}: lower it, or make the problems harder"
         )
 
 
@@ -184,10 +185,11 @@ def _train_problem(task: DrawnProblems, index: int) -> Problem:
 def _held_out(task: DrawnProblems, split: Split) -> tuple[Problem, ...]:
     taken: dict[str, Problem] = {}
     for index in range(task.eval_problems):
-        found = next((pair for pair in _candidates(task, split, index) if pair[0] not in taken), None)
-        if found is None:
+        new = next((pair for pair in _candidates(task, split, index) if pair[0] not in taken), None)
+        if new is None:
             raise task.too_few(split, len(taken))
-        taken.update([found])
+        key, problem = new
+        taken[key] = problem
     return tuple(taken.values())
 
 
@@ -255,8 +257,8 @@ def with_environment(task: Task, tools: Sequence[Any], environment: Any) -> Task
 
 
 def each(problems: Sequence[Problem], change: Callable[[Problem], Problem], first: int = 0) -> Sequence[Problem]:
-    """The changed problems from place `first` on; lazy where the problems are lazy."""
+    """The changed problems from number `first` on; lazy where the problems are lazy."""
     if isinstance(problems, list | tuple):
         return tuple(map(change, problems[first:]))
     in_memory = tuple(map(change, getattr(problems, "in_memory", ())[first:]))
-    return LazyProblems(max(0, len(problems) - first), lambda place: change(problems[first + place]), in_memory)
+    return LazyProblems(max(0, len(problems) - first), lambda index: change(problems[first + index]), in_memory)

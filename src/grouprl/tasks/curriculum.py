@@ -71,18 +71,18 @@ def verdicts(groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]
     return [(group.problem.id, row.count(True), row.count(False)) for group, row in zip(groups, correct, strict=True)]
 
 
-def update(rates: PassRates, found: Iterable[Verdict], *, half_life: float = 1.0) -> PassRates:
+def update(rates: PassRates, verdicts: Iterable[Verdict], *, half_life: float = 1.0) -> PassRates:
     """The pass rates after some more groups.
 
     Args:
         rates: the pass rates before these groups.
-        found: the groups in the order of their steps; one call for several steps gives the same as one call each.
+        verdicts: in the order of their steps; one call for several steps gives the same as one call each.
         half_life: visits to a problem after which its earlier counts weigh half, > 0; infinity = they never fade.
     """
-    kept, counts = 0.5 ** (1 / half_life), dict(rates.counts)
-    for problem_id, correct, wrong in found:
+    decay, counts = 0.5 ** (1 / half_life), dict(rates.counts)
+    for problem_id, correct, wrong in verdicts:
         successes, failures = counts.get(problem_id, (0.0, 0.0))
-        counts[problem_id] = (successes * kept + correct, failures * kept + wrong)
+        counts[problem_id] = (successes * decay + correct, failures * decay + wrong)
     return PassRates(MappingProxyType(counts))
 
 
@@ -192,8 +192,8 @@ class UniformOrder:
         first = (step - 1) * self.problems_per_step
         chosen = []
         for visit in range(first, first + self.problems_per_step):
-            epoch, place = divmod(visit, len(problems))
-            chosen.append((problems[epoch_order(self.seed, epoch, len(problems))[place]], f"epoch {epoch}"))
+            epoch, rank = divmod(visit, len(problems))
+            chosen.append((problems[epoch_order(self.seed, epoch, len(problems))[rank]], f"epoch {epoch}"))
         return chosen
 
     def refill(
@@ -201,10 +201,10 @@ class UniformOrder:
     ) -> list[Visit]:
         """Random problems, each at most once in a round; see `ProblemOrder.refill`."""
         rng = random.Random(f"refill/{self.seed}/{step}/{round_}")
-        places: dict[int, None] = {}
-        while len(places) < min(count, len(problems)):
-            places.setdefault(rng.randrange(len(problems)))
-        return [(problems[place], f"refill {step}.{round_}") for place in places]
+        indices: dict[int, None] = {}
+        while len(indices) < min(count, len(problems)):
+            indices.setdefault(rng.randrange(len(problems)))
+        return [(problems[index], f"refill {step}.{round_}") for index in indices]
 
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """Exactly the problems of a run that keeps no group; see `ProblemOrder.possible`."""
@@ -278,22 +278,22 @@ class EdgeOrder:
     def possible(self, problems: Sequence[Problem], *, steps: range, refills: int) -> Iterator[Problem]:
         """The problems that these steps would visit if each of them was new; see `ProblemOrder.possible`."""
         most = (steps.stop - 1) * self.problems_per_step * (1 + refills)
-        return (problems[place] for place in epoch_order(self.seed, 0, len(problems))[:most])
+        return (problems[index] for index in epoch_order(self.seed, 0, len(problems))[:most])
 
     def _first(self, count: int, problems: Sequence[Problem], step: int, rates: PassRates) -> list[Visit]:
         """The first `count` visits of a step; the visits of a smaller count begin those of a larger one."""
-        total, known = len(problems), list(rates.counts)
+        total, seen = len(problems), list(rates.counts)
         share = Fraction(str(self.floor)) * self.problems_per_step  # exact: 15 * 3.2 is 48, not a little more
         turns = range(math.ceil((step - 1) * share), math.ceil(step * share))
-        if not min(turns.start, total) <= len(known) <= total:
-            raise ValueError(f"expected the pass rates of all steps before {step}, got those of {len(known)} problems")
+        if not min(turns.start, total) <= len(seen) <= total:
+            raise ValueError(f"expected the pass rates of all steps before {step}, got those of {len(seen)} problems")
         streams = {turn % total: f"epoch {turn // total}" for turn in turns}
         streams |= dict.fromkeys(self._drawn(count - len(streams), total, streams, step, rates), f"edge {step}")
         order, visits = epoch_order(self.seed, 0, total), []
         for rank, stream in streams.items():
             problem = problems[order[rank]]
-            if rank < len(known) and known[rank] != problem.id:
-                raise ValueError(f"expected {problem.id} as number {rank} of the pass rates, got {known[rank]}")
+            if rank < len(seen) and seen[rank] != problem.id:
+                raise ValueError(f"expected {problem.id} as number {rank} of the pass rates, got {seen[rank]}")
             visits.append((problem, stream))
         return visits
 
@@ -315,9 +315,9 @@ class EdgeOrder:
         finish = np.concatenate([times, arrivals])
         upcoming = iter(range(first_new, total))
         ranks = (
-            int(place) if place < seen else next(upcoming)
-            for place in np.argsort(finish, kind="stable")
-            if np.isfinite(finish[place])
+            int(runner) if runner < seen else next(upcoming)
+            for runner in np.argsort(finish, kind="stable")
+            if np.isfinite(finish[runner])
         )
         return list(islice(chain(ranks, upcoming), count))
 

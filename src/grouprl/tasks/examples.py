@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grouprl.tasks.base import Split, Task, derived, each, solution
-from grouprl.tasks.files import Row, column, read_rows, text_or_messages
+from grouprl.tasks.files import column, read_rows, text_or_messages
 from grouprl.types import Message, Problem, UserError
 
 
@@ -24,14 +24,23 @@ def with_examples(task: Task, examples: int | str) -> Task:
     """
     if examples == 0:
         return task
-    shown = _of_file(examples) if isinstance(examples, str) else _of_train(task, examples)
-    asked = {_question(example) for example, _ in shown}
+    if isinstance(examples, str):
+        shown = _of_file(examples)
+    else:
+        train = task.problems("train")
+        if len(train) <= examples:
+            raise UserError(
+                f"task.examples: expected fewer than the {len(train)} train problems of {task.name}, got {examples}: "
+                "lower it, or name a file with examples"
+            )
+        shown = [(problem, solution(task, problem, "task.examples")) for problem in train[:examples]]
+    questions = {_question(example) for example, _ in shown}
 
     def problems(split: Split) -> Sequence[Problem]:
         first = examples if split == "train" and isinstance(examples, int) else 0
 
         def change(problem: Problem) -> Problem:
-            if split != "train" and _question(problem) in asked:
+            if split != "train" and _question(problem) in questions:
                 raise UserError(
                     f"task.examples: expected examples that are not evaluated, got one that is {problem.where}: remove "
                     f"{f'it from {examples}, or ' * isinstance(examples, str)}the problem from the {split} split"
@@ -48,35 +57,25 @@ def _question(problem: Problem) -> str:
     return " ".join(text.split())
 
 
-def _of_train(task: Task, count: int) -> list[tuple[Problem, str]]:
-    problems = task.problems("train")
-    if len(problems) <= count:
-        raise UserError(
-            f"task.examples: expected fewer than the {len(problems)} train problems of {task.name}, got {count}: "
-            "lower it, or name a file with examples"
-        )
-    return [(problem, solution(task, problem, "task.examples")) for problem in problems[:count]]
-
-
 def _of_file(path: str) -> list[tuple[Problem, str]]:
+    examples = []
     try:
-        return [(_asked(row), column(row, "completion")) for row in read_rows(path)]
+        for row in read_rows(path):
+            prompt = text_or_messages(row, "prompt")
+            if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
+                raise UserError(f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it")
+            examples.append((Problem(row[0], prompt), column(row, "completion")))
     except UserError as error:
         raise UserError(f"task.examples: {error}") from error
-
-
-def _asked(row: Row) -> Problem:
-    prompt = text_or_messages(row, "prompt")
-    if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
-        raise UserError(f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it")
-    return Problem(row[0], prompt)
+    return examples
 
 
 def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
     if isinstance(problem.prompt, str):
-        texts = (
-            f"{example.prompt_text}{_space(example.prompt_text, solution)}{solution}" for example, solution in shown
-        )
+        texts = []
+        for example, solution in shown:
+            has_space = example.prompt_text[-1:].isspace() or solution[:1].isspace()
+            texts.append(f"{example.prompt_text}{'' if has_space else ' '}{solution}")
         return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
     turns = [message for example, solution in shown for message in _turns(example, solution)]
     first = 1 if problem.prompt[0]["role"] == "system" else 0
@@ -85,12 +84,8 @@ def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
 
 def _turns(example: Problem, solution: str) -> list[Message]:
     prompt = example.prompt
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    turns = [message for message in asked if message["role"] != "system"]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    turns = [message for message in messages if message["role"] != "system"]
     if example.begun:  # the solution goes on where the prompt's last message ends
         turns, solution = turns[:-1], example.begun + solution
     return [*turns, {"role": "assistant", "content": solution}]
-
-
-def _space(before: str, after: str) -> str:
-    return "" if before[-1:].isspace() or after[:1].isspace() else " "

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from grouprl.files import DATA_KINDS, data_kind
-from grouprl.models.hub import is_out_of_reach
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import LONGEST_ANSWER, final_answer
 from grouprl.tasks.base import Split
 from grouprl.types import Message, UserError, import_extra
@@ -99,12 +99,12 @@ def read_splits(address: str) -> dict[Split, list[Row]] | None:
 
 def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
     """The files of each split directly in a folder, or in a folder with the name of the split; shards in order."""
-    found: dict[Split, list[Path]] = {}
+    files_of: dict[Split, list[Path]] = {}
     for split, words in _SPLITS.items():
         named = re.compile(rf"(^|[^a-z])({words})([^a-z]|$)")
-        places = [path for path in folder.iterdir() if named.search(path.stem.lower())]
-        files = [path for path in places if path.is_file()]
-        files += [path for place in places if place.is_dir() for path in place.iterdir() if path.is_file()]
+        entries = [path for path in folder.iterdir() if named.search(path.stem.lower())]
+        files = [path for path in entries if path.is_file()]
+        files += [path for entry in entries if entry.is_dir() for path in entry.iterdir() if path.is_file()]
         of_kind = [sorted(path for path in files if data_kind(path) == kind) for kind in DATA_KINDS]
         exact = [
             [path] for paths in of_kind for path in paths if path.name.removesuffix(".gz") == split + data_kind(path)
@@ -117,8 +117,8 @@ def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
                 f"expected all {int(shards[0][1])} files of {split} in {chosen[0].parent}, got {len(shards)}: download "
                 "the others"
             )
-        found[split] = chosen
-    return found
+        files_of[split] = chosen
+    return files_of
 
 
 def _saved_splits(folder: Path) -> dict[Split, list[Row]]:
@@ -145,7 +145,7 @@ def _hub_rows(address: str, split: str) -> list[Row]:
     """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
     repository, _, configuration = address.removeprefix(HUB).partition(":")
     datasets = import_extra("datasets", "data", f"the data set {repository}")
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = is_out_of_reach()
+    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = leaf("received.hub").is_out_of_reach()
     try:
         rows = datasets.load_dataset(repository, configuration or None, split=split)
     except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error

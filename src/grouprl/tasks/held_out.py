@@ -35,18 +35,19 @@ def trained_on_the_rest(task: Task, evaluated: Split | None) -> Task:
     """
     if isinstance(task, Mixture):
         parts = task.parts.items()
-        return Mixture({name: MixturePart(trained_on_the_rest(one.task, evaluated), one.ratio) for name, one in parts})
-    given = getattr(task, "given", None)
-    if given is None:
+        trained = {name: MixturePart(trained_on_the_rest(part.task, evaluated), part.ratio) for name, part in parts}
+        return Mixture(trained)
+    splits = getattr(task, "given", None)
+    if splits is None:
         return task
     replaced: dict[Split, Sequence[Problem]] = {}
-    if evaluated == "test" and evaluated not in given and "validation" in given:
+    if evaluated == "test" and evaluated not in splits and "validation" in splits:
         replaced["test"] = task.problems("validation")
-    kept = {*given, evaluated} - replaced.keys()
-    used: list[Problem] = [problem for split in kept if split for problem in task.problems(split)]
+    present = {*splits, evaluated} - replaced.keys()
+    used: list[Problem] = [problem for split in present if split for problem in task.problems(split)]
     taken = {problem.prompt_text for problem in used}
-    cut: list[Split] = [split for split in ("validation", "test") if split not in kept]
-    rest = [one for split in cut for one in task.problems(split) if one.prompt_text not in taken]
+    cut: list[Split] = [split for split in ("validation", "test") if split not in present]
+    rest = [problem for split in cut for problem in task.problems(split) if problem.prompt_text not in taken]
     return _with(task, replaced | {"train": [*task.problems("train"), *rest]}) if replaced or rest else task
 
 

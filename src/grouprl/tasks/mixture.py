@@ -10,10 +10,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from grouprl.leaves import leaf
 from grouprl.tasks.answers import is_in_file
 from grouprl.tasks.base import LazyProblems, Split, Task
-from grouprl.tasks.countdown import Countdown
-from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import Problem, UserError
 
 PART = "part"
@@ -96,7 +95,7 @@ class Mixture:
     """
 
     parts: Mapping[str, MixturePart] = field(
-        default_factory=lambda: {"word_problems": MixturePart(WordProblems()), "countdown": MixturePart(Countdown())}
+        default_factory=lambda: {name: MixturePart(leaf(f"task.{name}")()) for name in ("word_problems", "countdown")}
     )
     name = "mixture"
 

@@ -1,4 +1,4 @@
-"""The built-in tasks by name; each is one short file and one line here."""
+"""The built-in tasks by name; each is one short file and one line of leaves.py."""
 
 from __future__ import annotations
 
@@ -13,31 +13,13 @@ from grouprl.files import DATA_KINDS
 from grouprl.leaves import LeafNames
 from grouprl.tasks.answers import Format, with_format
 from grouprl.tasks.base import Task
-from grouprl.tasks.chains import Chains
-from grouprl.tasks.countdown import Countdown
 from grouprl.tasks.examples import with_examples
-from grouprl.tasks.gsm8k import Gsm8k
-from grouprl.tasks.math_problems import MathProblems
 from grouprl.tasks.mixture import Mixture, MixturePart
 from grouprl.tasks.rows import Jsonl
-from grouprl.tasks.sums import Sums
-from grouprl.tasks.word_problems import WordProblems
 from grouprl.types import UserError, unknown_name
 
-TASKS = LeafNames(
-    "task",
-    {
-        "chains": Chains,
-        "countdown": Countdown,
-        "gsm8k": Gsm8k,
-        "jsonl": Jsonl,
-        "math": MathProblems,
-        "mixture": Mixture,
-        "sums": Sums,
-        "word_problems": WordProblems,
-    },
-)
-"""The classes of the built-in tasks, those of leaves (code, reasoning_gym:NAME) among them."""
+TASKS = LeafNames("task", {"jsonl": Jsonl, "mixture": Mixture})
+"""The classes of the built-in tasks: files and mixtures, and those of leaves (word_problems, reasoning_gym:NAME)."""
 
 _GYM = "reasoning_gym"
 _MIXTURE = "mixture"

@@ -84,17 +84,16 @@ def rows_of_table(data: Any) -> list[Mapping[str, Any]]:
     if hasattr(data, "to_pylist"):  # Arrow
         return list(data.to_pylist())
     if hasattr(data, "to_dict") and hasattr(data, "iterrows"):  # pandas, which writes NaN where a value is missing
-        return [{name: _known(value) for name, value in row.items()} for row in data.to_dict(orient="records")]
+        return [
+            {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+            for row in data.to_dict(orient="records")
+        ]
     if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
         raise UserError(
             f"task: expected a task's name, a Task, a data file or rows such as [{{'prompt': '2 + 2 = ?'}}], got "
             f"{type(data).__name__}: give one of them"
         )
     return list(data)
-
-
-def _known(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass(frozen=True)
@@ -208,9 +207,9 @@ def task_from_list(
     """
     row_format = RowFormat(prompt_column, answer_column, gold_column, messages, prompts)
     held_out: dict[Split, Rows] = {"validation": validation, "test": test}
-    given = splits_of(rows) | {split: rows_of_table(part) for split, part in held_out.items() if part is not None}
+    tables = splits_of(rows) | {split: rows_of_table(part) for split, part in held_out.items() if part is not None}
     parts: dict[Split, list[Row]] = {
-        split: [(f"{name}/{split}/{number}", row) for number, row in enumerate(part)] for split, part in given.items()
+        split: [(f"{name}/{split}/{number}", row) for number, row in enumerate(part)] for split, part in tables.items()
     }
     return task_from_rows(parts, name=name, verifier=verifier, row_format=row_format)
 
@@ -239,8 +238,9 @@ def task_from_rows(
     if verifier is None and all(problem.columns.get("answer") is not None for problem in everything):
         verifier = "correct_answer"
     if isinstance(verifier, str) and verifier in BY_ANSWER:  # it does not apply to a problem without an answer
-        given = (row for row in chain.from_iterable(parts.values()) if row[1].get(row_format.answer_column) is not None)
-        read_each(given, lambda row: check_answer(row, row_format.answer_column))
+        answer_column = row_format.answer_column
+        with_answer = (row for row in chain.from_iterable(parts.values()) if row[1].get(answer_column) is not None)
+        read_each(with_answer, lambda row: check_answer(row, answer_column))
     _refuse_overlap(problems)
     missing = {split: HELD_OUT for split in get_args(Split) if split not in problems}
     cut = partition(
@@ -251,11 +251,11 @@ def task_from_rows(
     for split in (*missing, "train"):
         uncut = _problems(f"{name}/{split}", parts["train"], row_format)
         problems[split] = [problem for problem in uncut if cut[problem.prompt_text] == split]
-    own = {}
+    own_rewards = {}
     if callable(verifier):
         function, verifier = verifier, getattr(verifier, "__name__", type(verifier).__name__)
-        own = {verifier: function}
-    return ListTask(name, or_shared(problems), verifier, own, row_format.gold_column, tuple(parts), named)
+        own_rewards = {verifier: function}
+    return ListTask(name, or_shared(problems), verifier, own_rewards, row_format.gold_column, tuple(parts), named)
 
 
 def _problems(prefix: str, rows: Sequence[Row], row_format: RowFormat) -> list[Problem]:

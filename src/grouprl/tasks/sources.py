@@ -76,19 +76,19 @@ class FileProblems(ABC):
             rows = train | held_out
             splits = partition(train, validation=0.0 if "validation" in parts else 0.05, test=0.0)
             splits |= {text: split for split in ("validation", "test") for text in read.get(split, ())}
-        found: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
+        problems: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
         for text, (where, columns) in rows.items():
             if columns is not None:
-                part = found[splits[text]]
+                part = problems[splits[text]]
                 part.append(Problem(f"{self.name}/{splits[text]}/{len(part)}", self.prompt(text), columns, where))
-        if not found["train"]:
+        if not problems["train"]:
             raise UserError(
                 f"task.path: expected problems to train on, got none in {self.source()} that is not skipped"
             )
-        return tuple(parts), or_shared(found)
+        return tuple(parts), or_shared(problems)
 
     def _read(self, rows: Iterable[Row]) -> dict[str, _Read]:
-        found: dict[str, _Read] = {}
+        rows_by_text: dict[str, _Read] = {}
         for where, (text, columns) in read_each(rows, lambda row: (row[0], self.read(row))):
-            found.setdefault(text, (where, columns))
-        return found
+            rows_by_text.setdefault(text, (where, columns))
+        return rows_by_text

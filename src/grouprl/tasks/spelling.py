@@ -53,8 +53,8 @@ _TOKENS = re.compile(
     re.DOTALL,
 )
 _FRACTIONS = {  # 1/2 is written 1\u20442 in its compatibility form
-    one: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one).split("\u2044"))
-    for one in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+    sign: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("\u2044"))
+    for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 }
 _VULGAR = re.compile(f"([0-9]* ?)([{''.join(_FRACTIONS)}])(?![0-9{''.join(_FRACTIONS)}])")
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x66A: "%", 0x66B: ".", 0x66C: ","}
@@ -166,11 +166,11 @@ def _parted(text: str) -> tuple[str, set[Unit | None]]:
     """`without_units`, and its units, without those that may be left out."""
     units: set[Unit | None] = {frozenset({(name, 1)}) for sign, name in _SIGNS.items() if sign in text}
 
-    def kept(found: re.Match[str], upright: bool = True) -> str:
-        words = _TEXT.sub(r" \1 ", found[0])
+    def without_unit(match: re.Match[str], upright: bool = True) -> str:
+        words = _TEXT.sub(r" \1 ", match[0])
         unit = unit_of(words, upright=upright)
-        if unit is None or not (upright or found[0][0] == " " or _CLOSE.match(found[0])):
-            return found[0]
+        if unit is None or not (upright or match[0][0] == " " or _CLOSE.match(match[0])):
+            return match[0]
         units.add(unit)
         return ""
 
@@ -179,22 +179,22 @@ def _parted(text: str) -> tuple[str, set[Unit | None]]:
         text = _VULGAR.sub(_fraction, "".join(map(str, digits)).translate(_FULL_WIDTH))
     text = text.translate(_CHARACTERS).replace("{,}", ",")
     text = re.sub(r"(?<=,)\\!\s*", "", text)
-    text = _THIN.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), text)
+    text = _THIN.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
     spelled = _STOP.sub("", re.sub(" +", " ", "".join(_spelled(text))).strip())
-    spelled = _UNITS.sub(kept, spelled).rstrip()
+    spelled = _UNITS.sub(without_unit, spelled).rstrip()
     if degrees := _DEGREES.search(spelled):
         spelled = spelled[: degrees.start()]
         units.add(unit_of({"C": "celsius", "F": "fahrenheit"}.get(degrees[1] or degrees[2], "degree"), upright=True))
-    spelled = _PLAIN_UNITS.sub(lambda found: kept(found, upright=False), spelled)
+    spelled = _PLAIN_UNITS.sub(lambda match: without_unit(match, upright=False), spelled)
     return _spaced(spelled), units - {frozenset()}
 
 
-def _fraction(found: re.Match[str]) -> str:
+def _fraction(match: re.Match[str]) -> str:
     """A mixed number in LaTeX; as it is, and so no number, behind a decimal, a group of thousands or a factor."""
-    before = found.string[: found.start()]
+    before = match.string[: match.start()]
     if before.endswith(",") or re.search(r"[0-9A-Za-z.)}/\]][ ~]*$", before):
-        return found[0]
-    return found[1] + _FRACTIONS[found[2]]
+        return match[0]
+    return match[1] + _FRACTIONS[match[2]]
 
 
 def bare_text(text: str) -> str:
@@ -228,9 +228,9 @@ def _spelled(text: str) -> list[str]:
             # In brackets a comma ends a number; elsewhere 5, 100 are two numbers and 5,100 is one.
             out += [] if depth and before == "," else [" "]
         elif token == "{":
-            kept = missing > 0 or before == "}" or (before[:1] == "\\" and before[-1].isalpha())
-            open_braces.append(("}" if kept else "", max(missing - 1, 0)))
-            out += ["{"] if kept else []
+            groups = missing > 0 or before == "}" or (before[:1] == "\\" and before[-1].isalpha())
+            open_braces.append(("}" if groups else "", max(missing - 1, 0)))
+            out += ["{"] if groups else []
             missing = 0
         elif token == "}":
             closing, missing = open_braces.pop() if open_braces else ("}", 0)
@@ -240,18 +240,14 @@ def _spelled(text: str) -> list[str]:
             out.append("{" + token + "}" if single else token)
             missing = missing - 1 if single else _ARGUMENTS.get(token.partition("[")[0].strip(), 0)
             depth += (token in ("(", "[", "\\{")) - (token in (")", "]", "\\}"))
-    return _apart(out)
-
-
-def _apart(tokens: list[str]) -> list[str]:
-    """Puts a space between a command and a letter behind it."""
+    # A space parts a command and a letter behind it.
     return [
         token + " " if token[:1] == "\\" and token[-1].isalpha() and after[0].isalpha() else token
-        for token, after in zip(tokens, [*tokens[1:], " "], strict=False)
+        for token, after in zip(out, [*out[1:], " "], strict=False)
     ]
 
 
 def _spaced(text: str) -> str:
     """Text with spaces only where they part words, numbers or a command and a letter."""
     single = re.sub(r" +(?=[ ,])", "", _BEHIND_COMMAND.sub(r"\1", text))
-    return _IDLE.sub(lambda found: "," if "," in found[0] else "", single).strip()
+    return _IDLE.sub(lambda match: "," if "," in match[0] else "", single).strip()

@@ -13,25 +13,29 @@ from typing import Any
 import numpy as np
 
 from grouprl.record.files import atomic_file
+from grouprl.record.queries import all_rows
 from grouprl.record.rollouts import open_recorded
 from grouprl.types import UserError, import_extra
 
 # Readers load or skip a row group at once: it must be large enough for speed and small enough for memory.
 ROWS, MIB = 8192, 32
 
-_QUERY = (
-    "SELECT *, components AS rewards FROM completions JOIN problems USING (problem_id) "
-    "ORDER BY step, group_index, completion_index"
+# The kinds of columns, "!" = never null, and the columns in their order.
+_COLUMNS = (
+    *(("int32!", "step group_index completion_index"), ("string!", "problem_id prompt"), ("string", "messages")),
+    *(("string!", "columns text"), ("float64", "reward"), ("by_name!", "rewards"), ("string", "invalid_reason")),
+    *(("bool", "correct"), ("float64!", "advantage"), ("int32!", "length"), ("string!", "stop_reason")),
+    *(("int32!", "weights_version"), ("ids!", "prompt_ids token_ids"), ("numbers!", "logprobs plain_logprobs")),
+    *(("numbers", "token_advantages"), ("steps", "step_rewards")),
+    ("numbers", "learner_logprobs entropies reference_logprobs updated_logprobs"),
+    *(("float64", "earned"), ("bool", "kept"), ("string", "extra"), ("numbers", "old_logprobs")),
 )
-_INTEGERS, _FLOATS = (lambda blob: np.frombuffer(blob, "<i4")), (lambda blob: np.frombuffer(blob, "<f4"))
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("prompt_ids", "token_ids"), _INTEGERS),
-    **dict.fromkeys(("logprobs", "plain_logprobs", "token_advantages", "learner_logprobs", "entropies"), _FLOATS),
-    **dict.fromkeys(("reference_logprobs", "updated_logprobs", "old_logprobs"), _FLOATS),
-    "rewards": lambda components: list(json.loads(components).items()),
-    "correct": bool,
-    "kept": bool,
-    "step_rewards": lambda steps: [{"end": end, "reward": reward} for end, reward in json.loads(steps)],
+    "ids": lambda blob: np.frombuffer(blob, "<i4"),
+    "numbers": lambda blob: np.frombuffer(blob, "<f4"),
+    "by_name": lambda components: list(json.loads(components).items()),
+    "bool": bool,
+    "steps": lambda steps: [{"end": end, "reward": reward} for end, reward in json.loads(steps)],
 }
 
 
@@ -54,7 +58,7 @@ def export(run_directory: Path, out: Path) -> Path:
     with closing(open_recorded(run_directory)) as database:
         database.row_factory = sqlite3.Row
         database.set_progress_handler(None, 0)  # a long run takes its time
-        rows = database.execute(_QUERY)  # one query reads one snapshot
+        rows = all_rows(database)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(out) as unfinished, parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
@@ -66,49 +70,23 @@ def export(run_directory: Path, out: Path) -> Path:
 
 
 def _schema(pa: ModuleType) -> Any:
-    ids, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
-    return pa.schema(
-        [
-            pa.field("step", pa.int32(), nullable=False),
-            pa.field("group_index", pa.int32(), nullable=False),
-            pa.field("completion_index", pa.int32(), nullable=False),
-            pa.field("problem_id", pa.string(), nullable=False),
-            pa.field("prompt", pa.string(), nullable=False),
-            pa.field("messages", pa.string()),
-            pa.field("columns", pa.string(), nullable=False),
-            pa.field("text", pa.string(), nullable=False),
-            pa.field("reward", pa.float64()),
-            pa.field("rewards", pa.map_(pa.string(), pa.float64()), nullable=False),
-            pa.field("invalid_reason", pa.string()),
-            pa.field("correct", pa.bool_()),
-            pa.field("advantage", pa.float64(), nullable=False),
-            pa.field("length", pa.int32(), nullable=False),
-            pa.field("stop_reason", pa.string(), nullable=False),
-            pa.field("weights_version", pa.int32(), nullable=False),
-            pa.field("prompt_ids", ids, nullable=False),
-            pa.field("token_ids", ids, nullable=False),
-            pa.field("logprobs", numbers, nullable=False),
-            pa.field("plain_logprobs", numbers, nullable=False),
-            pa.field("token_advantages", numbers),
-            pa.field("step_rewards", pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())]))),
-            pa.field("learner_logprobs", numbers),
-            pa.field("entropies", numbers),
-            pa.field("reference_logprobs", numbers),
-            pa.field("updated_logprobs", numbers),
-            pa.field("earned", pa.float64()),
-            pa.field("kept", pa.bool_()),
-            pa.field("extra", pa.string()),
-            pa.field("old_logprobs", numbers),
-        ]
-    )
+    types = {
+        **{kind: pa.type_for_alias(kind) for kind in ("int32", "string", "float64", "bool")},
+        "ids": pa.list_(pa.int32()),
+        "numbers": pa.list_(pa.float32()),
+        "by_name": pa.map_(pa.string(), pa.float64()),
+        "steps": pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())])),
+    }
+    columns = [(name, kind) for kind, names in _COLUMNS for name in names.split()]
+    return pa.schema([pa.field(name, types[kind.rstrip("!")], nullable="!" not in kind) for name, kind in columns])
 
 
 def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:
     arrays = []
-    for field in schema:
-        values = [row[field.name] for row in rows]
-        if convert := _CONVERTED.get(field.name):
-            values = [None if value is None else convert(value) for value in values]
+    kinds = [kind.rstrip("!") for kind, names in _COLUMNS for _ in names.split()]
+    for field, kind in zip(schema, kinds, strict=True):
+        convert = _CONVERTED.get(kind, lambda value: value)
+        values = [None if row[field.name] is None else convert(row[field.name]) for row in rows]
         arrays.append(pa.array(values, field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
 

@@ -29,9 +29,9 @@ from transformers import (
 from transformers.utils import logging
 
 from grouprl.files import read_json
+from grouprl.leaves import leaf
 from grouprl.models.load import hide_progress_bars, hide_warnings, refuse_other_weights
 from grouprl.models.names import is_gguf
-from grouprl.models.received import refuse_config
 from grouprl.models.save import save_model
 from grouprl.record.files import atomic_directory
 from grouprl.types import UserError, import_extra
@@ -138,7 +138,7 @@ def _check(file: Path) -> int:
 def _refuse_lengths(stream: BinaryIO, sizes: Mapping[int, tuple[int, int]], size: int) -> None:
     """Compares every count and length of a header with the size of the file, before a library uses them.
 
-    Source of the layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+    Source of the layout: GGUF version 3 as ggml specifies it (ggml-org/ggml, gguf.md).
 
     Raises:
         ValueError: the file is cut, or is no GGUF file of this byte order.
@@ -201,7 +201,7 @@ def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenize
     try:
         with hide_progress_bars(), hide_warnings():
             config = AutoConfig.from_pretrained(str(file.parent), **place)
-            refuse_config(config.to_dict(), file.name)
+            leaf("received.files").refuse_config(config.to_dict(), file.name)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             if (needed := sum(weight.numel() for weight in model.parameters())) > _SPARE + 2 * weights:

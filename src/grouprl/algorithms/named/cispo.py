@@ -20,7 +20,7 @@ class Cispo(Objective):
     clip_high: float = option(0.2, "largest weight: 1 + clip_high", low=0.0)
 
     def gain(self, terms: Terms) -> Tensor:
-        """See `cispo_gain`."""
+        """[N, T] the clipped ratio, without gradient, times advantage and log-prob."""
         return cispo_gain(terms, low=self.clip_low, high=self.clip_high)
 
 

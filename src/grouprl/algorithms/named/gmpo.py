@@ -21,7 +21,7 @@ class Gmpo(Objective):
     clip_high: float = option(0.49, "upper clip range: ratio <= 1 + clip_high", low=0.0)
 
     def gain(self, terms: Terms) -> Tensor:
-        """See `gmpo_gain`."""
+        """[N, T] geometric mean of the completion's clipped ratios, times the advantage."""
         return gmpo_gain(terms, low=self.clip_low, high=self.clip_high)
 
 

@@ -29,9 +29,9 @@ class LikelihoodAdvantage(CompletionAdvantage):
         """
         if bool((rewards_N < 0).any()):
             raise UserError(f"algorithm maxrl: expected rewards of 0 or more, got {rewards_N.nan_to_num().min():g}")
-        found = group_statistics(rewards_N, groups_N, scale="none")
-        divisor_N = torch.where(found.signal_N, found.mean, torch.ones_like(found.mean))
-        return replace(found, divisor_N=divisor_N)
+        statistics = group_statistics(rewards_N, groups_N, scale="none")
+        divisor_N = torch.where(statistics.signal_N, statistics.mean, torch.ones_like(statistics.mean))
+        return replace(statistics, divisor_N=divisor_N)
 
 
 ALGORITHM = Algorithm("maxrl", advantage=LikelihoodAdvantage(), kl=None)

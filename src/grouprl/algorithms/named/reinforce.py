@@ -25,9 +25,9 @@ class ConstantAdvantage(CompletionAdvantage):
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
         """Uses the constant as baseline; mean and deviation of the group are there for the page alone."""
-        found = group_statistics(rewards_N, groups_N, baseline="none", scale="none")
-        baseline_N = torch.full_like(found.mean, self.baseline_constant)
-        return replace(found, baseline_N=baseline_N, signal_N=~rewards_N.isnan())
+        statistics = group_statistics(rewards_N, groups_N, baseline="none", scale="none")
+        baseline_N = torch.full_like(statistics.mean, self.baseline_constant)
+        return replace(statistics, baseline_N=baseline_N, signal_N=~rewards_N.isnan())
 
 
 ALGORITHM = Algorithm("reinforce", advantage=ConstantAdvantage(), objective=Plain(aggregate="constant"), kl=None)

@@ -22,9 +22,9 @@ class BatchAdvantage(CompletionAdvantage):
     scale: Literal["batch_std", "none"] = option("none", "divisor: deviation of the batch, or none")
 
     def statistics(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """See `group_statistics`. With neither mean nor deviation of the batch, equal rewards have a signal too."""
-        found = super().statistics(rewards_N, torch.zeros_like(groups_N))
-        return found if self.of_batch else replace(found, signal_N=~rewards_N.isnan())
+        """Those of the batch as one group. With neither its mean nor its deviation, equal rewards have a signal too."""
+        statistics = super().statistics(rewards_N, torch.zeros_like(groups_N))
+        return statistics if self.of_batch else replace(statistics, signal_N=~rewards_N.isnan())
 
 
 ALGORITHM = Algorithm("reinforce_batch", advantage=BatchAdvantage(), objective=Plain(aggregate="constant"), kl=None)

@@ -20,7 +20,7 @@ class Sapo(Objective):
     tau_neg: float = option(1.05, "with sapo: how fast the gradient fades for negative advantages", low=1e-6)
 
     def gain(self, terms: Terms) -> Tensor:
-        """See `sapo_gain`."""
+        """[N, T] a sigmoid of the ratio, times the advantage."""
         return sapo_gain(terms, tau_pos=self.tau_pos, tau_neg=self.tau_neg)
 
 

@@ -70,7 +70,27 @@ class Server:
             ("timeout", is_finite(self.timeout) and self.timeout > 0, "seconds, more than 0"),
             ("deadline", is_finite(self.deadline) and self.deadline > 0, "seconds, more than 0"),
         )
-        _check_url(self.base_url)
+        import httpx2
+
+        try:
+            url = httpx2.URL(self.base_url)
+        except (httpx2.InvalidURL, TypeError):
+            raise UserError(
+                "reward judge_model: expected base_url to be an address such as http://127.0.0.1:8000/v1, got an "
+                "unreadable one (not shown here, it may contain a password): fix it"
+            ) from None
+        if url.path.rstrip("/").endswith("/chat/completions"):
+            raise UserError("reward judge_model: expected base_url without /chat/completions, got it: remove that part")
+        if url.userinfo or url.query or url.fragment:
+            raise UserError(
+                "reward judge_model: expected base_url without user, password, ? and #, got some (not shown here, "
+                "they may be secret): give a key through api_key_env"
+            )
+        if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 1 << 16:
+            raise UserError(
+                f"reward judge_model: expected base_url to begin with http:// or https://, a host and a port below "
+                f"65536, got {url.scheme or 'nothing'!r}, {url.host!r} and {url.port}: for example http://127.0.0.1:8000/v1"
+            )
         self.key()  # raises now if the key is missing
 
     @property
@@ -225,23 +245,23 @@ class _Requests:
 
     async def answer(self, waiting: Iterable[tuple[int, _Body]], replies: list[str | Invalid]) -> None:
         """Sends one body after another; several of these coroutines share `waiting`."""
-        for place, body in waiting:
-            replies[place] = await self._reply(json.dumps(body).encode())
+        for index, body in waiting:
+            replies[index] = await self._reply(json.dumps(body).encode())
 
     async def _reply(self, body: bytes) -> str | Invalid:
         if self._given_up >= max(FEW, self._server.concurrency):
             return Invalid(f"was not asked: the server failed for {self._given_up} completions in a row")
         end, attempt = time.monotonic() + self._server.deadline, 0
-        while isinstance(found := await self._attempt(body, end - time.monotonic()), _Retry):
-            wait = wait_seconds(attempt, found.retry_after, self._chance.random())
+        while isinstance(outcome := await self._attempt(body, end - time.monotonic()), _Retry):
+            wait = wait_seconds(attempt, outcome.retry_after, self._chance.random())
             attempt += 1
             if attempt > self._server.retries or time.monotonic() + wait >= end:
                 self._given_up += 1
-                return Invalid(f"got no answer to {attempt} requests, at last: {found.reason}")
+                return Invalid(f"got no answer to {attempt} requests, at last: {outcome.reason}")
             await asyncio.sleep(wait)
             self._meter.add({"retries": 1})
         self._given_up = 0
-        return found
+        return outcome
 
     async def _attempt(self, body: bytes, seconds_left: float) -> str | Invalid | _Retry:
         import httpx2
@@ -256,9 +276,6 @@ class _Requests:
             return _Retry("no reply in time")
         except httpx2.TransportError as error:
             return _Retry(self._printable(f"{type(error).__name__} {error}"))
-        return self._outcome(reply, content)
-
-    def _outcome(self, reply: httpx2.Response, content: bytes | None) -> str | Invalid | _Retry:
         status = reply.status_code
         if status in TRANSIENT or status >= 500:
             wait = retry_after_seconds(reply.headers.get("Retry-After", ""), datetime.now(UTC))
@@ -266,12 +283,11 @@ class _Requests:
         if status >= 300:
             got = f"status {status}: {self._words(content)}: {_REMEDIES.get(status, 'fix the arguments')}"
             if status < 400:
-                place = self._printable(reply.headers.get("Location", "nowhere"))
-                got = f"a redirect to {place}, which is not followed: fix base_url"
+                target = self._printable(reply.headers.get("Location", "nowhere"))
+                got = f"a redirect to {target}, which is not followed: fix base_url"
             raise UserError(f"reward judge_model: expected an answer from {self._server.url}, got {got}")
-        return Invalid(f"got a reply of more than {LONGEST_REPLY} bytes") if content is None else self._text(content)
-
-    def _text(self, content: bytes) -> str | Invalid:
+        if content is None:
+            return Invalid(f"got a reply of more than {LONGEST_REPLY} bytes")
         body = parsed_json(content)
         match body:
             case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}} if (
@@ -304,27 +320,3 @@ class _Requests:
 def is_count(value: object, least: int, most: int) -> bool:
     """Whether a value is a whole number in a range that includes both ends."""
     return type(value) is int and least <= value <= most
-
-
-def _check_url(base_url: str) -> None:
-    import httpx2
-
-    try:
-        url = httpx2.URL(base_url)
-    except (httpx2.InvalidURL, TypeError):
-        raise UserError(
-            "reward judge_model: expected base_url to be an address such as http://127.0.0.1:8000/v1, got an "
-            "unreadable one (not shown here, it may contain a password): fix it"
-        ) from None
-    if url.path.rstrip("/").endswith("/chat/completions"):
-        raise UserError("reward judge_model: expected base_url without /chat/completions, got it: remove that part")
-    if url.userinfo or url.query or url.fragment:
-        raise UserError(
-            "reward judge_model: expected base_url without user, password, ? and #, got some (not shown here, they may "
-            "be secret): give a key through api_key_env"
-        )
-    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 1 << 16:
-        raise UserError(
-            f"reward judge_model: expected base_url to begin with http:// or https://, a host and a port below 65536, "
-            f"got {url.scheme or 'nothing'!r}, {url.host!r} and {url.port}: for example http://127.0.0.1:8000/v1"
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 
 from grouprl.checks.judge_model.client import Meter, Server, ask, is_count
 from grouprl.rewards.calls import Invalid
-from grouprl.rewards.rules import Ids, Text, Texts, check_arguments, completion_text, is_finite, strict_members
+from grouprl.rewards.rules import Ids, Texts, check_arguments, completion_text, is_finite, strict_members
 from grouprl.types import UserError
 
 PLACEHOLDERS = ("prompt", "completion", "answer")
@@ -97,8 +98,8 @@ class Grading:
             "seed": self.seed,
             "response_format": {"type": "json_object"} if self.json else None,
         }
-        given = {name: value for name, value in settings.items() if value is not None}
-        return {"model": self.model, "messages": [{"role": "user", "content": text}], **given}
+        options = {name: value for name, value in settings.items() if value is not None}
+        return {"model": self.model, "messages": [{"role": "user", "content": text}], **options}
 
     def score(self, reply: str | Invalid) -> float | Invalid:
         """The score in a reply, in [0, 1]."""
@@ -143,34 +144,28 @@ class JudgeModel:
         Raises:
             UserError: the server rejects the requests (key, model, address), or the budget is used up.
         """
-        rows = self._rows(prompts, completions, answer)
-        asked = list(dict.fromkeys(row for row in rows if row is not None))
-        replies = ask(self.server, [self.grading.body(row) for row in asked], self.meter)
-        scores = {row: self.grading.score(reply) for row, reply in zip(asked, replies, strict=True)}
-        found = [None if row is None else scores[row] for row in rows]
-        self.meter.add({"failures": sum(isinstance(score, Invalid) for score in found)})
-        return found
-
-    def usage(self) -> dict[str, float]:
-        """Returns sums since the start, `judge/requests` and others: see `Meter.metrics`."""
-        return self.meter.metrics()
-
-    def _rows(self, prompts: Texts, completions: Texts, answers: Sequence[Any] | None) -> list[_Row | None]:
         if "{answer}" not in self.grading.template:
-            answers = [""] * len(completions)
-        if answers is None:
+            answer = [""] * len(completions)
+        if answer is None:
             raise UserError(
                 "reward judge_model: expected problems with the column 'answer', which the template names, got none: "
                 "rename the column, or remove {answer} from the template"
             )
-        return [
-            None if gold is None else (_prompt_text(prompt), completion_text(completion), str(gold))
-            for prompt, completion, gold in zip(prompts, completions, answers, strict=True)
-        ]
+        rows: list[_Row | None] = []
+        for prompt, completion, gold in zip(prompts, completions, answer, strict=True):
+            turns = [] if isinstance(prompt, str) else [f"{turn['role']}: {turn['content']}" for turn in prompt]
+            text = prompt if isinstance(prompt, str) else "\n\n".join(turns)
+            rows.append(None if gold is None else (text, completion_text(completion), str(gold)))
+        requests = list(dict.fromkeys(row for row in rows if row is not None))
+        replies = ask(self.server, [self.grading.body(row) for row in requests], self.meter)
+        scores = {row: self.grading.score(reply) for row, reply in zip(requests, replies, strict=True)}
+        row_scores = [None if row is None else scores[row] for row in rows]
+        self.meter.add({"failures": sum(isinstance(score, Invalid) for score in row_scores)})
+        return row_scores
 
-
-def _prompt_text(prompt: Text) -> str:
-    return prompt if isinstance(prompt, str) else "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+    def usage(self) -> dict[str, float]:
+        """Returns sums since the start, `judge/requests` and others: see `Meter.metrics`."""
+        return self.meter.metrics()
 
 
 def grading_text(template: str, texts: Mapping[str, str], scale: Sequence[float], *, as_json: bool) -> str:
@@ -189,7 +184,7 @@ def grading_text(template: str, texts: Mapping[str, str], scale: Sequence[float]
     clean = {name: _CHAT_MARK.sub(r"\g<0> ", text).encode("utf-8", "replace").decode() for name, text in texts.items()}
     code = sha256(json.dumps(clean, sort_keys=True).encode()).hexdigest()[:16]
     blocks = {name: f"<{name}-{code}>\n{text}\n</{name}-{code}>" for name, text in clean.items()}
-    filled = _PLACEHOLDER.sub(lambda found: blocks[found[1]], template)
+    filled = _PLACEHOLDER.sub(lambda match: blocks[match[1]], template)
     form = (_JSON_FORM if as_json else _LINE_FORM).format(low=scale[0], high=scale[1])
     return _OPENING + filled + _CLOSING.format(code=code) + form
 
@@ -202,26 +197,20 @@ def read_score(reply: str, scale: Sequence[float], *, as_json: bool) -> float:
 
     Raises ValueError when there is no such score, or when it is outside the scale.
     """
-    score = _json_score(reply) if as_json else _line_score(reply)
+    score: Any = None
+    if as_json:
+        with suppress(ValueError, RecursionError):
+            value = json.loads(reply, object_pairs_hook=strict_members)
+            score = value.get("score") if isinstance(value, dict) else None
+        score = score if isinstance(score, int | float) and not isinstance(score, bool) else None
+    else:
+        line = reply.rstrip().rpartition("\n")[2].strip()
+        match = _SCORE_LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
+        score = float(match[1]) if match else None
     low, high = scale
     if score is None:
         form = '{"score": N}' if as_json else "a last line 'Score: N'"
         raise ValueError(f"expected {form} from the judge model, got {reply.strip()!r:.120}")
     if not low <= score <= high:
         raise ValueError(f"expected a score from {low:g} to {high:g} from the judge model, got {score!s:.20}")
-    return (score - low) / (high - low)
-
-
-def _json_score(reply: str) -> float | None:
-    try:
-        value = json.loads(reply, object_pairs_hook=strict_members)
-    except (ValueError, RecursionError):
-        return None
-    score = value.get("score") if isinstance(value, dict) else None
-    return score if isinstance(score, int | float) and not isinstance(score, bool) else None
-
-
-def _line_score(reply: str) -> float | None:
-    line = reply.rstrip().rpartition("\n")[2].strip()
-    found = _SCORE_LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
-    return float(found[1]) if found else None
+    return float((score - low) / (high - low))

@@ -86,7 +86,7 @@ def bubblewrap(channels: Channels, limits: Limits) -> Launch:
     shared libraries, all read-only, and a small folder in memory. The user inside has no capabilities and can make no
     further user namespace. Raises SandboxError when it needs a command that is not installed.
     """
-    bwrap, becomes = _found("bwrap", "apt install bubblewrap"), user()
+    bwrap, becomes = _program("bwrap", "apt install bubblewrap"), user()
     prefix = str(PREFIX) if becomes is None else _STAGE
     binds = [(place(path, prefix), place(path, _INSIDE)) for path in (STDLIB, *libraries())]
     binds += [(os.path.realpath(loader()), loader()), (place(EXECUTABLE, prefix), f"{_INSIDE}/bin/python")]
@@ -105,17 +105,14 @@ def bubblewrap(channels: Channels, limits: Limits) -> Launch:
         *("--dev", "/dev", *tmp, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"),
         *("--seccomp", str(channels.seccomp), "--", f"{_INSIDE}/bin/python", *FLAGS, *guest),
     )
-    front = () if becomes is None else _as_user(becomes)
+    front: tuple[str, ...] = ()
+    if becomes is not None:
+        # Root becomes another user, then executes bubblewrap in its place: a parent process of root between the two
+        # could not make bubblewrap die with it.
+        nsenter, stage = _program("nsenter", "apt install util-linux"), _stage(os.getpid())
+        mount = f"--mount=/proc/{os.getpid()}/fd/{stage}"
+        front = (nsenter, mount, "--setuid", str(becomes), "--setgid", str(becomes), "--")
     return Launch((*front, *sandbox), {}, (channels.result, channels.seccomp), None)
-
-
-def _as_user(becomes: int) -> tuple[str, ...]:
-    """The command that root puts before bubblewrap: it becomes another user, then executes bubblewrap in its place.
-
-    A parent process of root between the two could not make bubblewrap die with it.
-    """
-    nsenter, stage = _found("nsenter", "apt install util-linux"), f"/proc/{os.getpid()}/fd/{_stage(os.getpid())}"
-    return (nsenter, f"--mount={stage}", "--setuid", str(becomes), "--setgid", str(becomes), "--")
 
 
 @lru_cache(maxsize=1)
@@ -124,7 +121,7 @@ def _stage(pid: int) -> int:
 
     Raises SandboxError when this root may not mount anything.
     """
-    unshare, sh, mount = (_found(name, "apt install util-linux") for name in ("unshare", "sh", "mount"))
+    unshare, sh, mount = (_program(name, "apt install util-linux") for name in ("unshare", "sh", "mount"))
     show = f'"$0" --bind "$1" {_STAGE} && echo ready && read -r end'
     command = (unshare, "--mount", "--propagation", "private", "--", sh, "-c", show, mount, str(PREFIX))
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd="/", env=_BARE) as process:
@@ -136,10 +133,10 @@ def _stage(pid: int) -> int:
         return above_standard(os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
 
 
-def _found(program: str, remedy: str) -> str:
-    path = shutil.which(program)
+def _program(name: str, remedy: str) -> str:
+    path = shutil.which(name)
     if path is None:
-        raise SandboxError(f"{program} is not installed ({remedy})")
+        raise SandboxError(f"{name} is not installed ({remedy})")
     return os.path.abspath(path)  # the sandbox starts in "/", where a relative path would not be found
 
 

@@ -52,9 +52,9 @@ def confine(parent: int, filter_program: bytes, files: list[str], folders: list[
         **dict.fromkeys(filter(os.path.exists, _DEVICES), _READ_FILE | _WRITE_FILE),
     }
     for path, rights in allowed.items():
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        call("syscall", _ADD_RULE, rules, 1, struct.pack("<Qi", rights, place), 0)
-        os.close(place)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        call("syscall", _ADD_RULE, rules, 1, struct.pack("<Qi", rights, descriptor), 0)
+        os.close(descriptor)
     call("syscall", _RESTRICT_SELF, rules, 0)
     os.close(rules)
     instructions = ctypes.create_string_buffer(filter_program, len(filter_program))

@@ -150,30 +150,18 @@ def why_unavailable(name: str) -> str | None:
     path = Path(__file__).resolve()
     probe = f"probe({str(path)!r}, {os.path.relpath(path, STDLIB)!r})"
     try:
-        if user() is not None and not _may_end_others():
-            return "root may not end processes of the user it becomes here (CAP_KILL)"
-        [found] = run_in_sandbox(_PROBE, [probe], limits=Limits(seconds=30.0), backend=name).outcomes
+        if user() is not None:  # without CAP_KILL root could start sandboxes but never end them
+            [capabilities] = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+            if not int(capabilities, 16) >> _CAP_KILL & 1:
+                return "root may not end processes of the user it becomes here (CAP_KILL)"
+        [outcome] = run_in_sandbox(_PROBE, [probe], limits=Limits(seconds=30.0), backend=name).outcomes
     except SandboxError as error:
         return str(error)
     except OSError as error:
         return f"a file that it needs, such as /proc, is missing: {error}"
-    if isinstance(found, CallFailure):
-        return f"a test program failed: {found.reason}"
-    return None if found == ReturnValue([]) else f"a test program was not confined, it {', '.join(found.value)}"
-
-
-def _may_end_others() -> bool:
-    """Whether this process has CAP_KILL; without it root could start sandboxes but never end them."""
-    [capabilities] = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return bool(int(capabilities, 16) >> _CAP_KILL & 1)
-
-
-def _request(texts: Sequence[str], limits: Limits, others: int) -> bytes:
-    """The request in the form that `guest.request` reads."""
-    contents = [text.encode("utf-8", "surrogatepass") for text in texts]
-    tasks = limits.threads + 2 + others
-    numbers = (limits.cpu_seconds, limits.memory_mib << 20, limits.files_mib << 20, tasks, *map(len, contents))
-    return b"\n".join((" ".join(map(str, numbers)).encode(), b"".join(contents)))
+    if isinstance(outcome, CallFailure):
+        return f"a test program failed: {outcome.reason}"
+    return None if outcome == ReturnValue([]) else f"a test program was not confined, it {', '.join(outcome.value)}"
 
 
 def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, bytes, str]:
@@ -184,7 +172,12 @@ def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, byt
         home = _close_with(theirs, os.open(PREFIX, os.O_PATH | os.O_CLOEXEC))
         seccomp = _close_with(theirs, _memory_file(filter_program()))
         launch = LAUNCHERS[backend](Channels(channel, seccomp, home), limits)
-        request = _close_with(theirs, _memory_file(_request(texts, limits, launch.others)))
+        # In the form that `guest.request` reads.
+        contents = [text.encode("utf-8", "surrogatepass") for text in texts]
+        tasks = limits.threads + 2 + launch.others
+        numbers = (limits.cpu_seconds, limits.memory_mib << 20, limits.files_mib << 20, tasks, *map(len, contents))
+        header = " ".join(map(str, numbers)).encode()
+        request = _close_with(theirs, _memory_file(b"\n".join((header, b"".join(contents)))))
         try:
             process = subprocess.Popen(
                 launch.command,
@@ -205,7 +198,16 @@ def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, byt
             theirs.close()
             return _collect(process, result, output, limits)
         finally:
-            _end(process)
+            # Bubblewrap's child is killed first, so that bubblewrap can reap it.
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            if process.poll() is None and children.is_file():
+                for child in children.read_text().split():
+                    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.kill(int(child), signal.SIGKILL)
+                        process.wait(_GRACE_SECONDS)
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
+                process.wait(_GRACE_SECONDS)
 
 
 def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> tuple[bytes, bytes, str]:
@@ -229,19 +231,6 @@ def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits:
                 elif len(written[key.fd]) > most:
                     exceeded = f"wrote more than {limits.output_kib} KiB"
     return written[result], written[output][:most], exceeded or _ending(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the processes that are left. Bubblewrap's child is killed first, so that bubblewrap can reap it."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if process.poll() is None and children.is_file():
-        for child in children.read_text().split():
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.kill(int(child), signal.SIGKILL)
-                process.wait(_GRACE_SECONDS)
-    process.kill()
-    with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
-        process.wait(_GRACE_SECONDS)
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

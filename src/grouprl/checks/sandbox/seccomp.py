@@ -69,7 +69,7 @@ def filter_program(machine: str | None = None) -> bytes:
     machine = machine or platform.machine()
     if machine not in _AUDIT:
         raise SandboxError(f"the list of system calls is known for {' and '.join(_AUDIT)}, not for {machine}")
-    audit, place = _AUDIT[machine], MACHINES.index(machine)
+    audit, column = _AUDIT[machine], MACHINES.index(machine)
     code: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, audit),
@@ -78,14 +78,14 @@ def filter_program(machine: str | None = None) -> bytes:
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
     ]
-    numbers_of_calls = (pair.split("/")[place] for pair in _ALLOWED.split()[1::2])
+    numbers_of_calls = (pair.split("/")[column] for pair in _ALLOWED.split()[1::2])
     for number in numbers_of_calls:
         code += [] if number == "-" else [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ALLOW)]
     for _, numbers, argument, values in _ALLOWED_VALUES:
         allowed = [((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)) for value in values]
-        code += _where(numbers[place], argument, [instruction for pair in allowed for instruction in pair])
+        code += _where(numbers[column], argument, [instruction for pair in allowed for instruction in pair])
     thread = [(_ANY_BIT, 0, 1, _CLONE_NEW), _REFUSAL, (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW)]
-    code += _where(_CLONE[place], 0, thread)
+    code += _where(_CLONE[column], 0, thread)
     code += [(_AT_LEAST, 0, 1, _FIRST_NEW), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS), _REFUSAL]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 

@@ -28,8 +28,8 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (whole or (field.name == "seconds" and isinstance(value, float))) or not value > 0:
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if not (is_integer or (field.name == "seconds" and isinstance(value, float))) or not value > 0:
                 raise UserError(
                     f"sandbox limits: expected {field.name} to be a number above 0"
                     f"{'' if field.name == 'seconds' else ' without a fraction'}, got {value!r}: change it"

@@ -54,7 +54,10 @@ def libraries() -> tuple[Path, ...]:
     shown: dict[Path, None] = {}
     while waiting:
         for name in set(_NAMED.findall(waiting.pop().read_bytes())):
-            path = _found(name.decode())
+            files = (folder / name.decode() for folder in _folders())
+            path = next((file for file in files if file.is_file()), None)
+            # A folder that holds only libraries stands for them.
+            path = path.parent if path is not None and path.parent.name == _MULTIARCH else path
             if path is not None and path not in shown:
                 shown[path] = None
                 waiting += [path] if path.is_file() else []
@@ -76,18 +79,10 @@ def loader() -> str:
     return match[0].decode()
 
 
-def _found(name: str) -> Path | None:
-    """The first library of that name in search order, or the folder that stands for it."""
-    for folder in _folders():
-        if (folder / name).is_file():
-            return folder if folder.name == _MULTIARCH else folder / name
-    return None
-
-
 @lru_cache(maxsize=1)
 def _folders() -> tuple[Path, ...]:
     """The search path of a loader: the interpreter's own folders, then those of the system in Debian's order."""
-    own = (PREFIX / "lib", PREFIX / sys.platlibdir)
+    prefix_folders = (PREFIX / "lib", PREFIX / sys.platlibdir)
     multiarch = (f"/lib/{_MULTIARCH}", f"/usr/lib/{_MULTIARCH}")
-    names = (*own, "/usr/local/lib", *multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+    names = (*prefix_folders, "/usr/local/lib", *multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
     return tuple(dict.fromkeys(path for path in (Path(name).resolve() for name in names) if path.is_dir()))

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from grouprl.files import is_number
 from grouprl.record.files import json_text
-from grouprl.record.rows import parsed
+from grouprl.record.rows import parsed, token_advantages
 from grouprl.types import Episode, UserError
 
 _LEAST = 40  # characters of a text that is cut
@@ -39,8 +37,13 @@ def conversation(path: Path, row: sqlite3.Row, *, most: int) -> dict[str, Any] |
         return None
     try:
         episode = Episode.of(given)
-        _refuse_damage(episode, row["length"])
-        turns = _turns(episode, _advantages(row))
+        ends = [-1, *episode.ends]
+        if ends != sorted(set(ends)) or ends[-1] != row["length"] - 1:
+            raise ValueError(f"turns that end at {ends[1:]}")
+        for number in (episode.reward, *episode.turn_rewards):
+            if number is not None and not is_number(number):
+                raise ValueError(f"the reward {number!r}")
+        turns = _turns(episode, token_advantages(row))
     except (TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
         raise UserError(
             f"{path}: expected the episode of a completion, got '{error!s:.80}': restore the file"
@@ -80,22 +83,6 @@ def _turns(episode: Episode, advantages: Sequence[float]) -> list[dict[str, Any]
         texts = {name: _text(getattr(call, name)) for name in ("tool", "arguments", "result", "fault")}
         turns[call.turn]["calls"].append({**texts, "seconds": float(call.seconds)})
     return turns
-
-
-def _advantages(row: sqlite3.Row) -> list[float]:
-    if row["token_advantages"] is None:
-        return [row["advantage"]] * row["length"]
-    found: list[float] = np.frombuffer(row["token_advantages"], "<f4").astype(float).tolist()
-    return found
-
-
-def _refuse_damage(episode: Episode, length: int) -> None:
-    ends = [-1, *episode.ends]
-    if ends != sorted(set(ends)) or ends[-1] != length - 1:
-        raise ValueError(f"turns that end at {ends[1:]}")
-    for number in (episode.reward, *episode.turn_rewards):
-        if number is not None and not is_number(number):
-            raise ValueError(f"the reward {number!r}")
 
 
 def _text(value: object) -> str:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from grouprl.algorithms.advantages import Std
-from grouprl.algorithms.spec import Algorithm
 from grouprl.config.algorithm import options
 from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.prompts import SharedBeginning, asked_by, shared_beginning
-from grouprl.lab.report.recorded import missing_problem, read_config, recorded, run_algorithm
+from grouprl.lab.report.recorded import read_config, run_algorithm
 from grouprl.lab.report.worked import CompletionParts, Spread, against_record, deviation_kind, of_step
 from grouprl.record.layout import RunDirectory
+from grouprl.record.queries import (
+    completion_rows,
+    first_and_last_step,
+    page_of_groups,
+    problem_rows,
+    recorded,
+    stage_rows,
+    visits,
+)
 from grouprl.record.read import read_rewards
 from grouprl.record.rows import parsed, truth
 from grouprl.types import UserError
@@ -50,21 +58,11 @@ def groups_of_step(folder: Path, step: int | None, *, offset: int, limit: int) -
     """
     std = deviation_kind(run_algorithm(read_config(folder)))
     with recorded(folder) as database:
-        first, last = database.execute(
-            "SELECT (SELECT MIN(step) FROM completions), (SELECT MAX(step) FROM completions)"
-        ).fetchone()
+        first, last = first_and_last_step(database)
         step = last if step is None else step
-        total = database.execute(
-            "SELECT COUNT(DISTINCT group_index) FROM completions WHERE step = ?", (step,)
-        ).fetchone()[0]
-        rows = database.execute(
-            "WITH page AS (SELECT DISTINCT group_index FROM completions WHERE step = ?1 ORDER BY 1 LIMIT ?2 OFFSET ?3) "
-            "SELECT group_index, completion_index, problem_id, reward, advantage, correct, length, stop_reason, "
-            "invalid_reason FROM page CROSS JOIN completions USING (group_index) WHERE step = ?1 "
-            "ORDER BY group_index, completion_index",
-            (step, limit, offset),
-        ).fetchall()
-        prompts = _prompts(database, {row["problem_id"] for row in rows})
+        total, rows = page_of_groups(database, step, offset=offset, limit=limit)
+        problems = problem_rows(database, "prompt", {row["problem_id"] for row in rows})
+        prompts = {problem: row["prompt"] for problem, row in problems.items()}
         shared = shared_beginning(database)
     groups = [
         _listed(list(members), prompts, shared, std) for _, members in groupby(rows, key=itemgetter("group_index"))
@@ -84,25 +82,31 @@ def one_group(folder: Path, step: int, group: int, *, most: int = _EPISODE) -> d
     """
     database_path, algorithm = RunDirectory(folder).rollouts, run_algorithm(read_config(folder))
     with recorded(folder) as database:
-        rows = database.execute(
-            "SELECT completion_index, problem_id, text, reward, components, invalid_reason, correct, advantage, "
-            "length, stop_reason, weights_version, step_rewards, extra, token_advantages, episode FROM completions "
-            "LEFT JOIN episodes USING (step, group_index, completion_index) "
-            "WHERE step = ? AND group_index = ? ORDER BY completion_index",
-            (step, group),
-        ).fetchall()
+        rows = completion_rows(
+            database,
+            "completion_index, problem_id, text, reward, components, invalid_reason, correct, advantage, length, "
+            "stop_reason, weights_version, step_rewards, extra, token_advantages, episode",
+            step,
+            group,
+        )
         if not rows:
             raise UserError(
                 f"step {step}, group {group}: expected a group that {folder.name} recorded, found none: "
                 "choose one of the list (a resumed run repeats its last steps)"
             )
-        problem = database.execute(
-            "SELECT columns FROM problems WHERE problem_id = ?", (rows[0]["problem_id"],)
-        ).fetchone()
+        problem = problem_rows(database, "columns", [rows[0]["problem_id"]]).get(rows[0]["problem_id"])
         if problem is None:
-            raise missing_problem(database_path, step, group)
-        scored = list(_scored(database, step, group, algorithm))
-        watched = database.execute("SELECT 1 FROM stages WHERE step = ? AND group_index = ?", (step, group)).fetchone()
+            raise UserError(
+                f"{database_path}: expected the problem of step {step}, group {group}, found none: restore the file"
+            )
+        # A statistic of the whole batch needs every group of the step.
+        scored = [
+            CompletionParts(row["group_index"], row["reward"], bool(row["kept"]))
+            for row in completion_rows(
+                database, "group_index, reward, kept", step, None if of_step(algorithm) else group
+            )
+        ]
+        is_watched = any(row["group_index"] == group for row in stage_rows(database, step))
     rewards = read_rewards(folder)
     return {
         "step": step,
@@ -112,7 +116,7 @@ def one_group(folder: Path, step: int, group: int, *, most: int = _EPISODE) -> d
         "columns": parsed(database_path, problem, "columns"),
         "algorithm": {"name": algorithm.name, **options(algorithm)},
         "statistics": against_record(group, scored, [row["advantage"] for row in rows], algorithm),
-        "watched": watched is not None,
+        "watched": is_watched,
         "completions": [_whole(database_path, row, {**rewards.process, **rewards.weights}, most) for row in rows],
     }
 
@@ -135,24 +139,14 @@ def history(folder: Path, problem: str, *, before: Place | None, limit: int) -> 
         UserError: the database cannot be read.
     """
     with recorded(folder) as database:
-        # Every group has a completion 0: the index of those alone is a G-th as large.
-        of_problem = "FROM completions WHERE problem_id = ? AND completion_index = 0"
-        total = database.execute(f"SELECT COUNT(*) {of_problem}", (problem,)).fetchone()[0]
-        rows = database.execute(
-            f"WITH visits AS (SELECT step, group_index {of_problem} AND (step, group_index) < (?, ?) "
-            "ORDER BY step DESC, group_index DESC LIMIT ?) "
-            "SELECT step, group_index, completion_index, text, reward, correct, length, stop_reason, invalid_reason "
-            "FROM visits CROSS JOIN completions USING (step, group_index) "
-            "ORDER BY step DESC, group_index DESC, completion_index",
-            (problem, *(before or (_NEWEST, 0)), limit + 1),
-        ).fetchall()
-    visits = [_visit(list(members)) for _, members in groupby(rows, key=itemgetter("step", "group_index"))]
-    last = visits[limit - 1] if len(visits) > limit else None
+        total, rows = visits(database, problem, before=before or (_NEWEST, 0), limit=limit + 1)
+    groups = [_visit(list(members)) for _, members in groupby(rows, key=itemgetter("step", "group_index"))]
+    last = groups[limit - 1] if len(groups) > limit else None
     return {
         "problem_id": problem,
         **asked_by(folder, problem),
         "total": total,
-        "visits": visits[:limit],
+        "visits": groups[:limit],
         "next": None if last is None else f"{last['step']}-{last['group_index']}",
     }
 
@@ -160,14 +154,6 @@ def history(folder: Path, problem: str, *, before: Place | None, limit: int) -> 
 def cut(text: str, most: int) -> str:
     """The text, its end replaced by an ellipsis where it has more than this many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _prompts(database: sqlite3.Connection, problems: set[str]) -> dict[str, str]:
-    found = database.execute(
-        f"SELECT problem_id, prompt FROM problems WHERE problem_id IN ({', '.join('?' * len(problems))})",
-        tuple(problems),
-    )
-    return {row["problem_id"]: row["prompt"] for row in found}
 
 
 def _listed(
@@ -212,13 +198,3 @@ def _completion(row: sqlite3.Row, *more: str) -> dict[str, Any]:
     """What every answer has of a completion, and more columns."""
     shown = {name: row[name] for name in ("reward", "length", "stop_reason", *more)}
     return {"index": row["completion_index"], "correct": truth(row["correct"]), **shown}
-
-
-def _scored(database: sqlite3.Connection, step: int, group: int, algorithm: Algorithm) -> Iterator[CompletionParts]:
-    one, which = ("", (step,)) if of_step(algorithm) else ("AND group_index = ?", (step, group))
-    for row in database.execute(
-        f"SELECT group_index, reward, kept FROM completions WHERE step = ? {one} "
-        "ORDER BY group_index, completion_index",
-        which,
-    ):
-        yield CompletionParts(row["group_index"], row["reward"], bool(row["kept"]))

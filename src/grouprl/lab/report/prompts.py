@@ -10,8 +10,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from grouprl.lab.report.recorded import recorded
 from grouprl.record.layout import RunDirectory
+from grouprl.record.queries import ends_of_problems, problem_rows, recorded
 from grouprl.record.rows import parsed
 
 _LEAST = 100  # characters of a beginning that is worth a fold
@@ -62,13 +62,7 @@ def shared_beginning(database: sqlite3.Connection, path: Path | None = None) -> 
         UserError: the messages are damaged.
     """
     # In their order, what the first and the last one share, all share.
-    first, last = (
-        database.execute(
-            f"SELECT COALESCE({end}(prompt), '') AS prompt, {end}(messages) AS messages, COUNT(*) AS all_of_them, "
-            f"COUNT(messages) AS chats FROM (SELECT prompt, messages FROM problems LIMIT {_LOOKED_AT})"
-        ).fetchone()
-        for end in ("MIN", "MAX")
-    )
+    first, last = ends_of_problems(database, _LOOKED_AT)
     texts = [end["prompt"] for end in (first, last)]
     if path is None or first["chats"] < first["all_of_them"]:
         return SharedBeginning.of(texts)
@@ -83,7 +77,7 @@ def asked_by(folder: Path, problem: str) -> dict[str, Any]:
     """
     path = RunDirectory(folder).rollouts
     with recorded(folder) as database:
-        row = database.execute("SELECT prompt, messages FROM problems WHERE problem_id = ?", (problem,)).fetchone()
+        row = problem_rows(database, "prompt, messages", [problem]).get(problem)
         if row is None:
             return {"prompt": None, "messages": None}
         chat = parsed(path, row, "messages")

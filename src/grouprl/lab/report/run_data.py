@@ -14,9 +14,9 @@ from grouprl.lab.report.notes import read_notes
 from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.recorded import read_config
 from grouprl.record.layout import WRITTEN_BY_A_RUN, RunDirectory
+from grouprl.record.queries import invalid_reasons
 from grouprl.record.read import RecordedRun, measure_of, read_examples, read_json_lines, read_summary
-from grouprl.record.rollouts import invalid_reasons
-from grouprl.run.verdict import verdict
+from grouprl.trainer.verdict import verdict
 
 Row = dict[str, Any]
 SPARK_POINTS = 60

@@ -22,10 +22,11 @@ from grouprl.algorithms.stages import cut_sides
 from grouprl.config.algorithm import all_options
 from grouprl.files import is_number, read_file
 from grouprl.lab.report.episodes import conversation
-from grouprl.lab.report.recorded import read_config, recorded, run_algorithm
-from grouprl.models.received import refuse_tokenizer
+from grouprl.lab.report.recorded import read_config, run_algorithm
+from grouprl.leaves import leaf
 from grouprl.record.branches import read_branches
 from grouprl.record.layout import RunDirectory
+from grouprl.record.queries import completion_rows, recorded
 from grouprl.record.rows import parsed, truth
 from grouprl.types import UserError
 
@@ -129,11 +130,12 @@ def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm
     """Of the tokens that the step's KL is the mean of: all, or with a KL in the reward those with an advantage."""
     kind = algorithm.kl.kl_estimator if algorithm.kl else "k3"
     sums, largest = [], []
-    for row in database.execute(
-        f"SELECT group_index, completion_index, length, {', '.join(_OF_KL)} FROM completions WHERE step = ? AND "
-        f"length > 0 AND {' AND '.join(f'{name} NOT NULL' for name in _OF_KL)} AND (advantage != 0 OR ?)",
-        (step, algorithm.pulls),
-    ):
+    columns = f"group_index, completion_index, length, advantage, {', '.join(_OF_KL)}"
+    for row in completion_rows(database, columns, step):
+        if not row["length"] or any(row[name] is None for name in _OF_KL):
+            continue
+        if not row["advantage"] and not algorithm.pulls:
+            continue
         pair = (torch.tensor(np.frombuffer(row[name], "<f4").astype("f8")) for name in _OF_KL)
         kl_T = kl_estimate(*pair, kind=kind).abs().nan_to_num(posinf=0.0)
         sums.append(float(kl_T.sum()))
@@ -192,18 +194,14 @@ def _branched(folder: Path, step: int, group: int, index: int, ids: Sequence[int
 
 def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:
     with recorded(folder) as database:
-        row: sqlite3.Row | None = database.execute(
-            f"SELECT {_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)} "
-            "FROM completions LEFT JOIN episodes USING (step, group_index, completion_index) "
-            "WHERE step = ? AND group_index = ? AND completion_index = ?",
-            (step, group, index),
-        ).fetchone()
-    if row is None:
+        columns = f"{_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)}"
+        rows = completion_rows(database, columns, step, group, index)
+    if not rows:
         raise UserError(
             f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
             "choose one of the list (a resumed run repeats its last steps)"
         )
-    return row
+    return rows[0]
 
 
 def _numbers(blob: bytes | None) -> Tensor | None:
@@ -233,7 +231,7 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple
             if path.resolve().is_relative_to(owner.resolve()):
                 file = read_file(path)
                 if file is not None:
-                    refuse_tokenizer(file, path)
+                    leaf("received.files").refuse_tokenizer(file, path)
                     return place, _loaded(file)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue

@@ -196,12 +196,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _file_of(found: Any) -> str | None:
-    """The user's file at whose top level a class or function can be found."""
-    module = sys.modules.get(found.__module__ or "")
-    path = next((path for path, known in CODE.items() if known is module), None)
+def _file_of(value: Any) -> str | None:
+    """The user's file at whose top level a class or function is defined."""
+    module = sys.modules.get(value.__module__ or "")
+    path = next((path for path, loaded in CODE.items() if loaded is module), None)
     try:
-        return path if path is not None and attrgetter(found.__qualname__)(module) is found else None
+        return path if path is not None and attrgetter(value.__qualname__)(module) is value else None
     except AttributeError:
         return None
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from grouprl.config.run import ScoringConfig
-from grouprl.models.progress import PROGRESS
+from grouprl.forward.progress import PROGRESS
 from grouprl.rewards.calls import (
     CallValues,
     Invalid,
@@ -44,7 +44,7 @@ class RewardWorkers(Protocol):
         ...
 
     def submit(self, call: RewardCall) -> PendingValues:
-        """See `RewardPool.submit`."""
+        """Starts one call; `gather` waits for its values."""
         ...
 
 
@@ -86,8 +86,8 @@ class RewardPool:
         self._signatures: Mapping[str, Signature] | None = None
         self._processes = WorkerProcesses(RewardWork(dict(functions), limits.memory_mib, limits.cpu_seconds))
         self._threads = [
-            threading.Thread(target=self._serve, daemon=True, name=f"reward-{place}")
-            for place in range(limits.workers or cores())
+            threading.Thread(target=self._serve, daemon=True, name=f"reward-{number}")
+            for number in range(limits.workers or cores())
         ]
 
     def signatures(self) -> Mapping[str, Signature]:
@@ -97,7 +97,7 @@ class RewardPool:
             UserError: a function cannot be loaded.
         """
         if self._signatures is None:
-            self._signatures = {name: signature_of(found) for name, found in self._processes.loaded().items()}
+            self._signatures = {name: signature_of(parts) for name, parts in self._processes.loaded().items()}
             for thread in self._threads:
                 thread.start()
         return self._signatures
@@ -136,21 +136,17 @@ class RewardPool:
             try:
                 _, _, job = self._jobs.get(timeout=_CHECK_SECONDS if worker else 0.0)
             except queue.Empty:
-                worker = self._kept_alive(worker)
+                try:
+                    worker = self._alive(worker)
+                except (UserError, EOFError, OSError):  # no process can be started now
+                    time.sleep(_CHECK_SECONDS)
+                    worker = None
                 continue
             try:
                 with PROGRESS.doing(partial(_described, job.call, worker)):
                     worker = self._run(job, self._alive(worker))
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
                 job.future.set_exception(_user_error(error))
-
-    def _kept_alive(self, worker: Worker | None) -> Worker | None:
-        """Returns a living idle worker; None if none can be started."""
-        try:
-            return self._alive(worker)
-        except (UserError, EOFError, OSError):
-            time.sleep(_CHECK_SECONDS)
-            return None
 
     def _alive(self, worker: Worker | None) -> Worker:
         """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
@@ -160,19 +156,19 @@ class RewardPool:
 
     def _run(self, job: _Job, worker: Worker) -> Worker:
         """Runs a job; returns the worker for the next one."""
-        found = self._attempt(job.call, worker)
-        if isinstance(found, _Failure) and not job.call.divides and not found.hung and (worker.jobs or found.died):
+        result = self._attempt(job.call, worker)
+        if isinstance(result, _Failure) and not job.call.divides and not result.hung and (worker.jobs or result.died):
             # Earlier jobs may have left memory or a working directory behind: try once more in a new process.
             self._processes.end(worker)
             worker = self._processes.fork()
-            found = self._attempt(job.call, worker)
+            result = self._attempt(job.call, worker)
         worker.jobs += 1
-        if isinstance(found, _Failure):
-            if found.died:
+        if isinstance(result, _Failure):
+            if result.died:
                 self._processes.end(worker)
-            job.future.set_result(self._apart(job.call, found))
+            job.future.set_result(self._apart(job.call, result))
         else:
-            called, grown = found
+            called, grown = result
             if grown > self._limits.memory_mib // 2:
                 self._processes.end(worker)
             job.future.set_result(called)
@@ -204,7 +200,10 @@ class RewardPool:
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):
-            return _Failure(_death(self._processes.end(worker), limits), died=True)
+            status = self._processes.end(worker)
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+                return _Failure(f"used more than {limits.cpu_seconds} s of CPU time", died=True)
+            return _Failure(cause_of_death(status), died=True)
         except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
             return _Failure("wrote into the connection of its worker", died=True)
 
@@ -227,12 +226,6 @@ def _user_error(error: BaseException) -> BaseException:
             "machine is out of processes, files or memory"
         )
     return error
-
-
-def _death(status: int, limits: ScoringConfig) -> str:
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-        return f"used more than {limits.cpu_seconds} s of CPU time"
-    return cause_of_death(status)
 
 
 def cores() -> int:

@@ -114,7 +114,7 @@ class WorkerProcesses:
 
     def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
-        path = json.dumps(sorted(map(str, sys.path), key=lambda place: place == ""))
+        path = json.dumps(sorted(map(str, sys.path), key=lambda path: path == ""))
         with theirs:
             command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
             # A session of its own, so that Ctrl-C in the terminal reaches the run alone, which stops in order.
@@ -147,5 +147,5 @@ def cause_of_death(status: int) -> str:
     if not os.WIFSIGNALED(status):
         return f"ended its process with code {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)
-    known = {one.value: one.name for one in signal.Signals}
-    return f"crashed its process ({known.get(number, f'signal {number}')})"
+    names = {member.value: member.name for member in signal.Signals}
+    return f"crashed its process ({names.get(number, f'signal {number}')})"

@@ -192,10 +192,10 @@ def fork_once(what: Callable[[], bytes]) -> bytes:
             os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as pipe:
-        found = pipe.read()
+        output = pipe.read()
     _kill(pid)
     _kill_strays(set())
-    return found
+    return output
 
 
 def _kill(pid: int) -> int:
@@ -237,24 +237,24 @@ class RewardWork:
 
     def load(self, report: Callable[[str], None]) -> Any:
         """Loads the functions; gives their signatures."""
-        found, modules = {}, dict[str, ModuleType]()
+        signatures, modules = {}, dict[str, ModuleType]()
         for name, source in self.sources.items():
             report(f"reward {name}" + (f" of {source[0]}" if isinstance(source, tuple) else ""))
             try:
                 self.functions[name] = _load(source, modules)
-                found[name] = astuple(signature(self.functions[name]))
+                signatures[name] = astuple(signature(self.functions[name]))
             except BaseException as error:  # user code may raise anything
                 raise UserError(
                     f"reward {name}: {describe(error)}: expected a reward function that can be loaded; fix it"
                 ) from error
-        return found
+        return signatures
 
     def work(self, channel: socket.socket) -> None:
         """Receives jobs as parcels and returns values as JSON, which is safe to read."""
         printed = ProcessOutput("a reward")
         held = limit_memory(self.memory_mib)
         provided = {name: signature(function).provided for name, function in self.functions.items()}
-        own = os.getpid()
+        pid = os.getpid()
         runner = asyncio.Runner()  # one event loop for all calls, so that connections opened in it stay usable
         while True:
             try:
@@ -266,7 +266,7 @@ class RewardWork:
             printed.begin_call()
             reply = _answer(message, self.functions, provided, runner.run)
             del message
-            if os.getpid() != own:  # a function that forked returns in both processes
+            if os.getpid() != pid:  # a function that forked returns in both processes
                 os._exit(0)
             printed.end_call()
             send_frame(channel, dumps(reply | {"grown": _data_mib() - held}).encode())
@@ -290,20 +290,20 @@ def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
         function = function(**arguments)
     if not callable(function):
         raise TypeError(f"expected {name} to be a function, got {function!r}")
-    found: Callable[..., Any] = function
-    return found
+    reward: Callable[..., Any] = function
+    return reward
 
 
 def load_object(source: Source, modules: dict[str, ModuleType]) -> Any:
     """Unpacks an object, or takes it from its file; `modules` has the files that were imported so far."""
     if isinstance(source, bytes):
         return unpack(source)
-    path, name, _, *given = source
+    path, name, _, *rest = source
     if path not in modules:
-        code = given[0] if given else read_code(Path(path))
+        code = rest[0] if rest else read_code(Path(path))
         modules[path] = import_code(path, code, f"reward_file_{len(modules)}")
     if not hasattr(modules[path], name):
-        there = [known for known, value in vars(modules[path]).items() if callable(value) and known[0] != "_"]
+        there = [key for key, value in vars(modules[path]).items() if callable(value) and key[0] != "_"]
         raise AttributeError(f"expected {name!r} in {path}, which has {', '.join(there) or 'no functions'}")
     return getattr(modules[path], name)
 
@@ -327,9 +327,9 @@ def _answer(
     try:
         name, per_step, state, arguments, completions = unpack(message)
         function, names = functions[name], provided[name]
-        found = call(function, arguments, completions, provided=names, state=state, per_step=per_step, run=run)
-        values = [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in found.values]
-        return {"values": values, "extra": found.extra, "metrics": found.metrics}
+        called = call(function, arguments, completions, provided=names, state=state, per_step=per_step, run=run)
+        values = [{"invalid": str(v.reason)} if isinstance(v, Invalid) else v for v in called.values]
+        return {"values": values, "extra": called.extra, "metrics": called.metrics}
     except WrongCountError as error:
         return {"error": f"gave a wrong result: {error}", "of_call": True}
     except BaseException as error:  # noqa: BLE001  user code: report any exception, never turn it into a reward

@@ -15,7 +15,6 @@ from grouprl.record.read import RecordedGroup, read_rollouts, read_run
 from grouprl.rewards.configured import beside_recorded, check_rewards, configured_rewards, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
-from grouprl.run.terminal import Terminal
 from grouprl.tasks import Task, load_task
 from grouprl.tools.check_reward.findings import (
     KindScores,
@@ -30,6 +29,7 @@ from grouprl.tools.check_reward.findings import (
 )
 from grouprl.tools.check_reward.screen import show
 from grouprl.tools.check_reward.trials import KINDS, RECORDED, score_trials, trial_completions
+from grouprl.trainer.terminal import Terminal
 from grouprl.types import UserError
 
 __all__ = ["KINDS", "KindScores", "RewardCheck", "RewardFacts", "check_reward", "trial_completions", "try_rewards"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from grouprl.models.prompts import authored_completion
 from grouprl.rewards.scorer import Scorer
-from grouprl.run.terminal import Advance
+from grouprl.run.display import Advance
 from grouprl.tasks.answers import final_text, same_value
 from grouprl.types import Group, Problem, RewardOutcome
 

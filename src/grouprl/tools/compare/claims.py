@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
@@ -24,14 +23,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from grouprl.config.comparison import Claim
 from grouprl.evaluation.paired import ProblemResults
 from grouprl.files import is_number
-from grouprl.record.layout import RunDirectory
+from grouprl.record.queries import wrong_lengths
 from grouprl.record.read import RecordedRun
-from grouprl.record.rollouts import open_recorded
 from grouprl.tools.compare.inference import CrossedDifference, crossed_difference, holm, simultaneous_confidence
 from grouprl.tools.compare.read import RecordedComparison, Variant, run_metrics, summed
+from grouprl.tools.compare.settings import Claim
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured yet"]
 Values = Mapping[str, float]  # by problem, or one value of the whole run
@@ -223,8 +221,9 @@ def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
     totals = spent(run, claim.at)
     if claim.measure in ("accuracy", "speed"):
         return _held_out(claim, run, totals, limit)
-    steps, values = _wrong_lengths(run) if claim.measure == "wrong_length" else run.column(claim.measure)
-    reached = [value for step, value in zip(steps, values, strict=True) if totals.get(step, math.inf) <= limit]
+    is_of_wrong = claim.measure == "wrong_length"
+    pairs = wrong_lengths(run.directory) if is_of_wrong else zip(*run.column(claim.measure), strict=True)
+    reached = [value for step, value in pairs if totals.get(step, math.inf) <= limit]
     tenth = max(1, len(reached) // _TENTH)
     if reached:
         return {_WHOLE_RUN: fmean(reached[-tenth:]) - (fmean(reached[:tenth]) if claim.grows else 0.0)}
@@ -252,13 +251,3 @@ def _held_out(claim: Claim, run: RecordedRun, totals: Mapping[int, float], limit
         result_P = values_PX[:, -1]
     start_P = values_PX[:, 0] if claim.grows else np.zeros(len(names))
     return dict(zip(names, (result_P - start_P).tolist(), strict=True))
-
-
-def _wrong_lengths(run: RecordedRun) -> tuple[list[int], list[float]]:
-    """The steps with wrong completions, and their mean length in tokens."""
-    if not RunDirectory(run.directory).rollouts.is_file():
-        return [], []
-    query = "SELECT step, AVG(length) FROM completions WHERE correct = 0 GROUP BY step ORDER BY step"
-    with closing(open_recorded(run.directory)) as database:
-        rows = database.execute(query).fetchall()
-    return [step for step, _ in rows], [mean for _, mean in rows]

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from grouprl.config.comparison import Claim, Stage
 from grouprl.evaluation.paired import Difference, ProblemResults, mean_by_problem, paired_by_name
 from grouprl.evaluation.statistics import mean_interval
 from grouprl.files import is_number, read_json
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedRun, read_run, read_summary
+from grouprl.tools.compare.settings import Claim, Stage
 from grouprl.types import UserError
 
 COMPARISON_FILE = "comparison.json"

@@ -13,7 +13,6 @@ from grouprl.files import is_number
 from grouprl.leaves import find_leaf
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.record.layout import RunDirectory
-from grouprl.run.verdict import counted
 from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_table
 from grouprl.tools.compare.read import (
     THRESHOLD,
@@ -31,6 +30,7 @@ from grouprl.tools.compare.read import (
     time_parts,
     totals,
 )
+from grouprl.trainer.verdict import counted
 
 CURVES = (
     *("accuracy", "reward", "kl", "completions/mean_length", "entropy"),

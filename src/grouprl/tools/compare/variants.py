@@ -21,23 +21,24 @@ from typing import Any
 
 from grouprl.config.checks import check_sections
 from grouprl.config.command_line import config_of
-from grouprl.config.comparison import STAGE, CompareConfig
 from grouprl.config.own_algorithm import is_in_file
 from grouprl.config.run import RunConfig, load_config
-from grouprl.config.supervised import DpoConfig, RewardModelConfig, SftConfig, SupervisedConfig
+from grouprl.leaves import LeafNames
 from grouprl.record.files import atomic_write_text, json_text, remove
 from grouprl.record.layout import RunDirectory, lock_directory, model_at
 from grouprl.record.read import read_run
 from grouprl.rewards.configured import configured_rewards
+from grouprl.run.code import refuse_changed_algorithm
+from grouprl.run.display import Advance
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
-from grouprl.run.terminal import Advance, Terminal
-from grouprl.run.trust import refuse_changed_algorithm
-from grouprl.run.verdict import counted, verdict
 from grouprl.tasks import load_task
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_folder
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
+from grouprl.tools.compare.settings import STAGE, CompareConfig
+from grouprl.trainer.terminal import Terminal
+from grouprl.trainer.verdict import counted, verdict
 from grouprl.types import UserError
 
 Resolve = Callable[[Sequence[str]], RunConfig]
@@ -45,7 +46,7 @@ Resolve = Callable[[Sequence[str]], RunConfig]
 
 _PLACE = ("name", "runs_dir")  # settings that locate a run and do not affect its results
 _DECIDED = (*_PLACE, "seed", "out")  # settings that the comparison decides
-_SUPERVISED: dict[str, type[SupervisedConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "reward-model": RewardModelConfig}
+_SUPERVISED = LeafNames("supervised", {})  # configurations by verb
 
 POLL_SECONDS = 0.3
 _END_SECONDS = 600.0  # a run that is asked to stop finishes its step and saves
@@ -56,14 +57,14 @@ class PlannedRun:
     """One run of a comparison, or one stage of it."""
 
     variant: str
-    config: RunConfig | SupervisedConfig
+    config: RunConfig | Any  # that of a run, or of supervised training
     verb: str = "train"
     needs: PlannedRun | None = None  # the stage before it
 
     @property
     def directory(self) -> Path:
         """The run directory."""
-        return Path(self.config.runs_dir) / self.config.name
+        return Path(self.config.runs_dir, self.config.name)
 
     @property
     def finished(self) -> bool:
@@ -190,7 +191,7 @@ def _commands(config: CompareConfig, variant: str, seed: int) -> Iterator[tuple[
         yield name, verb, [*(common if verb == "train" else ()), *given]
 
 
-def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> RunConfig | SupervisedConfig:
+def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Any:
     """The configuration of a command; without `resolve` as long as the models that it names are not there."""
     if verb != "train":
         made = config_of(_SUPERVISED[verb], [*given, "out=null"])

@@ -8,24 +8,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grouprl.config.yaml_text import read_yaml
-from grouprl.tools.imported import trl_parts, trl_rules, verl_rules
+from grouprl.tools.imported import trl_rules, verl_rules
 from grouprl.tools.imported.table import Entry, Outcome, read_table
 
-TRL: Mapping[str, Entry] = MappingProxyType(read_table("trl.yaml", vars(trl_rules) | vars(trl_parts)))
+TRL: Mapping[str, Entry] = MappingProxyType(read_table("trl.yaml", vars(trl_rules)))
 """Key -> entry. A key that is missing is unsupported."""
 
-RENAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "torch_dtype": "dtype",
-        "evaluation_strategy": "eval_strategy",
-        "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
-        "vllm_max_model_len": "vllm_max_model_length",
-        "hub_model_revision": "hub_revision",
-        "wandb_project": "project",
-        "per_gpu_train_batch_size": "per_device_train_batch_size",
-    }
-)
+_NAMES = read_yaml((Path(__file__).parent / "names.yaml").read_bytes())
+RENAMED: Mapping[str, str] = MappingProxyType(_NAMES["renamed"])
 """The older name of a key, or open-r1's, -> the name that TRL has now."""
+
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(_NAMES["others"])
+"""Names that no table has: of other libraries, and those that people use -> what they are here."""
 
 _SAME_ROWS = "does not change which rows are trained"
 

@@ -51,13 +51,8 @@ class ImportedRecipe:
     @property
     def missing(self) -> tuple[str, ...]:
         """What a run still needs and the file does not name: model, task, rewards."""
-        firsts = {key.partition(".")[0] for key in self.changes}
-        found = {
-            "model": "model.path" in self.changes,
-            "task": "task.path" in self.changes,
-            "reward": "rewards" in firsts,
-        }
-        return tuple(name for name, is_there in found.items() if not is_there)
+        needs = {"model": "model.path", "task": "task.path", "reward": "rewards"}
+        return tuple(name for name, key in needs.items() if key not in self.changes)
 
     def text(self, origin: str) -> str:
         """The recipe as YAML, with its origin in a comment."""
@@ -82,14 +77,14 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
             raise UserError(f"{older}: expected one name of the key, got {new} too, its newer name: remove one")
     values = {new: foreign.values[key] for new, key in written.items()}
     defaults = {key: entry.default for key, entry in entries.items()}
-    given = Given(resolve(values, defaults) if foreign.library == "verl" else values, defaults, world)
-    values = {key: _fitted(written[key], defaults.get(key), one) for key, one in given.named.items()}
+    values = resolve(values, defaults) if foreign.library == "verl" else values
+    values = {key: _fitted(written[key], defaults.get(key), one) for key, one in values.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
-    given = replace(given, named={key: one for key, one in values.items() if key not in skipped})
+    given = Given({key: one for key, one in values.items() if key not in skipped}, entries, world)
     base = "ppo" if given.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
     lines = tuple(
         Line(written.get(key, key), value, key in written, _outcome(entries, key, value, given))
-        for key, value in {**given.defaults, **values}.items()
+        for key, value in {**defaults, **values}.items()
     )
     while found := _refused(lines, base):
         lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
@@ -176,10 +171,10 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
     except UndecidedValue as error:
         return unsupported(str(error))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        found = {one: (given.named[one], given.defaults[one]) for one in given.asked if one in given.named}
+        found = {one: (given.named[one], entries[one].default) for one in given.asked if one in given.named}
         wrong = [one for one, (value, default) in found.items() if type(value) is not type(default)]
         key = wrong[0] if wrong else key
-        wanted, got = given.defaults[key], given.named.get(key, value)
+        wanted, got = entries[key].default, given.named.get(key, value)
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
         return unsupported(undecided(key, value))

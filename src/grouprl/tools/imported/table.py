@@ -1,17 +1,24 @@
-"""What becomes of a foreign key: the values that are given, the rules that judge them, and the verdicts.
+"""What becomes of a foreign key: the values of a configuration, the rules that judge them, and the verdicts.
 
-The keys of a library are in a YAML file beside this one, a row for each: the default there, what the key is here, and
-the name of its rule with its arguments.
+The keys of a library are in a YAML file beside this one, a row for each: the default there, what the key is here, then
+the name of its rule with arguments, or cases. The first case whose conditions hold has the verdict:
+
+    {if: {KEY: TEST}, VERDICT: settings here or words, words: said beside it}
+
+KEY may be `value`, the key's own, or a function of the library's rules. TEST is a value, a list of values, `set` or
+`unset` (as Python's truth), {not: a value or values}, {above: number} or {below: number}; `named: KEY` asks whether the
+file names a key. `=KEY` is the value of a key, {KEY} is that in a text. `because` with a changed setting gives "theirs
+-> ours: why", where `theirs` is the value unless the case says it. `rule` hands on to a rule. No case = equal.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from grouprl.config.yaml_text import read_yaml
 
@@ -34,13 +41,13 @@ class Given:
     """The values of a foreign configuration by key: those that it names, over the defaults there."""
 
     named: Mapping[str, Any]  # `Unknown` where the file does not decide a value
-    defaults: Mapping[str, Any]
+    entries: Mapping[str, Entry]
     world: int = 1  # processes that train
     asked: list[str] = field(default_factory=list)  # the keys that the current rule has read
 
     def __getitem__(self, key: str) -> Any:
         self.asked.append(key)
-        value = self.named[key] if key in self.named else self.defaults[key]
+        value = self.named[key] if key in self.named else self.entries[key].default
         if isinstance(value, Unknown):
             raise UndecidedValue(f"depends on {key}, which {undecided(key, value)}")
         return value
@@ -68,7 +75,7 @@ class Entry:
     rule: Rule
 
 
-# Rules of single keys: from the first two columns of a row and the arguments of the rule.
+# Rules by name: from the first two columns of a row and the arguments of the rule.
 
 
 def same(_: Any, key: str, *off: Any) -> Rule:
@@ -76,15 +83,20 @@ def same(_: Any, key: str, *off: Any) -> Rule:
     return lambda _, value: Outcome("equal", {} if value in (None, *off) else {key: value})
 
 
+def number(_: Any, key: str) -> Rule:
+    """A key with the same meaning here, where it is no whole number."""
+    return lambda _, value: Outcome("equal", {key: float(value)})
+
+
+def every(_: Any, here: str, key: str) -> Rule:
+    """A count; below 1 there are none."""
+    return lambda _, value: Outcome("equal", {key: max(0, value)})
+
+
 def also_learned(default: Any, key: str) -> Rule:
     """A setting that other libraries apply to sampling alone."""
-
-    def rule(_: Given, value: Any) -> Outcome:
-        if value == default:
-            return Outcome("equal")
-        return Outcome("changed", {key: value}, "TRL and verl apply it to sampling only; here the learner has it too")
-
-    return rule
+    words = "TRL and verl apply it to sampling only; here the learner has it too"
+    return lambda _, value: Outcome("equal") if value == default else Outcome("changed", {key: value}, words)
 
 
 def idle(_: Any, why: str) -> Rule:
@@ -96,54 +108,30 @@ def only(default: Any, why: str, *others: Any) -> Rule:
     """A key whose default is what happens here, whatever the recipe; any other value is unsupported."""
 
     def rule(_: Given, value: Any) -> Outcome:
-        if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in (default, *others)):
-            return Outcome("equal", words=why)
-        return Outcome("unsupported", words=why)
+        fits = any(
+            value == usual and isinstance(value, bool) == isinstance(usual, bool) for usual in (default, *others)
+        )
+        return Outcome("equal" if fits else "unsupported", words=why)
 
     return rule
 
 
-def in_random_order(_: Any, why: str) -> Rule:
-    """Whether the data is shuffled, which is so here in any case."""
-    return lambda _, value: (
-        Outcome("equal") if value else changed("the order of the file", {}, "a random order, from seed")
-    )
-
-
-def choice(_: Any, here: str, known: Mapping[Any, Mapping[str, Any]]) -> Rule:
+def choice(_: Any, here: str, settings: Mapping[Any, Mapping[str, Any]]) -> Rule:
     """A key with a few values, each with its settings here."""
 
     def rule(_: Given, value: Any) -> Outcome:
-        found = [ours for theirs, ours in known.items() if theirs == value and type(theirs) is type(value)]
-        return Outcome("equal", found[0]) if found else unsupported(f"expected one of {listed(known)}")
+        ours = next((ours for theirs, ours in settings.items() if theirs == value), None)
+        return Outcome("equal", ours) if ours is not None else unsupported(f"expected one of {listed(settings)}")
 
     return rule
 
 
-def sets(_: Any, here: str, ours: Mapping[str, Any]) -> Rule:
-    """A switch with its settings here."""
-    return lambda _, is_on: Outcome("equal", ours if is_on else {})
+def as_key(_: Any, here: str, key: str) -> Rule:
+    """A key that is judged as another."""
+    return lambda given, value: given.entries[key].rule(given, value)
 
 
-def noted(_: Any, here: str, words: str) -> Rule:
-    """A key whose meaning another key carries."""
-    return lambda _, value: Outcome("equal", words=words if value else "")
-
-
-def differs(_: Any, here: str, why: str) -> Rule:
-    """A key for which something else happens here, unless it is null."""
-    return lambda _, value: Outcome("equal") if value is None else changed(value, {}, why)
-
-
-def refuses(_: Any, here: str, words: str) -> Rule:
-    """A key that only null is supported of."""
-    return lambda _, value: Outcome("equal") if value is None else unsupported(words)
-
-
-_MAKERS = {
-    make.__name__: make
-    for make in (same, also_learned, idle, only, in_random_order, choice, sets, noted, differs, refuses)
-}
+_KINDS = {kind.__name__: kind for kind in (same, number, every, also_learned, idle, only, choice, as_key)}
 
 
 def read_table(name: str, rules: Mapping[str, Any]) -> dict[str, Entry]:
@@ -151,13 +139,84 @@ def read_table(name: str, rules: Mapping[str, Any]) -> dict[str, Entry]:
     entries = {}
     for key, row in read_yaml((Path(__file__).parent / name).read_bytes()).items():
         if isinstance(row, list):
-            default, here, rule, *arguments = row
-            made = _MAKERS[rule](default, here, *arguments) if rule in _MAKERS else partial(rules[rule], *arguments)
-            entries[key] = Entry(default, here, made)
+            default, here, *judges = row
+            entries[key] = Entry(default, here, _rule(default, here, judges, rules))
         else:
             defaults = row if isinstance(row, dict) else dict.fromkeys(row.split())
-            entries |= {one: Entry(default, key, idle(default, key)) for one, default in defaults.items()}
+            entries |= {idle_key: Entry(default, key, idle(default, key)) for idle_key, default in defaults.items()}
     return entries
+
+
+def _rule(default: Any, here: str, judges: Sequence[Any], rules: Mapping[str, Any]) -> Rule:
+    """The rule of a row, from the name of a kind or of a function and its arguments, or from cases."""
+    name, *arguments = judges
+    if isinstance(name, Mapping):
+        cases = [(case, _rule(default, here, case["rule"], rules) if "rule" in case else None) for case in judges]
+        return lambda given, value: _judge(cases, Reading(given, value, rules))
+    if name in _KINDS:
+        return _KINDS[name](default, here, *arguments)
+    return partial(rules[name], *arguments)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the cases of a key read: its value, other keys, and numbers that the library's rules compute of them."""
+
+    given: Given
+    value: Any
+    rules: Mapping[str, Any]
+
+    def read(self, name: str) -> Any:
+        """The value of a name in a case."""
+        if name == "value":
+            return self.value
+        return self.given[name] if name in self.given.entries else self.rules[name](self.given)
+
+    def filled(self, template: Any) -> Any:
+        """A value of a case with the names in it replaced."""
+        if isinstance(template, list):
+            return [self.filled(part) for part in template]
+        if not isinstance(template, str):
+            return template
+        if template.startswith("="):
+            return self.read(template[1:])
+        return re.sub(r"\{([\w.]+)\}", lambda match: str(self.read(match[1])), template)
+
+    def holds(self, name: str, test: Any) -> bool:
+        """Whether a condition of a case holds."""
+        if name == "named":
+            return test in self.given.named
+        value = self.read(name)
+        match test:
+            case "set" | "unset":
+                return bool(bool(value) == (test == "set"))
+            case {"above": limit}:
+                return bool(value > self.filled(limit))
+            case {"below": limit}:
+                return bool(value < self.filled(limit))
+            case {"not": list(values)}:
+                return value not in {*self.filled(values)}
+            case {"not": other}:
+                return bool(value != other)
+            case list():
+                return value in {*test}
+        return bool(value == test)
+
+
+def _judge(cases: Sequence[tuple[Mapping[str, Any], Rule | None]], reading: Reading) -> Outcome:
+    for case, rule in cases:
+        if not all(reading.holds(name, test) for name, test in case.get("if", {}).items()):
+            continue
+        if rule is not None:
+            return rule(reading.given, reading.value)
+        verdict: TaskVerdict = next(verdict for verdict in get_args(TaskVerdict) if verdict in case)
+        if isinstance(case[verdict], str):
+            return Outcome(verdict, words=reading.filled(case[verdict]))
+        ours = {key: reading.filled(setting) for key, setting in case[verdict].items()}
+        if "because" in case:
+            return changed(reading.filled(case.get("theirs", "{value}")), ours, reading.filled(case["because"]))
+        return Outcome(verdict, ours, reading.filled(case.get("words", "")))
+    return Outcome("equal")
 
 
 def undecided(key: str, value: Unknown) -> str:

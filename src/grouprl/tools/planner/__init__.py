@@ -1,6 +1,6 @@
-"""Estimates memory and time of a run before anything is loaded, and lists what this machine has.
+"""Estimates memory of a run, and its time on this CPU, before anything is loaded; lists what this machine has.
 
-In: shapes of a model and a step, rates of a machine. Out: bytes and seconds. Never loads a model.
+In: shapes of a model and a step. Out: bytes and seconds. Never loads a model.
 """
 
 from grouprl.tools.planner.memory import GRPO, PPO, MemoryPlan, Networks, StepShape, plan_memory

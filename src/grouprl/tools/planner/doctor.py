@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import PolicyConfig, RunConfig
+from grouprl.forward.precision import is_emulated
+from grouprl.forward.products import STRICTER, Sizes, equal_rows
+from grouprl.forward.workers import one_thread
 from grouprl.leaves import find_leaf
-from grouprl.models.precision import is_emulated
-from grouprl.models.products import STRICTER, Sizes, equal_rows
-from grouprl.models.workers import one_thread
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
 from grouprl.tools.planner.screen import plan_run
 from grouprl.tools.planner.time import USUAL_PROMPT
@@ -125,7 +125,7 @@ def _equal_rows(topic: str, sizes: Sizes) -> Iterator[DoctorLine]:
 
 def _model(path: str) -> Iterator[DoctorLine]:
     config = RunConfig(model=PolicyConfig(path=path, device="cpu"))
-    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None, rates=None)
+    plan = plan_run(config, prompt_tokens=USUAL_PROMPT, available=None)
     step, pace = plan.step, plan.pace
     assert pace is not None
     said = (

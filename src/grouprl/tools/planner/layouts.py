@@ -17,14 +17,7 @@ from rich.console import Console
 
 from grouprl.config.run import RunConfig
 from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
-from grouprl.tools.planner.memory import (
-    FLOAT32,
-    SIZES,
-    MemoryPlan,
-    Networks,
-    StepShape,
-    plan_memory,
-)
+from grouprl.tools.planner.memory import FLOAT32, SIZES, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.tools.planner.screen import GIB, most, networks_of, step_of, table_of
 from grouprl.tools.planner.shapes import ModelShape, shape_of
 from grouprl.types import UserError, unknown_name

@@ -25,7 +25,6 @@ class Rates:
 
     flops: float  # floating-point operations per second, in products of the computation's dtype
     bandwidth: float  # bytes read per second
-    source: str  # origin of the numbers, as text
 
 
 def total_memory(device_type: str) -> int:
@@ -49,15 +48,6 @@ def free_memory(device_type: str) -> int:
     return total_memory("cpu")
 
 
-def measured_rates(device_type: str, dtype: str, size: float) -> Rates:
-    """Measures the rates of this machine, the best of several repetitions; `size` = bytes that are read repeatedly."""
-    return Rates(
-        flops=product_rate(device_type, dtype),
-        bandwidth=_read_rate(device_type, size),
-        source=f"measured here, {dtype} on {device_type}",
-    )
-
-
 def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | None = None) -> float:
     """Measures the FLOPs per second of a large matrix product.
 
@@ -76,7 +66,7 @@ def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | Non
     return count * 2 * rows * inner * outer / _best(products, device_type)
 
 
-def _read_rate(device_type: str, size: float) -> float:
+def read_rate(device_type: str, size: float) -> float:
     """Measures the bytes per second of summing a block of about `size` bytes."""
     block = min(_BLOCKS[device_type], key=lambda block: abs(math.log(block / size)))
     values = torch.ones(block // 4, device=device_type)

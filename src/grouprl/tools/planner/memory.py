@@ -15,8 +15,8 @@ from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from grouprl.models.logprobs import ARRAYS, CHUNK_ELEMENTS
-from grouprl.models.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
+from grouprl.forward.logprobs import ARRAYS, CHUNK_ELEMENTS
+from grouprl.forward.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
 from grouprl.rollout.native import SLOTS
 from grouprl.tools.planner.shapes import ModelShape
 from grouprl.types import UserError
@@ -32,7 +32,7 @@ FLOAT32 = 4  # bytes of weights of adapters, value heads and reward models, of n
 SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": FLOAT32, "bfloat16": 2})
 # Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
 _NF4 = 1 / 2 + (1 + 4 / 256) / 64
-_BYTE = 1 + 4 / 256  # bytes of a number of a moment in 8bit: 256 share a scale (learner/library_adamw.py)
+_BYTE = 1 + 4 / 256  # bytes of a number of a moment in 8bit: 256 share a scale (lean/library_adamw.py)
 _KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (kernels/functions.py)
 COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
 """Models of four sizes for which GRPO is compared with PPO."""

@@ -1,10 +1,9 @@
-"""`grouprl plan` shows memory and time of a run on one screen, before anything is loaded."""
+"""`grouprl plan` shows the memory of a run, and its time on this CPU, on one screen before anything is loaded."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -13,21 +12,14 @@ from rich.table import Table
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
-from grouprl.learner.library_adamw import refuse_paged
-from grouprl.models.precision import faster_dtype
-from grouprl.models.recompute import recomputes
+from grouprl.forward.precision import faster_dtype
+from grouprl.forward.recompute import recomputes
+from grouprl.learner.optimizer import refuse_paged
 from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
-from grouprl.tools.planner.machine import Rates, measured_rates, total_memory
-from grouprl.tools.planner.memory import (
-    BLOCKS,
-    PARTS,
-    MemoryPlan,
-    Networks,
-    StepShape,
-    plan_memory,
-)
+from grouprl.tools.planner.machine import read_rate, total_memory
+from grouprl.tools.planner.memory import BLOCKS, PARTS, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.tools.planner.shapes import ModelShape, shape_of
-from grouprl.tools.planner.time import Pace, PromptSizes, StepTime, floor_of_step, measured_pace
+from grouprl.tools.planner.time import Pace, PromptSizes, measured_pace
 from grouprl.types import UserError
 
 GIB = 1 << 30
@@ -45,8 +37,6 @@ class RunPlan:
     available: int  # bytes
     largest_group: int  # completions that fit; 0 = none
     longest_completion: int  # tokens that fit; 0 = none
-    time: StepTime | None  # lower bound; None = no rates
-    rates: Rates | None
     pace: Pace | None  # an estimate; None = not of this machine's CPU
 
     @property
@@ -60,7 +50,6 @@ def plan_run(
     *,
     prompt_tokens: int,
     available: int | None,
-    rates: Rates | None,
     sizes: PromptSizes | None = None,
 ) -> RunPlan:
     """Makes the plan of a configuration.
@@ -69,7 +58,6 @@ def plan_run(
         config: the run; it reads only config.json of the model.
         prompt_tokens: length of the longest prompt, which the configuration does not contain.
         available: bytes; None = the memory of this machine's GPU, or of this machine.
-        rates: rates of the machine; None = measured here, if it has the device of the configuration.
         sizes: what is known of the prompts; None = all are as long, and share nothing.
 
     Raises:
@@ -86,10 +74,9 @@ def plan_run(
     if available is None:
         available = total_memory(step.device)
     pace = None
-    if rates is None and (step.device == "cpu" or torch.cuda.is_available()):
-        rates = measured_rates(step.device, step.dtype, memory.networks.policy + memory.rollout.cache)
-        if step.device == "cpu":
-            pace = measured_pace(config, shape, networks, step, rates.bandwidth, sizes)
+    if step.device == "cpu":
+        bandwidth = read_rate("cpu", memory.networks.policy + memory.rollout.cache)
+        pace = measured_pace(config, shape, networks, step, bandwidth, sizes)
     return RunPlan(
         shape=shape,
         networks=networks,
@@ -98,10 +85,6 @@ def plan_run(
         available=available,
         largest_group=largest_group(step, available, peak),
         longest_completion=longest_completion(step, available, peak),
-        time=None
-        if rates is None
-        else floor_of_step(shape, networks, step, rates, passes=config.algorithm.updates.passes),
-        rates=rates,
         pace=pace,
     )
 
@@ -163,12 +146,9 @@ def parse_memory(text: str) -> int:
 
 
 def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:
-    """Prints one plan: memory by part, what fits, the least time of a step."""
+    """Prints one plan: memory by part, what fits, the time on this CPU."""
     if as_json:
-        found = asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **plan.memory.sums}
-        if plan.time is not None:
-            found["time"]["total"] = plan.time.total
-        print(json.dumps(found))
+        print(json.dumps(asdict(plan) | {"fits": plan.fits, "parameters": plan.shape.parameters, **plan.memory.sums}))
         return
     console = console or Console(highlight=False)
     step, shape = plan.step, plan.shape
@@ -182,15 +162,9 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
     verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
     console.print(f"\nThe peak of {_gib(plan.memory.peak)} GiB {verdict} {_gib(plan.available)} GiB.")
     console.print(f"Largest group that fits: {most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
-    console.print(f"Longest completion that fits: {most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n")
-    if plan.time is None or plan.rates is None:
-        console.print("Time: set the rates of the target machine with --flops and --bandwidth.")
-        return
-    console.print(_time_table(plan.time))
     console.print(
-        f"[dim]A floor: matrix products at {_si(plan.rates.flops)}FLOP/s and reads at {_si(plan.rates.bandwidth)}B/s "
-        f"({plan.rates.source}), every completion at its longest. A real step takes longer. Memory counts "
-        "tensors; a process needs about 0.4 GiB more.[/]"
+        f"Longest completion that fits: {most(plan.longest_completion, MOST_TOKENS, 'tokens')}.\n"
+        "[dim]Memory counts tensors, every completion at its longest; a process needs about 0.4 GiB more.[/]"
     )
     if (pace := plan.pace) is not None:
         few, many = (f"{seconds / 60:,.1f}" for seconds in pace.seconds)
@@ -206,15 +180,9 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
 def _memory_table(plan: MemoryPlan) -> Table:
     table = table_of("memory", "GiB")
     for name, parts in plan.blocks.items():
-        shown = {PARTS[part]: _gib(size) for part, size in parts.items()}
-        _add_sum(table, BLOCKS[name], _gib(plan.sums[name]), shown)
-    return table
-
-
-def _time_table(found: StepTime) -> Table:
-    table = table_of("least time of a step", "seconds")
-    phases = {name.replace("_", " "): f"{seconds:,.3g}" for name, seconds in asdict(found).items() if seconds}
-    _add_sum(table, "step", f"{found.total:,.3g}", phases)
+        for part, size in parts.items():
+            table.add_row(f"  {PARTS[part]}", f"[dim]{_gib(size)}[/]")
+        table.add_row(f"[bold]{BLOCKS[name]}[/]", f"[bold]{_gib(plan.sums[name])}[/]", end_section=True)
     return table
 
 
@@ -227,12 +195,6 @@ def table_of(first: str, *others: str) -> Table:
     return table
 
 
-def _add_sum(table: Table, name: str, total: str, parts: Mapping[str, str]) -> None:
-    for part, value in parts.items():
-        table.add_row(f"  {part}", f"[dim]{value}[/]")
-    table.add_row(f"[bold]{name}[/]", f"[bold]{total}[/]", end_section=True)
-
-
 def most(found: int, limit: int, unit: str) -> str:
     """A number that fits; `limit` is the largest that was tried."""
     if not found:
@@ -242,10 +204,3 @@ def most(found: int, limit: int, unit: str) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:,.3f}" if size < GIB else f"{size / GIB:,.1f}"
-
-
-def _si(value: float) -> str:
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= factor:
-            return f"{value / factor:,.3g} {prefix}"
-    return f"{value:,.3g} "

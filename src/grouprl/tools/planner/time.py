@@ -1,4 +1,4 @@
-"""How long a step takes at least, and a run probably, from the matrix products and memory reads of a model's shapes.
+"""How long a run takes on this machine's CPU, from the matrix products and memory reads of a model's shapes.
 
 The floor of a step excludes attention's products, waiting, rewards and everything that is not a product or a read.
 FLOPs are 2 x weights x tokens. A phase takes max(FLOPs / rate, bytes / bandwidth). `python benchmarks/floor.py`
@@ -18,9 +18,9 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.prefix import shared_tokens
 from grouprl.models.load import load_tokenizer
 from grouprl.models.names import BUNDLED
-from grouprl.models.prefix import shared_tokens
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.tasks import load_task
 from grouprl.tools.planner.machine import Rates, product_rate
@@ -143,7 +143,7 @@ def measured_pace(
     """Times products for a second, and estimates a run; `bandwidth`: bytes per second that this machine reads."""
     test, updates = config.evaluation, config.algorithm.updates
     rates = [
-        Rates(product_rate(step.device, step.dtype, (rows, shape.hidden, shape.intermediate)), bandwidth, "")
+        Rates(product_rate(step.device, step.dtype, (rows, shape.hidden, shape.intermediate)), bandwidth)
         for rows in (step.rows, _ROWS)
     ]
     trained = shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank)

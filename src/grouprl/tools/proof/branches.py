@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grouprl.config.run import RunConfig
-from grouprl.models.attention import is_packed
+from grouprl.forward.attention import is_packed
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts
 from grouprl.record.branches import Branch, BranchedCompletion, BranchedToken
+from grouprl.record.queries import recorded_verdicts
 from grouprl.record.read import RecordedGroup, read_rollouts
-from grouprl.record.rollouts import recorded_verdicts
 from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
 from grouprl.rewards.functions import WeightedReward
-from grouprl.rollout.branches import BranchEngine, ReadCompletion
 from grouprl.rollout.engine import Request, structured_sampling
 from grouprl.run.assemble import problem_order
 from grouprl.tasks import Task, load_task
 from grouprl.tasks.curriculum import PassRates, Visit, update
 from grouprl.tasks.held_out import trained_on_the_rest
+from grouprl.tools.proof.branch_engine import BranchEngine, ReadCompletion
 from grouprl.tools.proof.replay import learner_before
 from grouprl.types import Completion, Group, RewardOutcome, Sampling, UserError, unknown_name
 

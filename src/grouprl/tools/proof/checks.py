@@ -19,11 +19,11 @@ from grouprl.algorithms import group_advantages
 from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LoraConfig, RunConfig
+from grouprl.forward.precision import autocast
 from grouprl.learner import Learner, ScoredGroups, make_batch
 from grouprl.learner.packs import make_packs, pack_forward
 from grouprl.models.adapters import add_adapter, has_adapter
 from grouprl.models.load import load_model
-from grouprl.models.precision import autocast
 from grouprl.models.save import save_model
 from grouprl.models.verify import plain_logprobs
 from grouprl.tools.proof.replay import make_update

@@ -9,11 +9,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.attention import attention_layers, is_packed
+from grouprl.forward.precision import resolve_device
 from grouprl.models.adapters import linear_layers
-from grouprl.models.attention import attention_layers, is_packed
 from grouprl.models.load import check_tokens, context_length, end_token_ids, load_model, load_tokenizer
 from grouprl.models.names import ALL_LINEAR
-from grouprl.models.precision import resolve_device
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import folds_system, hidden_tags
 from grouprl.models.verify import TOLERANCE, gap_to_own

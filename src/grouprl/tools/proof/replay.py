@@ -9,22 +9,24 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from grouprl.config.algorithm import refuse_missing_parts
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.metrics import Clock
 from grouprl.files import read_json
-from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record
-from grouprl.learner.teacher import Teacher
+from grouprl.forward.precision import resolve_device
+from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record, trace_updates
+from grouprl.learner.terms import PolicyTerm
+from grouprl.leaves import leaf
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.rewards.configured import (
@@ -36,7 +38,7 @@ from grouprl.rewards.configured import (
     state_before,
 )
 from grouprl.rollout.engine import structured_sampling
-from grouprl.run.assemble import make_learner, make_teacher
+from grouprl.run.assemble import loss_terms, make_learner
 from grouprl.run.machine import machine_facts
 from grouprl.run.resume import differences, newest_good
 from grouprl.step import update_policy
@@ -184,16 +186,15 @@ def _nearest_learner(run: Path, config: RunConfig, step: int) -> tuple[Learner, 
             f"{run}: expected the model that the run started with (fingerprint {known}), found another one at "
             f"{config.model.path} ({fingerprint(start)}): restore it"
         )
-    learner = make_learner(config, start, saved)
-    learner.teacher = _teacher(config, learner)
+    learner = make_learner(config, start, saved, teacher=_teacher(config, start))
     return learner, 0 if saved is None else saved[0].step
 
 
-def _teacher(config: RunConfig, learner: Learner) -> Teacher | None:
+def _teacher(config: RunConfig, policy: PreTrainedModel) -> Any | None:
     if (part := config.algorithm.distill) is None:
         return None
     task = load_task(**config.task.model_dump()) if part.reads == "solution" else None
-    return make_teacher(config, task, load_tokenizer(config.model), learner.policy)
+    return leaf("term.distill").make_teacher(config, task, load_tokenizer(config.model), policy)
 
 
 def recorded_groups(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
@@ -234,41 +235,42 @@ class _GradientSum(Optimizer):
         return super().step()
 
 
-class _PushLearner(Learner):
-    """The same learner, which also adds up minus the derivative of its loss by each token's log-prob, by row."""
+@dataclass(frozen=True)
+class _PushTerm(PolicyTerm):
+    """The same term, which also adds up minus the derivative of its loss by each token's log-prob, by row."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.__dict__.update(learner.__dict__)
-        self.rows: dict[int, list[float]] = {}
+    rows: dict[int, list[float]] = field(default_factory=dict)
 
-    def token_loss(self, tokens: TokenGrid) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `Learner.token_loss`."""
+    def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `PolicyTerm.loss`."""
         logprobs_NT = tokens.logprobs_NT.detach().requires_grad_()
         # Apart from the learner's graph, whose bits must not change.
-        loss, _ = super().token_loss(replace(tokens, logprobs_NT=logprobs_NT))
+        loss, _ = super().loss(replace(tokens, logprobs_NT=logprobs_NT), kl_coef)
         (derivative_NT,) = torch.autograd.grad(loss, logprobs_NT)
         for row, values, mask in zip(tokens.rows, derivative_NT, tokens.mask_NT, strict=True):
             own = [-value for value in values[mask].tolist()]
-            self.rows[row] = [a + b for a, b in zip(self.rows[row], own, strict=True)] if row in self.rows else own
-        return super().token_loss(tokens)
+            before = self.rows.get(row, [0.0] * len(own))
+            self.rows[row] = [a + b for a, b in zip(before, own, strict=True)]
+        return super().loss(tokens, kl_coef)
 
 
 def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     """Makes the update; the learner then has the weights after the step."""
     optimizer = learner.optimizer = _GradientSum(learner.optimizer)
-    pushing = _PushLearner(learner)
-    result = update_policy(pushing, scored, Clock("reference", "learn"))
+    push = _PushTerm(learner.algorithm)
+    learner.terms = (push, *learner.terms[1:])
+    result = update_policy(learner, scored, Clock("reference", "learn"))
     skipped = result.metrics.get("skipped_updates")
     error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
-    advantages, traces = token_record(scored.groups, scored.kept, result.tokens)
-    metrics, own = result.metrics, _in_groups(scored, pushing)
+    advantages, traces = token_record(scored.groups, scored.kept, trace_updates(learner.algorithm, result).tokens)
+    metrics, own = result.metrics, _in_groups(scored, push)
     return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
 
 
-def _in_groups(scored: ScoredGroups, pushing: _PushLearner) -> list[list[list[float]]]:
+def _in_groups(scored: ScoredGroups, push: _PushTerm) -> list[list[list[float]]]:
     found, row = [], 0
     for group, kept in zip(scored.groups, scored.kept, strict=True):
-        found.append([pushing.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
+        found.append([push.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
         row += len(group.completions) if kept else 0
     return [
         [own or [0.0] * len(one) for own, one in zip(rows, group.completions, strict=True)]
@@ -287,9 +289,9 @@ def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], upda
     """Compares each kind of value that was recorded or computed, tokens first."""
     ours, theirs = update.advantages, [group.token_advantages for group in recorded]
     found = [_difference("advantages", _flat(ours), _flat(theirs), np.float32)]
-    for name, field in _TRACED.items():
+    for name, attribute in _TRACED.items():
         here, there = (
-            [getattr(trace, field) for group in traces for trace in group]
+            [getattr(trace, attribute) for group in traces for trace in group]
             for traces in (update.traces, [group.traces for group in recorded])
         )
         if any(values is not None for values in (*here, *there)):
@@ -335,7 +337,6 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     # The ranks meet in both; they are never copied.
     other = copy.deepcopy(learner, {id(learner.ranks): learner.ranks})
     other.algorithm, other.micro_batch_tokens = new, changed.learner.micro_batch_tokens
-    other.teacher = _teacher(changed, other)
     if new.kl != old.kl:  # otherwise the coefficient may have moved since the first step
         other.kl_coef = new.kl_coef
     if new.entropy != old.entropy:
@@ -347,6 +348,7 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     elif other.reference is None:
         start = load_model(config.model, device=learner.device, weights=config.model.weights)
         other.reference = start.requires_grad_(False)
+    other.use_terms(loss_terms(new, other.policy, other.reference, other.critic, _teacher(changed, other.policy)))
     return other
 
 

@@ -18,20 +18,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
+from grouprl.forward.precision import resolve_device
 from grouprl.models.load import context_length, load_model, load_tokenizer
-from grouprl.models.precision import resolve_device
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.configured import configured_rewards
-from grouprl.rollout import NativeEngine, requests
+from grouprl.rollout import NativeEngine, make_requests
 from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import start_run
-from grouprl.run.terminal import Terminal
-from grouprl.run.train import train
 from grouprl.tasks import load_task
 from grouprl.tools.proof.checks import Check, exact_gradient, numeric_checks
+from grouprl.trainer.terminal import Terminal
+from grouprl.trainer.train import train
 from grouprl.types import UserError
 
 _PROBLEMS, _COMPLETIONS, _TOKENS = 3, 4, 32  # sampled for the checks
@@ -66,7 +66,7 @@ def _on_groups(config: RunConfig) -> Iterator[Check]:
     rollout = _short(config)
     sampling = structured_sampling(rollout.sampling, rollout.regex, start, tokenizer)
     problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
-    asked = requests(
+    asked = make_requests(
         [(problem, "selftest") for problem in problems],
         tokenizer,
         completions=_COMPLETIONS,

@@ -1,0 +1,63 @@
+"""Samples the next step on a cluster while the learner updates, so that neither waits for the other.
+
+The groups of a step are then sampled from the weights before the last update: one version behind, always, so that
+the run is the same however fast its machines are. A checkpoint holds the groups that were begun: a resumed run learns
+from the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from grouprl.files import parse, read_text
+from grouprl.rollout import Request, make_requests
+from grouprl.rollout.engine import EarlyEngine
+from grouprl.rollout.spread import completion_rows, completions_of
+from grouprl.step import StepParts
+from grouprl.tasks.curriculum import PassRates
+from grouprl.types import Group, UserError
+
+
+class Ahead:
+    """Begins the groups of steps before they are asked for."""
+
+    def __init__(self, parts: StepParts, engine: EarlyEngine, last: int) -> None:
+        """`last` is the run's last step."""
+        self._parts, self._engine, self._last = parts, engine, last
+
+    def begin(self, step: int) -> None:
+        """Begins this step and the next from the weights of now; what was begun already stays as it is."""
+        for coming in (step, step + 1):
+            if coming <= self._last:
+                self._engine.begin(self._requests(coming), self._parts.sampling)
+
+    def save(self, step: int, path: Path) -> None:
+        """Waits for the groups that were begun for this step, and writes them; writes nothing after the last step."""
+        if step <= self._last:
+            asked = self._requests(step)
+            groups = self._engine.generate(asked, self._parts.sampling)
+            self._engine.restore(asked, self._parts.sampling, groups)
+            rows = [json.dumps(completion_rows(group.completions)) + "\n" for group in groups]
+            path.write_text("".join(rows), encoding="utf-8")
+
+    def load(self, step: int, path: Path) -> None:
+        """Takes the groups that `save` wrote, if it did.
+
+        Raises:
+            UserError: the file does not have the groups of this step.
+        """
+        text = read_text(path)
+        if text is not None:
+            asked = self._requests(step)
+            try:
+                rows = [completions_of(parse(line, path)) for line in text.splitlines()]
+                groups = [Group(one.problem, one.prompt_ids, row) for one, row in zip(asked, rows, strict=True)]
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{path}: expected the groups of step {step}, got {error}: restore the file") from error
+            self._engine.restore(asked, self._parts.sampling, groups)
+
+    def _requests(self, step: int) -> list[Request]:
+        parts = self._parts
+        visits = parts.order.visits(parts.task.problems("train"), step=step, rates=PassRates())
+        return make_requests(visits, parts.tokenizer, completions=parts.group_size, longest_prompt=parts.longest_prompt)

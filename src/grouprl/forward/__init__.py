@@ -1,0 +1,1 @@
+"""Packed tokens to hidden states to log-probs: layouts, attention, shared prefixes, the chunked head, precision."""

@@ -1,0 +1,83 @@
+"""Models whose layers do not attend by layouts: each completion with its prompt is a row, in transformers' own hands.
+
+Layers that keep a state between tokens (Mamba, linear attention), or have an attention of their own, run as they are.
+Slow: the learner reads the prompt again for every completion. Right: padding stands after a row's tokens, where a
+causal model does not see it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from grouprl.forward.experts import reorder_noted
+
+_STATES = ("past_key_values", "cache_params", "state")  # names of the argument for what was read
+
+
+def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Tensor:
+    """Last hidden states [S, H] of the packed tokens of a `TreeLayout`.
+
+    A prompt's states are those of its first row.
+    """
+    starts, lengths = layout.tree
+    rows = [
+        torch.cat([torch.arange(start, start + tokens) for start, tokens in spans])
+        for spans in _rows(starts.tolist(), lengths.tolist())
+    ]
+    width = max(map(len, rows))
+    index_NT = torch.stack([torch.cat([row, row.new_full((width - len(row),), -1)]) for row in rows])
+    ids_NT = input_ids_S[index_NT.clamp(min=0).to(input_ids_S.device)]
+    hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
+    place_S = _first_places(index_NT.flatten(), len(input_ids_S)).to(hidden_NTH.device)
+    reorder_noted(place_S)
+    return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, place_S))
+
+
+def _rows(starts: list[list[int]], lengths: list[list[int]]) -> Iterator[list[tuple[int, int]]]:
+    """Start and tokens of the prompt and of the completion of each row; a group may be a prompt alone."""
+    for group in (list(zip(*pair, strict=True)) for pair in zip(starts, lengths, strict=True)):
+        yield from [[group[0], span] for span in group[1:] if span[1]] or [group[:1]]
+
+
+def _first_places(index: Tensor, size: int) -> Tensor:
+    """[size]: where each of 0, 1, ... size - 1 first stands in index."""
+    places = torch.full((size,), len(index))
+    real = index >= 0
+    return places.scatter_reduce(0, index[real], torch.arange(len(index))[real], "amin")
+
+
+class _AllTokens(DynamicLayer):  # type: ignore[misc]
+    is_sliding = True  # by which masks find the layer
+
+
+def read_on(decoder: Any, ids_NT: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    """Last hidden states [N, H] after more tokens of each row, and the state after them; None = nothing was read yet.
+
+    A state may change in place. It keeps all tokens, and the model's masks choose among them: transformers would drop
+    those outside of `sliding_window`, which many architectures ignore in a full forward pass.
+    """
+    parameters = inspect.signature(decoder.forward).parameters
+    name = next(name for name in _STATES if name in parameters)
+    if (
+        state is None
+        and {"sliding_window", "attention_chunk_size"} & vars(decoder.config).keys()
+        and name == _STATES[0]
+    ):
+        state = DynamicCache(config=decoder.config)
+        state.layers = [_AllTokens() if type(layer) is DynamicSlidingWindowLayer else layer for layer in state.layers]
+    output = decoder(input_ids=ids_NT, use_cache=True, **{name: state})
+    return output.last_hidden_state[:, -1], getattr(output, name)
+
+
+def picked_rows(state: Any, index_N: Tensor) -> Any:
+    """The state of these rows, each any number of times."""
+    if isinstance(state, list):  # RWKV's
+        return [part.index_select(0, index_N) for part in state]
+    state.reorder_cache(index_N)
+    return state

@@ -1,0 +1,1 @@
+"""A leaf: files of strangers: downloads, manifests, tokenizers, the code that a run directory names."""
