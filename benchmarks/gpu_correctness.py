@@ -177,7 +177,7 @@ class Eager:
 
 
 def without_graphs() -> AbstractContextManager[object]:
-    return patch("grouprl.rollout.native.CudaGraphs", Eager)
+    return patch("grouprl.lean.recorders.CudaGraphs", Eager)
 
 
 def graphs(bench: Bench, dtype: str) -> dict[str, float]:

@@ -42,7 +42,9 @@ SCHEMA = {
 
 
 FUSSY = tool_tokenizer(STYLES["qwen2"])
-FUSSY.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + str(FUSSY.chat_template)
+FUSSY.chat_template = "{% for tool in tools or [] %}{{ tool.function.parameters.type + '' }}{% endfor %}" + str(
+    FUSSY.chat_template
+)
 
 
 def ask(
@@ -213,7 +215,10 @@ def test_an_agent_that_fails_ends_its_episode_alone(agent: Any, ended: str):
 
 def unwritable(prompt: list[dict[str, str]]) -> None:
     said = ask(begun(prompt))["choices"][0]["message"]
-    ask([*begun(prompt), said, {"role": "user", "content": "Sure?"}], tools=[{"type": "function"}])
+    ask(
+        [*begun(prompt), said, {"role": "user", "content": "Sure?"}],
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    )
 
 
 def test_a_request_that_the_template_cannot_write_ends_its_episode_alone():

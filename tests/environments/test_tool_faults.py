@@ -150,7 +150,7 @@ def test_an_object_is_gone_with_its_process_and_later_calls_say_so(source: Proce
         (f"error: count_and cannot be called: {GONE}", CRASH),
         (f"error: later cannot be called: {GONE}", CRASH),
     ]
-    assert environment.verdict() == Verdict(None, f"cannot be called: {GONE}")
+    assert environment.verdict() == Verdict(None, f"the environment's reward: cannot be called: {GONE}")
     assert one(environment, "act", way="fine").text == "fine"  # a function needs no object
     environment.close()
 
@@ -210,7 +210,7 @@ def test_a_reward_that_fails_is_unscored_and_never_zero(source: ProcessSource, w
     environment.reset(problem, 0)
     verdict = environment.verdict()
     assert verdict.reward is None
-    assert verdict.reason.startswith(reason)
+    assert verdict.reason.startswith(f"the environment's reward: {reason}" if reason else "")
     assert bool(reason) == bool(verdict.reason)
     environment.close()
 
@@ -223,7 +223,7 @@ def test_a_closed_episode_answers_nothing_and_closes_once(source: ProcessSource)
     found = environment.call([Call("act", {"way": "fine"}), Call("count_and", {"way": "fine"})])
     closed = "cannot be called: the episode is closed"
     assert [each.text for each in found] == [f"error: act {closed}", f"error: count_and {closed}"]
-    assert environment.verdict().reason == closed
+    assert environment.verdict().reason == f"the environment's reward: {closed}"
     assert source.processes.pids == []
 
 

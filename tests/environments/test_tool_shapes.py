@@ -412,9 +412,9 @@ def test_arguments_are_checked_against_the_schema(arguments: object, said: str) 
             fitted(arguments, parameters)
     else:
         assert fitted(arguments, parameters) == arguments
-    # An independent judge of the same schema; it knows no `nullable`, takes 1.0 for an integer, and counts no items.
+    # An independent judge of the same schema; it knows no `nullable`, counts no items, and takes 10^400.
     jsonschema = pytest.importorskip("jsonschema")
-    differs = said.endswith(("1.0 (number)", "items, got 1")) or "'o': None" in str(arguments)
+    differs = said.endswith(("1.0 (number)", "items, got 1", "0 (integer)")) or "'o': None" in str(arguments)
     assert differs or jsonschema.Draft202012Validator({**parameters, "additionalProperties": False}).is_valid(
         arguments
     ) == (not said)

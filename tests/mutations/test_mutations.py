@@ -156,9 +156,9 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "learner/packs.py": (
         ("range(min(count, len(groups)))", "range(count)", PACKS),
         ('Random(f"minibatches/{seed}")', 'Random("minibatches")', PACKS),
-        ("len(batch.prompts[index]) - shared, [", "len(batch.prompts[index]), [", PACKS),
+        ("len(batch.prompts[group]) - shared", "len(batch.prompts[group])", PACKS),
         ("if any(row in batch.observations for row", "if all(row in batch.observations for row", PACKS),
-        ("tokens + prompt + same, [", "tokens + prompt, [", PACKS),
+        ("tokens += prompt_length + common", "tokens += prompt_length", PACKS),
         ('("sampler_learner_gap", "ratio_max")', '("ratio_max",)', PACKS),
         ('max(values) if name == "ratio_max"', 'min(values) if name == "ratio_max"', PACKS),
     ),
@@ -199,7 +199,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "rollout/tree.py": (
         ("while self.kept > self._limit", "while self.kept >= self._limit", TREE),
-        ("for one in self._nodes if not one.children)", "for one in self._nodes)", TREE),
+        ("(node for node in self._nodes if not node.children)", "self._nodes", TREE),
         ("same == len(node.token_ids) and at < len(ids)", "at < len(ids)", TREE),
         ("hidden_SH[end - 1]", "hidden_SH[end - 2]", TREE),
     ),
@@ -211,7 +211,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             ENDS,
         ),
     ),
-    "rollout/decoding.py": ((" if over.get(row) is not StopReason.END", "", ENDS),),
+    "rollout/decoding.py": ((" if ended.get(row) is not StopReason.END", "", ENDS),),
     "tools/proof/replay.py": (("(a == b)", "(np.abs(a - b) < 1e-9)", LINES),),
     "ranks/ranks.py": (("if not self.exact or", "if self.exact or", SHARES),),
 }

@@ -38,6 +38,7 @@ OTHER = {
     "run/train.py": {"trackers"},
     "tools/compare/report.py": {"summary.json", "plots"},
     "tools/imported/read.py": {"trainer"},
+    "tasks/files.py": {"state.json"},  # of a data set that `datasets` saved
 }
 
 

@@ -40,6 +40,8 @@ def boxed(name: str, answer: str, **values: float | str) -> Hostile:
     return Hostile(name, rf"So the answer is \boxed{{{answer}}}.", {"boxed_format": 1.0, **values})
 
 
+SEVEN = {"correct_answer": 1.0, "cosine_length": 0.75, "math_verify": 1.0}  # digits of any script are read by value
+
 NUMBERS = (
     boxed("power tower", "9^{9^9}"),
     boxed("higher power tower", "9^{9^{9^{9^{9}}}}"),
@@ -152,9 +154,9 @@ CHARACTERS = (
     boxed("zero width", "7\u200b"),
     boxed("lone surrogate", "\ud8007"),
     boxed("byte order mark", "\ufeff7"),
-    boxed("full-width digit", "７"),
-    boxed("Arabic digit", "٧"),
-    boxed("bold digit", "𝟕"),
+    boxed("full-width digit", "７", **SEVEN),
+    boxed("Arabic digit", "٧", **SEVEN),
+    boxed("bold digit", "𝟕", **SEVEN),
     boxed("superscript digit", "⁷"),
     boxed("Roman number", "Ⅶ"),
     boxed("a quarter of a million unicode digits", "٧" * LONG, **TOO_LONG),

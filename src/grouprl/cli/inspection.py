@@ -124,9 +124,11 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     if outcomes := sampled.outcomes:
         std = deviation_kind(config.algorithm)
         spread = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
-        numbers = f"group mean {spread.mean:.3f}, {std} deviation {spread.deviation:.3f}"
-        few = f"{spread.count} of {counted(len(outcomes), 'completion')} with a valid reward; a comparison needs two"
-        terminal.say(few if spread.count < 2 else numbers)
+        if spread.count < 2:
+            completions = counted(len(outcomes), "completion")
+            terminal.say(f"{spread.count} of {completions} with a valid reward; a comparison needs two")
+        else:
+            terminal.say(f"group mean {spread.mean:.3f}, {std} deviation {spread.deviation:.3f}")
 
 
 def _prompt(problem: Problem, others: Sequence[Problem]) -> str:

@@ -59,6 +59,15 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _core_scalars()
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Other line breaks than \n are folded into spaces when they are read, unless they are escaped.
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 class _JsonLoader(yaml.SafeLoader):
     """Reads only values that JSON has: no dates, sets or aliases; keys are text and unique."""
 

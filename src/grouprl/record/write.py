@@ -45,7 +45,7 @@ class RunRecord:
             on_error.callback(os.close, lock)
             self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
             on_error.callback(_make_plain, self._rollouts)
-            if has_failed(read_json(self._files.summary)):
+            if _says_failed(self._files.summary):
                 self._files.summary.unlink()
             self._closing = on_error.pop_all()
 
@@ -238,8 +238,14 @@ def held_files(directory: Path) -> list[str]:
     files = RunDirectory(directory)
     made = {files.config.name, files.rollouts.name}
     beside = {files.rewards.name, files.code.name, files.trackers.name}
-    beside |= {files.summary.name} if has_failed(read_json(files.summary)) else set()
+    beside |= {files.summary.name} if _says_failed(files.summary) else set()
     return [] if set(held) - beside == made and not holds_steps(files.rollouts) else held
+
+
+def _says_failed(summary: Path) -> bool:
+    with suppress(UserError):  # a damaged one is somebody's: it stays
+        return has_failed(read_json(summary))
+    return False
 
 
 def _make_plain(database: sqlite3.Connection) -> None:
