@@ -59,7 +59,7 @@ def answer(server: Any, sent: bytes) -> bytes:
 def test_any_request_ends(server: Any, capfd: pytest.CaptureFixture[str], sent: bytes, status: bytes) -> None:
     assert answer(server, sent)[9:12] == status
     assert "Traceback" not in capfd.readouterr().err
-    assert server.asked.empty()
+    assert server.events.empty()
 
 
 def test_there_are_at_most_64_connections(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

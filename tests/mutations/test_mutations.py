@@ -23,7 +23,7 @@ CREDIT, PACKS, NO_SIGNAL = (f"tests/learner/test_{name}.py" for name in ("credit
 LEARNER, OPTIONS, LINES = (f"tests/learner/test_{name}.py" for name in ("learner", "learner_options", "single_lines"))
 ENDS, SHARES, RESUME = "tests/rollout/test_ends.py", "tests/ranks/test_shares.py", "tests/run/test_resume.py"
 PAIRED, CLAIMS = "tests/evaluation/test_paired.py", "tests/tools/test_claims.py"
-RECORD, TREE, ANSWERS = "tests/record/test_record.py", "tests/rollout/test_tree.py", "tests/tasks/test_answers.py"
+TREE, ANSWERS = "tests/rollout/test_tree.py", "tests/tasks/test_answers.py"
 FOREIGN, GROWTH = "tests/record/test_foreign_files.py", "tests/models/test_tokenizer_growth.py"
 TEACHER = "tests/learner/test_teacher.py"
 POWER = "tests/run/test_survival.py::test_a_run_that_loses_power_ends_as_if_it_had_not"
@@ -38,10 +38,6 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "record/read.py": (
         ("return lacking if before or not until else (0, *lacking)", "return ()", RESUME),
-        ("if times[step] != 1 or", "if not times[step] or", RECORD),
-        ("range(1, until + 1)", "range(1, until)", RECORD),
-        ('own and not judged and "reward"', 'own and "reward"', RECORD),
-        ("not 0 <= step < _STEPS", "not 0 <= step <= _STEPS", RECORD),
         ('if any("run" in row', 'if all("run" in row', FOREIGN),
     ),
     "received/files.py": (
@@ -193,15 +189,10 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             f"{CLAIMS}::test_sampled_completions_count_before_the_greedy_one",
         ),
     ),
-    "tasks/spelling.py": (
-        ("            power = 1\n        else", "            pass\n        else", ANSWERS),
-        ("upright and len(words) == 1 and", "upright and", ANSWERS),
-    ),
+    "tasks/spelling.py": (("            power = 1\n        else", "            pass\n        else", ANSWERS),),
     "rollout/tree.py": (
-        ("while self.kept > self._limit", "while self.kept >= self._limit", TREE),
         ("(node for node in self._nodes if not node.children)", "self._nodes", TREE),
         ("same == len(node.token_ids) and at < len(ids)", "at < len(ids)", TREE),
-        ("hidden_SH[end - 1]", "hidden_SH[end - 2]", TREE),
     ),
     "learner/trace.py": (("left_out(logprobs_NT, batch.old_logprobs_NT", "left_out(logprobs_NT, old_NT", LINES),),
     "rollout/rows.py": (
@@ -224,13 +215,14 @@ def test_a_part_to_change_stands_in_its_file_once(file: str, part: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_wrong_line_is_noticed() -> None:
     result = subprocess.run(
         [sys.executable, str(SUPPORT / "mutants.py")],
         input=json.dumps(ALL),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -213,7 +213,7 @@ def test_code_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     path.write_text("x = [" + "0," * 600_000 + "]\n")  # its tree would take 500 MB
     with pytest.raises(UserError, match="expected a file of at most 1048576 bytes"):
         read_code(path)
-    monkeypatch.setattr("grouprl.rewards.functions._MOST_BYTES", 100)
+    monkeypatch.setattr("grouprl.config.code_files._MOST_BYTES", 100)
     path.write_text("import near\n")
     (tmp_path / "near.py").write_text("#" * 100)
     with pytest.raises(UserError, match="100 bytes in all"):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from grouprl import Trainer
 from grouprl.forward.layouts import TreeLayout
-from grouprl.learner import Learner
+from grouprl.learner.runner import PackRunner
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
@@ -105,13 +105,13 @@ def leak(monkeypatch: Patch) -> None:
 
 
 def lost_pack(monkeypatch: Patch) -> None:
-    right = Learner._packs
+    right = PackRunner.packs
 
-    def wrong(self: Learner, *arguments: Any) -> Any:
+    def wrong(self: PackRunner, *arguments: Any) -> Any:
         packs = right(self, *arguments)
         return packs[:-1] if len(packs) > 1 else packs
 
-    monkeypatch.setattr(Learner, "_packs", wrong)
+    monkeypatch.setattr(PackRunner, "packs", wrong)
 
 
 def sampled(field: str) -> Callable[[Patch], None]:

@@ -75,9 +75,9 @@ def _files(folder: Path, name: Sequence[str]) -> Iterator[Path]:
 class _BytesLoader(SourceFileLoader):
     """Loads one module from bytes that were read before."""
 
-    def __init__(self, name: str, path: str, source: bytes) -> None:
+    def __init__(self, name: str, path: str, code: Mapping[str, bytes]) -> None:
         super().__init__(name, path)
-        self._source = source
+        self.code, self._source = code, code[str(Path(path))]
 
     def get_code(self, fullname: str) -> object:  # type: ignore[override]
         """Compiles the bytes; bytecode is neither read nor written."""
@@ -85,8 +85,10 @@ class _BytesLoader(SourceFileLoader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """The module of this file that is there already: its classes are those of every file that imports it."""
-        loaded = CODE.get(os.path.realpath(self.path))
-        return loaded if loaded is not None and getattr(loaded.__loader__, "_source", None) == self._source else None
+        module = CODE.get(os.path.realpath(self.path))
+        before: Mapping[str, bytes] = {} if module is None else getattr(module.__loader__, "code", {})
+        is_same = all(self.code.get(path, source) == source for path, source in before.items())
+        return module if is_same else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Runs the module, once; objects of its classes name it by its file."""
@@ -106,14 +108,14 @@ class _Finder:
 
     def __init__(self, folder: Path, code: Mapping[str, bytes]) -> None:
         self._folder = folder
-        self._modules = {Path(path).relative_to(folder): (path, source) for path, source in code.items()}
+        self._code, self._modules = code, {Path(path).relative_to(folder): path for path in code}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The module of this name: its source, its package, or a folder with modules of it."""
         module = Path(*name.split("."))
         for file, inside in ((module / "__init__.py", [str(self._folder / module)]), (module.with_suffix(".py"), None)):
             if file in self._modules:
-                loader = _BytesLoader(name, *self._modules[file])
+                loader = _BytesLoader(name, self._modules[file], self._code)
                 return spec_from_file_location(name, loader.path, loader=loader, submodule_search_locations=inside)
         if any(module in file.parents for file in self._modules):
             spec = ModuleSpec(name, None, is_package=True)
@@ -136,7 +138,7 @@ def import_code(path: str, code: Mapping[str, bytes], name: str) -> ModuleType:
     """Runs a user's file as the module `name`; the modules beside it in `code` can be imported from now on."""
     sys.meta_path.append(_Finder(Path(path).parent, code))
     _RAN.update(code)
-    loader = _BytesLoader(name, path, code[str(Path(path))])
+    loader = _BytesLoader(name, path, code)
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = module_from_spec(spec)

@@ -71,7 +71,7 @@ class _Member:
 
 
 @dataclass(frozen=True, eq=False)
-class _Turn:
+class _ActorTurn:
     """What an actor does now: it starts, or computes a job."""
 
     member: _Member
@@ -109,7 +109,7 @@ class ActorPool(Generic[Job, Result]):
         )
         self._build = build
         self._waiting: deque[_PendingJob[Job, Result]] = deque()
-        self._turns: dict[Any, _Turn] = {}
+        self._turns: dict[Any, _ActorTurn] = {}
         self._members: list[_Member] = []
         self.count = count
         self._failed = [0] * count  # starts of each place in a row that failed
@@ -176,7 +176,7 @@ class ActorPool(Generic[Job, Result]):
             if member.started and member.busy < self._at_once and self._waiting:
                 asked = self._waiting.popleft()
                 member.busy += 1
-                turn = _Turn(member, asked, time.monotonic() + self._seconds)
+                turn = _ActorTurn(member, asked, time.monotonic() + self._seconds)
                 self._turns[member.actor.do.remote(asked.job)] = turn
 
     def _take(self, reference: Any) -> None:
@@ -209,7 +209,7 @@ class ActorPool(Generic[Job, Result]):
         actor = self._made.remote(self._build)
         member = _Member(actor, place, f"{self._what} {place}")
         self._members.append(member)
-        self._turns[actor.describe.remote()] = _Turn(member, None, time.monotonic() + _START_SECONDS)
+        self._turns[actor.describe.remote()] = _ActorTurn(member, None, time.monotonic() + _START_SECONDS)
 
     def _lose(self, member: _Member, reason: str) -> None:
         """Replaces an actor, and puts its jobs before all others."""

@@ -35,7 +35,7 @@ _MODEL = "policy"
 
 
 @dataclass(frozen=True)
-class _Request:
+class _PolicyRequest:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
     answers: SimpleQueue[Mapping[str, Any]]
@@ -57,7 +57,7 @@ class _AgentGame:
 
     def __init__(self, agent: Callable[..., Any]) -> None:
         self._agent = agent
-        self._events: SimpleQueue[_Request | _End] = SimpleQueue()
+        self._events: SimpleQueue[_PolicyRequest | _End] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any]] | None = None  # of the request that waits for the policy
 
     def reset(self, seed: int = 0, **row: Any) -> str:
@@ -91,7 +91,7 @@ class _AgentGame:
 
     def _next(self) -> tuple[str, float | None, bool]:
         event = self._events.get()
-        if isinstance(event, _Request):
+        if isinstance(event, _PolicyRequest):
             self._answers = event.answers
             return json.dumps({"messages": event.messages, "tools": event.tools}), None, False
         if event.error is not None:
@@ -111,7 +111,7 @@ class _Endpoint(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, token: str, events: SimpleQueue[_Request | _End]) -> None:
+    def __init__(self, token: str, events: SimpleQueue[_PolicyRequest | _End]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.token, self.events = token, events
         self.reading: dict[socket.socket, float] = {}  # since when a request is read
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
                 function = tool["function"]
                 if not isinstance(function["name"], str) or not is_schema(function.get("parameters", {})):
                     raise ValueError(f"expected tools with a name and a JSON schema, got {tool!r:.80}")
-            request = _Request(messages, tools, SimpleQueue())
+            request = _PolicyRequest(messages, tools, SimpleQueue())
         except NOT_AS_EXPECTED as error:
             said = f"expected `messages` with role and text, and n = 1, got {type(error).__name__}: {error}"
             self._send(400, {"error": {"message": said, "type": "invalid_request_error"}})

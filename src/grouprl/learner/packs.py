@@ -79,10 +79,10 @@ def make_packs(
         rows_by_group.setdefault(batch.group_of_N[row], []).append(row)
 
     # Branches of the groups, and their sizes in packed tokens.
-    branches, sizes = list[_Branch](), list[GroupSize]()
+    branches, sizes = list[_PackBranch](), list[GroupSize]()
     for group, group_rows in rows_by_group.items():
         prompt_length = len(batch.prompts[group]) - shared
-        group_branches = [_Branch(group_rows, 0)]
+        group_branches = [_PackBranch(group_rows, 0)]
         if any(row in batch.observations for row in group_rows):
             first_ids = {row: tuple(segments[row][0].packed_R.tolist()) for row in group_rows}
             _, group_branches = _branches(first_ids, prompt_length)
@@ -97,13 +97,13 @@ def make_packs(
         pack_branches = []
         for part in parts:
             branch = branches[part.group]
-            pack_branches.append(_Branch([branch.rows[index] for index in part.completions], branch.common))
+            pack_branches.append(_PackBranch([branch.rows[index] for index in part.completions], branch.common))
         packs.append(_pack(batch, pack_branches, segments, device, shared))
     return packs
 
 
 @dataclass(frozen=True)
-class _Branch:
+class _PackBranch:
     """Completions of a group that begin with common tokens, which are packed once, as a part of their prompt."""
 
     rows: list[int]
@@ -161,7 +161,7 @@ def beginnings(batch: Batch) -> list[tuple[int, ...]]:
     return [*batch.prompts, *(tuple(beginning.tolist()) for beginning in forks)]
 
 
-def _branches(ids_by_row: Mapping[int, tuple[int, ...]], prompt_length: int) -> tuple[int, list[_Branch]]:
+def _branches(ids_by_row: Mapping[int, tuple[int, ...]], prompt_length: int) -> tuple[int, list[_PackBranch]]:
     """Divides rows behind a prompt so that fewer tokens are packed; also returns the number of these.
 
     Rows that begin alike become a branch where their common tokens are more than the prompt, which it repeats.
@@ -170,7 +170,7 @@ def _branches(ids_by_row: Mapping[int, tuple[int, ...]], prompt_length: int) -> 
     rows_by_next_id: dict[int | None, list[int]] = {}
     for row, ids in ids_by_row.items():
         rows_by_next_id.setdefault(ids[common] if len(ids) > common else None, []).append(row)
-    tokens, branches, rest = 0, list[_Branch](), list[int]()
+    tokens, branches, rest = 0, list[_PackBranch](), list[int]()
     for rows in rows_by_next_id.values():
         joined_tokens = sum(len(ids_by_row[row]) - common for row in rows)
         if len(rows_by_next_id) > 1:
@@ -183,12 +183,16 @@ def _branches(ids_by_row: Mapping[int, tuple[int, ...]], prompt_length: int) -> 
         rest += rows
     if rest:
         tokens += prompt_length + common
-        branches.append(_Branch(rest, common))
+        branches.append(_PackBranch(rest, common))
     return tokens, branches
 
 
 def _pack(
-    batch: Batch, branches: Sequence[_Branch], segments: Mapping[int, list[Segment]], device: torch.device, shared: int
+    batch: Batch,
+    branches: Sequence[_PackBranch],
+    segments: Mapping[int, list[Segment]],
+    device: torch.device,
+    shared: int,
 ) -> Pack:
     rows = [row for branch in branches for row in branch.rows]
     spans: list[Tensor] = []
@@ -227,7 +231,7 @@ def _pack(
 
 
 def _nodes(
-    batch: Batch, branches: Sequence[_Branch], segments: Mapping[int, list[Segment]]
+    batch: Batch, branches: Sequence[_PackBranch], segments: Mapping[int, list[Segment]]
 ) -> list[tuple[Tensor, list[tuple[int, Segment]], int]]:
     """The nodes of a pack's layout: tokens, the segments that read them, and how many of them the segments repeat.
 
