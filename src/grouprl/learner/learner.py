@@ -58,8 +58,13 @@ class Learner:
     def use_terms(self, further: Sequence[Term]) -> None:
         """Makes the loss of the algorithm's policy term, the entropy's and these."""
         self.terms: tuple[Term, ...] = (PolicyTerm(self.algorithm), EntropyTerm(), *further)
-        reads_once = is_packed(self.policy) and self.ranks.mesh is None and all(t.reads_prefix_once for t in self.terms)
-        self.runner = PackRunner(self.policy, self.device, self.dtype, self.micro_batch_tokens, self.ranks, reads_once)
+
+    @property
+    def runner(self) -> PackRunner:
+        """Runs networks over packs, by the learner's settings of now."""
+        whole = is_packed(self.policy) and self.ranks.mesh is None
+        once = whole and all(term.reads_prefix_once for term in self.terms)
+        return PackRunner(self.policy, self.device, self.dtype, self.micro_batch_tokens, self.ranks, once)
 
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""

@@ -120,7 +120,7 @@ def _equal_rows(topic: str, sizes: Sizes) -> Iterator[DoctorLine]:
         said = f"equal bits from {rule.fewest} rows on{even}; products of fewer rows are padded"
         if not rule.holds:
             said = "no equal bits: runs whose tools or agents answer at other times differ in the last bits of numbers"
-        yield DoctorLine(topic, f"{dtype} rows", said, rule.holds, "" if rule.holds else STRICTER[kind])
+        yield DoctorLine(topic, dtype, said, rule.holds, "" if rule.holds else STRICTER[kind])
 
 
 def _model(path: str) -> Iterator[DoctorLine]:
