@@ -23,7 +23,7 @@ from grouprl.config.algorithm import all_options
 from grouprl.files import is_number, read_file
 from grouprl.lab.report.episodes import conversation
 from grouprl.lab.report.recorded import read_config, run_algorithm
-from grouprl.leaves import leaf
+from grouprl.leaves import find_leaf
 from grouprl.record.branches import read_branches
 from grouprl.record.layout import RunDirectory
 from grouprl.record.queries import completion_rows, recorded
@@ -225,13 +225,16 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple
     Raises:
         UserError: the file is no tokenizer.
     """
+    received = find_leaf("received.files")
+    if received is None:  # without its checks no stranger's tokenizer is read: ids have no texts
+        return None
     for place, path, owner in _candidates(folder, config, root):
         try:
             # A checkpoint may hold a link, and one that is replaced vanishes.
             if path.resolve().is_relative_to(owner.resolve()):
                 file = read_file(path)
                 if file is not None:
-                    leaf("received.files").refuse_tokenizer(file, path)
+                    received.refuse_tokenizer(file, path)
                     return place, _loaded(file)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue
