@@ -140,7 +140,7 @@ def shown(index: int, own: tuple[int, ...], observed: tuple[int, ...], kept: int
         ([((9, 8), (completion(0, (5, 6)), completion(1, ())))], 0, 2 + 1),
     ],
 )
-def test_packs_read_the_fewest_tokens_and_their_budget_counts_these(
+def test_packs_read_fewer_tokens_and_their_budget_counts_these(
     groups: list[tuple[tuple[int, ...], tuple[Completion, ...]]], shared: int, tokens: int
 ):
     made = [Group(Problem(str(at), ""), prompt, completions) for at, (prompt, completions) in enumerate(groups)]

@@ -44,7 +44,7 @@ class _BrokenCallError(ValueError):
 class Turn:
     """The text of a turn, with the schemas of the tools' parameters by name.
 
-    A search that goes on behind an earlier one of its pattern reads no character twice.
+    A search that continues behind an earlier one of its pattern reads no character twice.
     """
 
     def __init__(self, text: str, tools: Sequence[Schema]) -> None:
@@ -136,7 +136,7 @@ def _decoded(text: str, start: int, most: int = _WINDOW) -> tuple[Any, int]:
     is_cut = start + most < len(text)
     try:
         value, end = _JSON.raw_decode(part)
-        if is_cut and end == most:  # a number may go on
+        if is_cut and end == most:  # a number may continue
             return _decoded(text, start, 2 * most)
         json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits, too

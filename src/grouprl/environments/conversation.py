@@ -176,7 +176,7 @@ class ToolConversation:
 
     @property
     def forks(self) -> bool:
-        """Whether a turn may not go on from the last: an agent may ask anything, a template may drop thoughts."""
+        """Whether a turn may not continue the last: an agent may ask anything, a template may drop thoughts."""
         beginnings = list(self._begins.values())
         if any(beginning.opening.prompt is not None for beginning in beginnings):
             return True

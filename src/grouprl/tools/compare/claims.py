@@ -9,7 +9,7 @@ An expectation holds, fails or stays open by its interval, which is simultaneous
 | A >= B | it lies above minus the margin | it lies below 0 |
 
 A claim holds if all of its expectations hold, does not if any fails, and is undecided otherwise. It holds in the whole
-table if, besides, each difference is above 0 with a p below 5 % after Holm's correction over all claims.
+table if each difference also is above 0 with a p below 5 % after Holm's correction over all claims.
 """
 
 from __future__ import annotations
