@@ -31,9 +31,7 @@ class PackPass:
     output: PackOutput  # log-probs, entropies and hidden states of its C completion tokens
     routing: Sequence[Routing]  # of each layer with experts, where a term watches them
     tokens: TokenGrid  # [n, T] tensors that the policy's loss reads
-    counted_nT: (
-        Tensor  # bool, tokens that metrics describe: those of completions with a gradient from the policy's term
-    )
+    counted_nT: Tensor  # bool, tokens that metrics describe: of completions that the policy's term moves
 
     @staticmethod
     def of(
