@@ -64,7 +64,8 @@ class Replay(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk):
             return found
         own_SK, given_SK = found[1], self._left.pop(0)
-        chosen_SK = torch.where(given_SK >= 0, given_SK, own_SK)
+        chosen_SK = own_SK.clone()  # products have padding rows, which keep their own
+        chosen_SK[: len(given_SK)] = torch.where(given_SK >= 0, given_SK, own_SK[: len(given_SK)])
         return args[0].gather(-1, chosen_SK), chosen_SK
 
 
@@ -102,6 +103,8 @@ def routing_gap(folder: Path, dtype: str, noise: float, completions: int = 16) -
     # All completions share the position that predicts their first token; their sampler read the same prompt.
     with Replay(list(given_LSK)):
         replayed = _learned(model, pack, batch, dtype)[1]
+    if not noise and replayed > gap + 1e-6:
+        raise RuntimeError(f"expected the sampler's choices to lower the gap, got {gap:.1e} -> {replayed:.1e} nats")
     return Gap(len(differs_C), float(differs_C.float().mean()), gap, replayed)
 
 

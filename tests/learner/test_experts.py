@@ -11,7 +11,10 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from grouprl import Algorithm
 from grouprl.algorithms import balance_loss
+from grouprl.forward.experts import noted_routing, watch_routers
+from grouprl.forward.precision import autocast
 from grouprl.learner import make_batch
+from grouprl.learner.packs import Pack, make_packs, pack_forward
 from grouprl.types import Batch, Sampling, UserError
 from learner_setting import gap, learn, learner_of, loaded, sampled
 from source_tree import ROOT
@@ -86,6 +89,26 @@ def test_several_packs_give_the_gradient_of_one(folders: dict[str, Path], batche
         found[tokens] = learn(learner, batches["mixtral"]), learner.optimizer.gradient
     assert found[45][0]["router_aux_loss"] == pytest.approx(found[10**6][0]["router_aux_loss"], rel=1e-5)
     assert gap(found[45][1], found[10**6][1]) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_passes_that_are_noted_together_have_what_each_has_alone(
+    folders: dict[str, Path], batches: dict[str, Batch], name: str
+) -> None:
+    # In bfloat16 a pack has padding, whose routing is not a token's; a pass drops its own padding alone.
+    model, batch = loaded(folders[name]), batches[name]
+    watch_routers(model)
+    packs = [next(iter(make_packs(batch, rows, 10**6, torch.device("cpu")))) for rows in ([0, 1], [2])]
+
+    def passes(*packs: Pack) -> list[Tensor]:
+        with torch.no_grad(), autocast(torch.device("cpu"), "bfloat16"), noted_routing() as noted:
+            for pack in packs:
+                pack_forward(model, pack, batch.sampling)
+        return [routing.experts_SK for routing in noted]
+
+    together, alone = passes(*packs), [*passes(packs[0]), *passes(packs[1])]
+    assert len({len(experts_SK) for experts_SK in together}) == 2
+    assert all(map(torch.equal, together, alone))
 
 
 def test_a_model_without_experts_is_refused(tiny: Path) -> None:

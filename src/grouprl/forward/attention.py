@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from grouprl.forward.compiled import kernels
-from grouprl.forward.experts import reorder_noted
+from grouprl.forward.experts import noted_in_order
 from grouprl.forward.products import equal_rows, padded_rows, product_sizes
 from grouprl.forward.unpacked import unpacked_hidden_states
 from grouprl.types import UserError
@@ -134,14 +134,13 @@ def packed_states(
         plain = decoder.get_input_embeddings().weight.dtype
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else plain
         padding = padded_rows(count, dtype, product_sizes(decoder), decoding=count < 64) - count
-    hidden: Tensor = read(
-        input_ids=F.pad(input_ids_S, (0, padding))[None],
-        position_ids=F.pad(position_ids_S, (0, padding))[None],
-        use_cache=False,  # with a cache transformers misreads restarting positions (logit error 1.19)
-        layout=layout,
-    ).last_hidden_state[0, :count]
-    if padding:
-        reorder_noted(torch.arange(count))
+    with noted_in_order(torch.arange(count, device=input_ids_S.device)):
+        hidden: Tensor = read(
+            input_ids=F.pad(input_ids_S, (0, padding))[None],
+            position_ids=F.pad(position_ids_S, (0, padding))[None],
+            use_cache=False,  # with a cache transformers misreads restarting positions (logit error 1.19)
+            layout=layout,
+        ).last_hidden_state[0, :count]
     return hidden
 
 

@@ -71,8 +71,11 @@ def noted_routing() -> Iterator[list[Routing]]:
         _NOTED.reset(token)
 
 
-def reorder_noted(index: Tensor) -> None:
-    """Picks tokens of what was noted, for a forward pass that reads tokens in another order than they are packed."""
+@contextmanager
+def noted_in_order(index: Tensor) -> Iterator[None]:
+    """Picks tokens of what the forward pass inside notes: it reads them in another order, or with padding."""
     noted = _NOTED.get()
+    first = len(noted or ())
+    yield
     if noted is not None:
-        noted[:] = [routing.take(index) for routing in noted]
+        noted[first:] = [routing.take(index) for routing in noted[first:]]

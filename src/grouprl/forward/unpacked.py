@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from grouprl.forward.experts import reorder_noted
+from grouprl.forward.experts import noted_in_order
 
 _STATES = ("past_key_values", "cache_params", "state")  # names of the argument for what was read
 
@@ -33,9 +33,9 @@ def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Te
     width = max(map(len, rows))
     index_NT = torch.stack([torch.cat([row, row.new_full((width - len(row),), -1)]) for row in rows])
     ids_NT = input_ids_S[index_NT.clamp(min=0).to(input_ids_S.device)]
-    hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
-    place_S = _first_places(index_NT.flatten(), len(input_ids_S)).to(hidden_NTH.device)
-    reorder_noted(place_S)
+    place_S = _first_places(index_NT.flatten(), len(input_ids_S)).to(ids_NT.device)
+    with noted_in_order(place_S):
+        hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
     return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, place_S))
 
 
