@@ -66,7 +66,9 @@ def main() -> None:
             for coef in (0.0, 1.0) if smoke else (0.0, 0.1, 1.0):
                 rows = trained(folder, model, coef, seed, 1 if smoke else 8)
                 shares = [f"{100 * row['accuracy']:.0f}" for row in rows]
-                taught, bare = (fmean(row.get(name, 0) for row in rows) for name in ("distill_share", "bare_share"))
+                taught, bare = (
+                    fmean(row.get(name, 0) for row in rows) for name in ("distill_share", "correct_without_work_share")
+                )
                 print(f"coef {coef} seed {seed}: accuracy {' '.join(shares)} %, taught {taught:.0%}, bare {bare:.1%}")
 
 

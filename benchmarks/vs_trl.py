@@ -98,7 +98,9 @@ def learn(
     """Rewards, reference, advantages and update; metrics of the update."""
     algorithm = learner.algorithm
     outcomes = [judged(group, silent_half=silent_half) for group in groups]
-    kept = kept_groups([[outcome.total for outcome in row] for row in outcomes], drop_equal=algorithm.groups.drop_equal)
+    kept = kept_groups(
+        [[outcome.total for outcome in row] for row in outcomes], drop_equal=algorithm.group_filter.drop_equal
+    )
     batch = make_batch(list(compress(groups, kept)), Sampling(max_tokens))
     before = meter.timed("reference", learner.evaluate)(batch)
     flat = [outcome for row in compress(outcomes, kept) for outcome in row]

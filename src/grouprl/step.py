@@ -18,7 +18,7 @@ from itertools import compress
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.evaluation.ledger import token_ledger
-from grouprl.evaluation.metrics import Clock, bare_share, step_metrics
+from grouprl.evaluation.metrics import Clock, correct_without_work_share, step_metrics
 from grouprl.learner import BatchUpdates, Learner, ScoredGroups, assign_credit, make_batch, token_record, trace_updates
 from grouprl.rewards.scorer import Scorer, Scoring
 from grouprl.rollout import Engine, make_requests
@@ -55,7 +55,7 @@ def grpo_step(
         on_finished: gets the number of completions that just finished while the engine samples.
     """
     learner, engine, tokenizer = parts.learner, parts.engine, parts.tokenizer
-    group_filter, train = learner.algorithm.groups, parts.task.problems("train")
+    group_filter, train = learner.algorithm.group_filter, parts.task.problems("train")
     clock = Clock("rollout", "reward", "reference", "learn")
     parts.scorer.begin_step(step)
     # Sample G completions of each of P problems from the current policy, and score each completion. Groups of further
@@ -86,7 +86,7 @@ def grpo_step(
     engine.load_weights(learner.optimizer.updates)  # the engine samples the next step from the new weights
     trace = trace_updates(learner.algorithm, updates)
     metrics = step_metrics(parts.task, groups, outcomes, verified=parts.scorer.verifier is not None)
-    metrics |= {} if learner.algorithm.distill is None else bare_share(parts.task, groups, outcomes)
+    metrics |= {} if learner.algorithm.distill is None else correct_without_work_share(parts.task, groups, outcomes)
     metrics |= {**parts.scorer.logged(), **parts.scorer.usage(), **updates.metrics}
     metrics |= {
         **token_ledger(groups, outcomes, is_kept_P, trace.unused),
@@ -101,7 +101,7 @@ def update_policy(learner: Learner, scored: ScoredGroups, clock: Clock) -> Batch
     algorithm, result = learner.algorithm, BatchUpdates({})
     groups, outcomes = list(compress(scored.groups, scored.kept)), list(compress(scored.outcomes, scored.kept))
     if groups:
-        batch = make_batch(groups, scored.sampling, mask_overlong=algorithm.groups.mask_overlong)
+        batch = make_batch(groups, scored.sampling, mask_overlong=algorithm.group_filter.mask_overlong)
         for term in learner.terms:
             batch = term.with_inputs(batch, groups, outcomes)
         # Log-probs under the frozen reference, for the KL; values, for algorithms with a critic.

@@ -121,7 +121,7 @@ class Problem:
         return f"problem {self.id!r}" + (f" ({self.place})" if self.place not in ("", self.id) else "")
 
     @property
-    def begun(self) -> str:
+    def prefill(self) -> str:
         """What the prompt has of the completions: the content of a last message of the assistant."""
         last = self.prompt[-1] if self.prompt and not isinstance(self.prompt, str) else {}
         return last["content"] if last.get("role") == "assistant" else ""
@@ -167,7 +167,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     repetition_penalty: float = 1.0  # 1 = off; above 1 makes repetition less likely
     structure: Structure | None = None  # of the regular expression that completions match
-    by_learner: bool = True  # whether the learner's modules draw; the log-probs of another program are not theirs
+    sampled_in_process: bool = (
+        True  # whether the learner's modules draw; the log-probs of another program are not theirs
+    )
 
     def __post_init__(self) -> None:
         for name, value, ok in (

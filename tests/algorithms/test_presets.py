@@ -181,7 +181,7 @@ def loss_and_norm(algorithm: Algorithm, advantages_NT: Tensor) -> tuple[float, f
     tokens = TokenGrid(
         logprobs_NT, padded(OLD), advantages_NT, weights_NT, weights_NT > 0, reference_NT=padded(REFERENCE)
     )
-    loss, _ = algorithm.objective.loss(tokens, algorithm.kl, algorithm.kl_coef if algorithm.pulls else 0.0)
+    loss, _ = algorithm.objective.loss(tokens, algorithm.kl, algorithm.kl_coef if algorithm.has_kl_loss else 0.0)
     (gradient_NT,) = torch.autograd.grad(loss, logprobs_NT)
     return float(loss.detach()), float(gradient_NT.norm())
 

@@ -71,7 +71,7 @@ def test_a_group_that_is_the_batch_has_the_numbers_of_the_step(name: str, train:
     assert math.fsum(loss["completions"]) == pytest.approx(loss["share"], abs=1e-12)
     assert loss["batch"] == {"groups": 1, "completions": 4}
     assert max(one["max"] for one in stages["ratio"]["completions"]) == pytest.approx(row["ratio_max"], rel=1e-5)
-    if algorithm.pulls:
+    if algorithm.has_kl_loss:
         sums = [one["sum"] for one in stages["kl"]["completions"]]
         assert math.fsum(sums) / row["completion_tokens"] == pytest.approx(row["kl"], rel=1e-3, abs=1e-9)
     for column, side in (("learner_logprobs", "before"), ("updated_logprobs", "after")):

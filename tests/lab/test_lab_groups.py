@@ -150,7 +150,7 @@ def test_the_numbers_are_those_that_the_learner_makes(name: str) -> None:
     algorithm = NAMED[name]
     outcomes = [rewarded(1.0, 0.25, 0.0), rewarded(1.0, 1.0), rewarded(0.5, math.nan, 2.0, 0.5)]
     groups = [Made((0.0,) * len(row)).group() for row in outcomes]
-    kept = algorithm.groups.kept([[one.earned for one in row] for row in outcomes])
+    kept = algorithm.group_filter.kept([[one.earned for one in row] for row in outcomes])
     learned = [place for place, keep in enumerate(kept) if keep]
     batch = make_batch([groups[place] for place in learned], Sampling())
     seen = PolicyEvaluation(values_NT=torch.zeros(batch.mask_NT.shape) if algorithm.critic is not None else None)

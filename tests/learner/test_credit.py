@@ -253,8 +253,8 @@ def test_the_steps_of_an_invalid_completion_teach_nothing() -> None:
 
 def test_groups_of_any_size_are_kept_or_dropped_in_their_order() -> None:
     scores = [[1.0, 1.0], [1.0, 0.0, 0.0], [0.0], [NAN, 0.5, 0.0]]
-    assert Algorithm().groups.kept(scores) == [True] * 4
-    assert NAMED["dapo"].groups.kept(scores) == [False, True, False, True]
+    assert Algorithm().group_filter.kept(scores) == [True] * 4
+    assert NAMED["dapo"].group_filter.kept(scores) == [False, True, False, True]
 
 
 def test_dropped_groups_are_recorded_with_zeros() -> None:

@@ -206,8 +206,8 @@ def test_a_run_learns_where_every_completion_fails(tiny: Path, tmp_path: Path) -
         assert row["grad_norm"] > 0 < row["distill_kl"]
         assert row["distill_share"] == 1.0
         assert row["tokens/used"] == row["completion_tokens"]
-        assert row["bare_share"] == 0.0
-    assert "bare_share" not in metrics(alone)[0]
+        assert row["correct_without_work_share"] == 0.0
+    assert "correct_without_work_share" not in metrics(alone)[0]
     assert replay(both, 2, load_config(RunConfig, [both / "config.yaml"], [])).is_identical
 
 

@@ -192,7 +192,7 @@ def test_the_ratio_of_a_single_update_is_exactly_1(
 def test_old_log_probs_of_several_updates_are_the_learners_where_it_rounds(tiny: Path, groups: list[Group]):
     """A sampler that is off by up to half a nat: in bfloat16, and beside another program, the learner reads first."""
     batch = moved(batch_of(groups))
-    other = replace(batch, sampling=replace(batch.sampling, by_learner=False))
+    other = replace(batch, sampling=replace(batch.sampling, sampled_in_process=False))
     for dtype, given, own in (("float32", batch, False), ("bfloat16", batch, True), ("float32", other, True)):
         learner = learner_of(loaded(tiny), variant(kl_coef=0.0, passes=2), dtype=dtype)
         before = learner.evaluate(given)

@@ -77,9 +77,9 @@ def of_each_token(
     pool: list[float] = []
     for place, (_, completion, _) in enumerate(learned):
         if before is not None and before.entropies_NT is not None:
-            cut = a.groups.mask_overlong and completion.stop_reason is StopReason.LENGTH
+            cut = a.group_filter.mask_overlong and completion.stop_reason is StopReason.LENGTH
             pool += [] if cut else before.entropies_NT[place, : len(completion)].tolist()
-    high = sorted(pool, reverse=True)[: int(a.spread.entropy_share * (len(pool) - 1)) + 1] if pool else []
+    high = sorted(pool, reverse=True)[: int(a.entropy_options.entropy_share * (len(pool) - 1)) + 1] if pool else []
     place = -1
     for kept, completion, got in flat:
         place += kept
@@ -88,7 +88,7 @@ def of_each_token(
             counts["dropped"] += n
         elif math.isnan(got.earned):
             counts["invalid"] += n
-        elif a.groups.mask_overlong and completion.stop_reason is StopReason.LENGTH:
+        elif a.group_filter.mask_overlong and completion.stop_reason is StopReason.LENGTH:
             counts["truncated"] += n
         else:
             for t in range(n):
@@ -116,7 +116,7 @@ def of_token(
     new = trace_updates(a, result).tokens[row][1].logprobs
     if a.updates.count == 1:
         old = new
-    elif a.spread.entropy_share < 1:
+    elif a.entropy_options.entropy_share < 1:
         old = before.policy_NT[row, : len(completion)].tolist()
     gaps = [x - y for x, y in zip(new, old, strict=True)]
     ratio = math.exp(sum(gaps) / len(gaps) if a.objective.ratio == "sequence" else gaps[t])
@@ -155,11 +155,11 @@ def test_every_token_is_counted_once_in_its_place(name: str, tiny: Path, groups:
         )
         step_groups = shaken(groups, chance)
         outcomes = [tuple(outcome(chance) for _ in group.completions) for group in step_groups]
-        kept = algorithm.groups.kept([[one.earned for one in row] for row in outcomes])
+        kept = algorithm.group_filter.kept([[one.earned for one in row] for row in outcomes])
         scored = ScoredGroups(1, step_groups, outcomes, kept, {"right": 1.0}, SAMPLING)
         before, advantages_NT, remaining = None, torch.zeros(0, 0), list(compress(step_groups, kept))
         if remaining:
-            batch = make_batch(remaining, SAMPLING, mask_overlong=algorithm.groups.mask_overlong)
+            batch = make_batch(remaining, SAMPLING, mask_overlong=algorithm.group_filter.mask_overlong)
             before = learner.evaluate(batch)
             rewards = [one for row, keep in zip(outcomes, kept, strict=True) if keep for one in row]
             credit = assign_credit(rewards, {"right": 1.0}, batch, before, algorithm, kl_coef=learner.kl_coef)

@@ -65,7 +65,7 @@ class Algorithm:
         return 0.0 if self.kl is None else self.kl.kl_coef
 
     @property
-    def pulls(self) -> bool:
+    def has_kl_loss(self) -> bool:
         """Whether the loss has a KL term."""
         return self.kl is not None and self.kl.kl_in == "loss"
 
@@ -83,12 +83,12 @@ class Algorithm:
         return isinstance(self.critic, CopiedCritic) and step <= self.critic.critic_warmup
 
     @property
-    def groups(self) -> Filter:
+    def group_filter(self) -> Filter:
         """The filter; one that keeps everything when the algorithm has none."""
         return self.filter or Filter()
 
     @property
-    def spread(self) -> Entropy:
+    def entropy_options(self) -> Entropy:
         """The entropy part; one that changes nothing when the algorithm has none."""
         return self.entropy or Entropy()
 
@@ -106,7 +106,7 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         yield "critic", "baseline", "one: a critic is a baseline for tokens: set baseline=critic and credit=token"
     if a.kl is not None and a.kl.kl_in == "reward" and (why := _no_kl_in_reward(a.advantage)):
         yield "kl_in", f"credit={a.advantage.credit!r}", f"'reward': {why}"
-    if a.groups.drop_equal and (_mixes(a.advantage) or not a.advantage.compares_totals):
+    if a.group_filter.drop_equal and (_mixes(a.advantage) or not a.advantage.compares_totals):
         yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
     if a.distill is not None:
         yield from _teacher_misfits(a, a.distill)
@@ -116,7 +116,7 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         why = f"{got!r}: one ratio for the completion moves all of its tokens: set {name}={per_token}"
         if a.advantage.credit != "completion":
             yield name, "credit", why
-        if a.spread.entropy_share < 1:
+        if a.entropy_options.entropy_share < 1:
             yield name, "entropy_share", why
         if a.correction is not None and a.correction.correction_level == "token":
             yield name, "correction_level", why
@@ -134,7 +134,7 @@ def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, st
     if part.reads == "prompt" and part.distill_teacher == "policy":
         why = "'prompt': a model that reads no more cannot teach itself: set distill_teacher to another one"
         yield "distill_reads", "distill_teacher='policy'", why
-    if part.distill_where == "no_signal" and a.groups.drop_equal:
+    if part.distill_where == "no_signal" and a.group_filter.drop_equal:
         yield "distill_where", "drop_equal=True", "'no_signal', which is dropped: set drop_equal=false"
     if part.distill_where == "no_signal" and (_mixes(a.advantage) or not a.advantage.compares_totals):
         why = "'no_signal': groups of equal rewards have a signal there: set distill_where=all"

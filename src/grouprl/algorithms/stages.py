@@ -37,7 +37,7 @@ def group_stages(
     rows = [
         replace(tokens, **{name: tensor[[row]] for name, tensor in exact.items()}) for row in range(len(updated_GT))
     ]
-    objective, pull = algorithm.objective, kl_coef if algorithm.pulls and tokens.reference_NT is not None else 0.0
+    objective, pull = algorithm.objective, kl_coef if algorithm.has_kl_loss and tokens.reference_NT is not None else 0.0
     results = [_loss(algorithm, row, pull) for row in rows]
     surrogate = sum(_loss(algorithm, row, 0.0)[0] for row in rows)
     losses = [loss for loss, _, _ in results]

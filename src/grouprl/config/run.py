@@ -253,7 +253,7 @@ class RolloutConfig(Section):
             self.min_p,
             self.stop,
             self.repetition_penalty,
-            by_learner=self.engine.name == "native",
+            sampled_in_process=self.engine.name == "native",
         )
 
 

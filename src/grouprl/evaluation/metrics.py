@@ -99,7 +99,9 @@ def trait_shares(task: Task, groups: Sequence[Group]) -> dict[str, float]:
     return {f"{name}_share": _mean([has[name] for has in traits]) for name in traits[0]}
 
 
-def bare_share(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]) -> dict[str, float]:
+def correct_without_work_share(
+    task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[RewardOutcome]]
+) -> dict[str, float]:
     """The share of completions that are correct and show no work, for tasks with the trait `worked`.
 
     It rises where a teacher leaks: the policy learns to name what the teacher has read.
@@ -108,7 +110,11 @@ def bare_share(task: Task, groups: Sequence[Group], outcomes: Sequence[Sequence[
     traits_and_verdicts = [(task.traits(completion.text), outcome.correct is True) for completion, outcome in pairs]
     if "worked" not in traits_and_verdicts[0][0]:
         return {}
-    return {"bare_share": _mean([correct and not traits["worked"] for traits, correct in traits_and_verdicts])}
+    return {
+        "correct_without_work_share": _mean(
+            [correct and not traits["worked"] for traits, correct in traits_and_verdicts]
+        )
+    }
 
 
 def _repeated(ids: Sequence[int], n: int = 4) -> float:

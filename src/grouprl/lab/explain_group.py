@@ -180,7 +180,7 @@ def _notes(a: Algorithm) -> list[str]:
             f"The run makes {a.updates.count} updates per batch. The numbers here are from the last pass, and "
             "the loss is averaged as if the batch were one update."
         )
-    if a.spread.bonus:
+    if a.entropy_options.bonus:
         notes.append("Loss and gradient here exclude the run's entropy bonus.")
     if a.distill is not None:
         whom = "groups without signal" if a.distill.distill_where == "no_signal" else "all groups"

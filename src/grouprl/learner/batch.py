@@ -164,9 +164,9 @@ class UpdateInputs:
                 "correction_mean": float(ratio_NT[batch.mask_NT].mean()),
                 "correction_max": float(ratio_NT.max()),
             }
-        if algorithm.spread.entropy_share < 1 and before.entropies_NT is not None:
+        if algorithm.entropy_options.entropy_share < 1 and before.entropies_NT is not None:
             decisive_NT, threshold = high_entropy_mask(
-                before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.spread.entropy_share
+                before.entropies_NT.cpu(), batch.trained_NT, share=algorithm.entropy_options.entropy_share
             )
             advantages_NT = advantages_NT * decisive_NT
             masked["low_entropy"] = ~decisive_NT

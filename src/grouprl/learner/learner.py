@@ -52,7 +52,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.kl_coef = self.algorithm.kl_coef
-        self.entropy_coefs = (self.algorithm.spread.entropy_coef,) * 2
+        self.entropy_coefs = (self.algorithm.entropy_options.entropy_coef,) * 2
         self.use_terms(self.further_terms)
 
     def use_terms(self, further: Sequence[Term]) -> None:
@@ -69,8 +69,10 @@ class Learner:
     def evaluate(self, batch: Batch) -> PolicyEvaluation:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
         a, kl = self.algorithm, self.algorithm.kl
-        needs_policy_logprobs = a.correction is not None or a.spread.entropy_share < 1
-        if self.dtype != "float32" or not batch.sampling.by_learner:  # else log-probs agree with the sampler's to 1e-5
+        needs_policy_logprobs = a.correction is not None or a.entropy_options.entropy_share < 1
+        if (
+            self.dtype != "float32" or not batch.sampling.sampled_in_process
+        ):  # else log-probs agree with the sampler's to 1e-5
             needs_policy_logprobs |= a.updates.count > 1 or (kl is not None and kl.kl_in == "reward")
         columns: dict[str, Tensor] = {}
         if self.reference is not None:
@@ -147,9 +149,9 @@ class Learner:
             metrics["kl_coef"] = self.kl_coef
             if math.isfinite(metrics.get("kl", math.nan)):
                 self.kl_coef = a.kl.next_coef(self.kl_coef, metrics["kl"])
-        if a.spread.entropy_target is not None:
+        if a.entropy_options.entropy_target is not None:
             metrics["entropy_coef"] = self.entropy_coefs[1]
-        self.entropy_coefs = a.spread.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
+        self.entropy_coefs = a.entropy_options.next_coefs(self.entropy_coefs, metrics.get("entropy", math.nan))
 
         watched = [] if critic_only else watched_group(batch, inputs.advantages_NT, step)
         packs = self.runner.packs(batch, watched)

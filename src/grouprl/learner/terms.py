@@ -146,12 +146,14 @@ class PolicyTerm(Term):
 
     def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
         """An advantage of 0 gives no gradient without a KL in the loss, which is 0 at the reference."""
-        is_pulled = self.algorithm.pulls and (inputs.has_signal or not inputs.before.at_reference)
+        is_pulled = self.algorithm.has_kl_loss and (inputs.has_signal or not inputs.before.at_reference)
         return (weights_NT > 0).any(1) & (is_pulled | (inputs.advantages_NT != 0).any(1))
 
     def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of some tokens and its metrics, by the algorithm's objective; a user may have written its class."""
-        result = self.algorithm.objective.loss(tokens, self.algorithm.kl, kl_coef if self.algorithm.pulls else 0.0)
+        result = self.algorithm.objective.loss(
+            tokens, self.algorithm.kl, kl_coef if self.algorithm.has_kl_loss else 0.0
+        )
         if not isinstance(result, tuple):
             raise UserError(f"loss: expected (loss, stats), got {type(result).__name__}: return both")
         return check_tensor("loss", result[0], ()), result[1]
@@ -165,7 +167,7 @@ class PolicyTerm(Term):
             loss, values = self.loss(forward.tokens, inputs.kl_coef)
             counted = int(forward.counted_nT.sum())
             stats = {name: (value, counted) for name, value in values.items()}
-            if self.algorithm.pulls and "kl" in stats:  # the term is over all tokens
+            if self.algorithm.has_kl_loss and "kl" in stats:  # the term is over all tokens
                 stats["kl"] = values["kl"], int(forward.tokens.mask_NT.sum())
             return loss, stats
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from grouprl.rewards.workers.frames import Parcel
 from grouprl.types import Completion, Episode, Group, Problem, UserError
@@ -27,7 +27,7 @@ OWN_KEYWORDS = ("prompts", "completions", "completion_ids", VERDICT, OBJECTS, *P
 LARGEST = 1e30  # largest value: squares of rewards and their sums must stay finite
 _HERE = Path(__file__)
 _T = TypeVar("_T")
-PendingValues = Future[Any]
+PendingValues: TypeAlias = "Future[CallValues | list[PendingValues]]"
 """The `CallValues` of one call; after a failure, a list of `PendingValues`, one for each completion, called alone."""
 
 
@@ -165,13 +165,13 @@ def _prompt(problem: Problem) -> str | list[dict[str, str]]:
     messages = problem.prompt
     if isinstance(messages, str):
         return messages
-    return [dict(message) for message in (messages[:-1] if problem.begun else messages)]
+    return [dict(message) for message in (messages[:-1] if problem.prefill else messages)]
 
 
 def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, Any]]:
     if completion.episode is not None:
         return completion.episode.transcript
-    text = problem.begun + completion.text
+    text = problem.prefill + completion.text
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 
 

@@ -30,7 +30,7 @@ _FEW = 50  # the share is computed over at least so many completions
 
 def rows_of(calls: Mapping[str, CallValues], group: Group) -> list[Row]:
     """The values of each completion of a group; reasoning steps end in its own text, without what the prompt begins."""
-    prefill = len(group.problem.begun)
+    prefill = len(group.problem.prefill)
 
     def shifted(value: Value) -> Value:
         if not isinstance(value, tuple) or not prefill:
@@ -179,7 +179,7 @@ class LengthPenalty:
     @classmethod
     def of(cls, config: RunConfig) -> LengthPenalty:
         """The penalty of a configured run."""
-        return cls(config.algorithm.groups.overlong_buffer, config.rollout.max_tokens)
+        return cls(config.algorithm.group_filter.overlong_buffer, config.rollout.max_tokens)
 
     def penalized(self, group: Group, outcomes: Sequence[RewardOutcome]) -> tuple[RewardOutcome, ...]:
         """Makes the penalty a component of the outcomes [G] of a group, in the place of one that they have."""

@@ -88,9 +88,11 @@ def assemble(
     tokenizer = load_tokenizer(config.model)
     has_teacher = config.algorithm.distill is not None
     teacher = leaf("term.distill").make_teacher(config, task, tokenizer, start) if has_teacher else None
-    taught = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
-    (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}\nteacher: {taught}", "model, problems and teacher")
-    now = TrainerState(start=found, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
+    teacher_fingerprint = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
+    (ranks or Ranks()).agree(
+        f"model: {found}\nproblems: {data}\nteacher: {teacher_fingerprint}", "model, problems and teacher"
+    )
+    now = TrainerState(start=found, data=data, teacher=teacher_fingerprint, kl_coef=config.algorithm.kl_coef)
     _, state = saved or (None, now)
     _refuse_changes(state, now)
     check_tokens(start, tokenizer)
@@ -294,7 +296,7 @@ def problem_order(config: RunConfig) -> ProblemOrder:
 def _check_prompts(parts: StepParts, first: int, last: int) -> None:
     """Raises UserError for a prompt that is too long for a step, before the run starts."""
     problems, checked = parts.task.problems("train"), set[str]()
-    refills = parts.learner.algorithm.groups.refills
+    refills = parts.learner.algorithm.group_filter.refills
     for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=refills):
         if problem.id not in checked:
             checked.add(problem.id)

@@ -86,6 +86,6 @@ def _turns(example: Problem, solution: str) -> list[Message]:
     prompt = example.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     turns = [message for message in messages if message["role"] != "system"]
-    if example.begun:  # the solution goes on where the prompt's last message ends
-        turns, solution = turns[:-1], example.begun + solution
+    if example.prefill:  # the solution goes on where the prompt's last message ends
+        turns, solution = turns[:-1], example.prefill + solution
     return [*turns, {"role": "assistant", "content": solution}]

@@ -212,7 +212,7 @@ class Trainer:
             return rows
         if self.config.epochs is not None:
             raise UserError("epochs: expected null with a stream of rows, which may have no end: set steps instead")
-        visits = self.config.steps * self.config.rollout.problems_per_step * (1 + self._algorithm.groups.refills)
+        visits = self.config.steps * self.config.rollout.problems_per_step * (1 + self._algorithm.group_filter.refills)
         return first_rows(rows, 2 * visits + 10 * self.config.evaluation.problems)
 
     @property

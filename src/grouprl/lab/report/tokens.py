@@ -134,7 +134,7 @@ def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm
     for row in completion_rows(database, columns, step):
         if not row["length"] or any(row[name] is None for name in _OF_KL):
             continue
-        if not row["advantage"] and not algorithm.pulls:
+        if not row["advantage"] and not algorithm.has_kl_loss:
             continue
         pair = (torch.tensor(np.frombuffer(row[name], "<f4").astype("f8")) for name in _OF_KL)
         kl_T = kl_estimate(*pair, kind=kind).abs().nan_to_num(posinf=0.0)

@@ -259,7 +259,7 @@ def _reasons(algorithm: Algorithm) -> Iterator[str]:
         yield f"Later rewards count less: each token is discounted by {known['gamma']:g}."
     if by_token and algorithm.advantage.of_batch:
         yield "Mean and deviation are over all tokens of the step, so longer completions count more."
-    if by_token and algorithm.groups.mask_overlong:
+    if by_token and algorithm.group_filter.mask_overlong:
         yield "Truncated completions are masked: their advantage is 0."
 
 

@@ -51,7 +51,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "critic_moments": "AdamW's two moments of the critic",
         "gradients": "gradients",
         "critic_gradients": "gradients of the critic",
-        "taught": "the teacher's hidden states of a minibatch",
+        "teacher_states": "the teacher's hidden states of a minibatch",
         "activations": "activations of the largest pack",
         "layer": "backward pass of one layer",
         "logits": "log-probs: a chunk of logits",
@@ -71,7 +71,7 @@ class Networks:
     reference: bool = True  # for a KL term
     critic: bool = False  # a trunk of its own, as large as the policy
     reward_model: bool = False  # as large as the policy
-    taught: int = 0  # hidden size of distillation's teacher; 0 = there is none
+    teacher_hidden: int = 0  # hidden size of distillation's teacher; 0 = there is none
     teacher: int = 0  # parameters of a teacher other than the policy and the reference
     lora_rank: int | None = None  # None = all weights learn
     weights: Weights = "float32"  # of policy, reference and critic; vectors, which stay float32, count as matrices
@@ -189,7 +189,7 @@ class UpdateMemory:
 
     gradients: int
     critic_gradients: int
-    taught: int
+    teacher_states: int
     activations: int  # kept by the forward pass of the largest pack, or of all that run at once
     layer: int  # temporary tensors of one layer's backward pass, with `recompute` its activations too
     logits: int  # before that: a chunk of logits, and the gradient of the output embedding
@@ -197,7 +197,7 @@ class UpdateMemory:
     @property
     def total(self) -> int:
         """Bytes at the peak; layers and logits are never allocated together."""
-        held = self.gradients + self.critic_gradients + self.taught + self.activations
+        held = self.gradients + self.critic_gradients + self.teacher_states + self.activations
         return held + max(self.layer, self.logits)
 
 
@@ -314,7 +314,7 @@ def plan_memory(
         update=UpdateMemory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
-            taught=SIZES[step.dtype] * networks.taught * step.minibatch_tokens,
+            teacher_states=SIZES[step.dtype] * networks.teacher_hidden * step.minibatch_tokens,
             activations=at_once * activations + before + (gradients + half) * shared,
             layer=at_once * (layer + widened),
             logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),

@@ -97,7 +97,7 @@ def networks_of(config: RunConfig) -> Networks:
         reference=config.algorithm.kl is not None,
         critic=isinstance(config.algorithm.critic, CopiedCritic),
         reward_model=any(reward.path and not reward.path.endswith(".py") for reward in config.rewards),
-        taught=0 if distill is None else (teacher or shape_of(config.model.path)).hidden,
+        teacher_hidden=0 if distill is None else (teacher or shape_of(config.model.path)).hidden,
         teacher=0 if teacher is None else teacher.parameters,
         lora_rank=None if lora is None else lora.rank,
         weights=config.model.weights,

@@ -137,7 +137,7 @@ def _visit(run: Path, step: int, config: RunConfig, task: Task, groups: Sequence
     train, order = task.problems("train"), problem_order(config)
     visits = order.visits(train, step=step, rates=rates)
     wanted = len(visits)
-    for refill in range(1, config.algorithm.groups.refills + 1):
+    for refill in range(1, config.algorithm.group_filter.refills + 1):
         if len(visits) <= place:
             missing = wanted - sum(group.kept for group in groups[: len(visits)])
             visits += order.refill(train, missing, step=step, round_=refill, rates=rates, visited=len(visits))

@@ -214,7 +214,7 @@ def recorded_groups(run: Path, step: int, config: RunConfig, learner: Learner) -
 
 
 def _kept(config: RunConfig, outcomes: Sequence[Sequence[RewardOutcome]]) -> list[bool]:
-    return config.algorithm.groups.kept([[outcome.earned for outcome in group] for group in outcomes])
+    return config.algorithm.group_filter.kept([[outcome.earned for outcome in group] for group in outcomes])
 
 
 # One update
@@ -340,7 +340,7 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     if new.kl != old.kl:  # otherwise the coefficient may have moved since the first step
         other.kl_coef = new.kl_coef
     if new.entropy != old.entropy:
-        other.entropy_coefs = (new.spread.entropy_coef,) * 2
+        other.entropy_coefs = (new.entropy_options.entropy_coef,) * 2
     if new.kl is None:
         other.reference = None
     elif other.reference is None and config.model.lora is not None:
@@ -366,5 +366,5 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
             outcomes = scorer.finish([scorer.begin(group) for group in scored.groups], tokenizer)
             return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=scorer.weights)
     outcomes, weights = scored_under(changed, scored.groups, scored.outcomes, scored.weights)
-    kept = _kept(changed, outcomes) if changed.algorithm.groups != config.algorithm.groups else scored.kept
+    kept = _kept(changed, outcomes) if changed.algorithm.group_filter != config.algorithm.group_filter else scored.kept
     return replace(scored, outcomes=outcomes, kept=kept, weights=weights)
