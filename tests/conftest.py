@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,7 @@ def rank(path: Path) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.path))
-    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
-        # A reward worker that is sent a function of a test module by its name imports all that the module does: 3 s.
-        cloudpickle.register_pickle_by_value(module)
+    # A worker that is sent a function of a test's module by its name imports all that the module does: 3 s.
+    for module in [*sys.modules.values()]:
+        if HERE in Path(getattr(module, "__file__", None) or "/").parents:
+            cloudpickle.register_pickle_by_value(module)

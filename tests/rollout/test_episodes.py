@@ -156,16 +156,17 @@ def test_a_model_that_is_not_packed_has_the_same_episodes(tiny: Path, groups: li
     assert_same(sampled(setting, Talk(0.02), max_rows=5), groups)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fewest", [0, 16])
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.parametrize(
+    ("temperature", "fewest", "dtype"),
+    [(1.0, 0, "float32"), (0.1, 16, "float32"), (1.0, 16, "bfloat16"), (0.1, 0, "bfloat16")],
+)
 def test_the_bits_do_not_depend_on_who_is_answered_when(
     setting: Setting, temperature: float, fewest: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With a low temperature many episodes share what they wrote. `fewest`: of this or of a pretended processor."""
     pretend_processor(monkeypatch, tmp_path, fewest=fewest)
     sampling, found = replace(DRAWN, temperature=temperature), []
-    requests = [replace(request_of(range(90 + 7 * at, 112 + 3 * at)), completions=12) for at in range(5)]
+    requests = [replace(request_of(range(90 + 7 * at, 112 + 3 * at)), completions=12) for at in range(3)]
     before = torch.get_num_threads()
     try:
         for threads, latency in ((1, 0.0), (1, 0.04), (2, 0.02)):
@@ -175,7 +176,7 @@ def test_the_bits_do_not_depend_on_who_is_answered_when(
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]
     firsts = [{one.token_ids[: one.episode.ends[0] + 1] for one in group.completions} for group in found[0]]
-    assert (sum(map(len, firsts)) < 60) == (temperature < 1.0)
+    assert (sum(map(len, firsts)) < 36) == (temperature < 1.0)
 
 
 def test_a_later_turn_draws_other_random_numbers_than_the_first(setting: Setting, groups: list[Group]):
