@@ -1,5 +1,6 @@
 """The shapes of a user's code: what becomes a tool, what the policy is shown, and what is refused before sampling."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -208,6 +209,54 @@ def test_functions_of_a_file_and_of_python_are_tools(file: str) -> None:
             each.fault for each in environment.call([Call("greet", {"name": "A", "tone": "odd"}), Call("x", {})])
         ] == [*(Fault.ARGUMENTS, Fault.UNKNOWN_TOOL)]
         environment.close()
+
+
+SCRIPT = '''
+from __future__ import annotations
+from typing import Any, Literal
+from grouprl.environments.shapes import open_tools
+from grouprl.types import Problem
+
+def convert(value: float, unit: Literal["m", "km"]) -> str:
+    """Converts.
+
+    Args:
+        value: A number.
+        unit: Its unit.
+    """
+    return f"{value} {unit}"
+
+class Base:
+    def move(self, by: dict[str, Any] | None = None) -> str:
+        """Moves.
+
+        Args:
+            by: How.
+        """
+        return "moved"
+
+class Maze(Base):
+    def reset(self, **row: Any) -> str | None: ...
+
+opening = open_tools([convert], Maze).open(Problem("p", "go"))
+print([(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in opening.tools])
+'''
+
+
+def test_a_script_s_hints_may_be_text(tmp_path: Path) -> None:
+    # Such names are of the script, which workers do not import.
+    (tmp_path / "train.py").write_text(SCRIPT)
+    printed = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(printed.stdout) == [
+        (
+            "convert",
+            {
+                "value": {"type": "number", "description": "A number."},
+                "unit": {"type": "string", "enum": ["m", "km"], "description": "Its unit."},
+            },
+        ),
+        ("move", {"by": {"type": "object", "additionalProperties": {}, "nullable": True, "description": "How."}}),
+    ]
 
 
 def test_a_class_is_an_environment_in_the_form_of_trl(file: str) -> None:

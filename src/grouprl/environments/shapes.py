@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, get_type_hints
 
 from grouprl.config.code_files import read_code
 from grouprl.config.environment import EnvironmentConfig
@@ -132,6 +133,14 @@ def _code(kind: str, key: str, code: Code) -> tuple[str, Source]:
     """Its name in errors, and what the zygote loads."""
     if not isinstance(code, str):
         name = f"{kind} {key or getattr(code, '__name__', type(code).__name__)}"
+        # The names in hints that are text (`from __future__ import annotations`) do not travel with code that is sent.
+        members = (
+            [member for part in code.__mro__ for member in vars(part).values()] if isinstance(code, type) else [code]
+        )
+        for function in members:
+            if isinstance(function, FunctionType):
+                with suppress(NameError, SyntaxError, TypeError):  # such a tool is refused where its schema is read
+                    function.__annotations__ = get_type_hints(function, include_extras=True)
         try:
             return name, pack(code)
         except ParcelError as error:
