@@ -160,7 +160,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "terms/distill.py": (
         ("row := row + len(group.completions)", "row := row + len(groups[0].completions)", TEACHER),
-        ("trained_NT[inputs.taught_N].sum()", "inputs.batch.mask_NT[inputs.taught_N].sum()", TEACHER),
+        ("trained_NT[inputs.has_teacher_N].sum()", "inputs.batch.mask_NT[inputs.has_teacher_N].sum()", TEACHER),
         ("last = max(at for at", "last = min(at for at", TEACHER),
         ("not all(outcome.correct", "not any(outcome.correct", TEACHER),
     ),

@@ -182,6 +182,6 @@ class UpdateInputs:
         return bool(self.batch.teacher_prompts) or bool((self.advantages_NT * self.batch.trained_NT).any())
 
     @cached_property
-    def taught_N(self) -> Tensor:
+    def has_teacher_N(self) -> Tensor:
         """[N] bool: completions that a teacher teaches."""
         return torch.tensor([row in self.batch.teacher_prompts for row in range(len(self.batch.group_of_N))])

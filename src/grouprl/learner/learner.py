@@ -70,9 +70,8 @@ class Learner:
         """Makes one forward pass of every network that the algorithm needs before the first update on a batch."""
         a, kl = self.algorithm, self.algorithm.kl
         needs_policy_logprobs = a.correction is not None or a.entropy_options.entropy_share < 1
-        if (
-            self.dtype != "float32" or not batch.sampling.sampled_in_process
-        ):  # else log-probs agree with the sampler's to 1e-5
+        # In float32 log-probs agree with those of a sampler of this process to 1e-5.
+        if self.dtype != "float32" or not batch.sampling.sampled_in_process:
             needs_policy_logprobs |= a.updates.count > 1 or (kl is not None and kl.kl_in == "reward")
         columns: dict[str, Tensor] = {}
         if self.reference is not None:

@@ -132,7 +132,7 @@ def _unused_tokens(objective: Objective, inputs: UpdateInputs, result: BatchUpda
         clipped_NT = clipped_NT | side_NT
     return dict(inputs.masked) | {
         "truncated": ~batch.trained_NT,
-        "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.taught_N[:, None],
+        "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.has_teacher_N[:, None],
         "critic_only": torch.full_like(broken_N, result.critic_only),
         "not_finite": broken_N,
         "clipped": clipped_NT,

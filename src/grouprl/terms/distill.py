@@ -152,11 +152,11 @@ class DistillTerm(Term):
     def metrics(self, inputs: UpdateInputs) -> dict[str, float]:
         """The share of the tokens in the loss that the teacher teaches."""
         trained_NT = inputs.batch.trained_NT
-        return {"distill_share": float(trained_NT[inputs.taught_N].sum() / trained_NT.sum().clamp(min=1))}
+        return {"distill_share": float(trained_NT[inputs.has_teacher_N].sum() / trained_NT.sum().clamp(min=1))}
 
     def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
         """The rows with a teacher."""
-        return (weights_NT > 0).any(1) & inputs.taught_N
+        return (weights_NT > 0).any(1) & inputs.has_teacher_N
 
     def prepare(
         self, runner: PackRunner, inputs: UpdateInputs, packs: Sequence[Pack], rows: Sequence[int], weights_NT: Tensor
