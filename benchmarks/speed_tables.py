@@ -48,6 +48,21 @@ def bench(section: dict[str, Any], wanted: dict[str, float]) -> list[str]:
     return lines(("", "unit", "GroupRL", "peer", "ratio", "wanted", "floor", "reached of it"), rows)
 
 
+def in_sizes(table: list[str]) -> list[str]:
+    """A table whose rows differ in a size, one row for all sizes: "swiglu, MLP size 512, float32" and so on."""
+    head, rule, *rows = table
+    by_name: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in rows:
+        name, unit, *figures = row.strip("| ").split(" | ")
+        before, size, after = re.split(r"(\d+)(?=,)", name)
+        by_name.setdefault((before, after, unit), []).append([size, *figures])
+    joined = []
+    for (before, after, unit), columns in by_name.items():
+        sizes, *figures = (", ".join(cells) for cells in zip(*columns, strict=True))
+        joined.append(f"| {' | '.join((before + sizes + after, unit, *figures))} |")
+    return [head, rule, *joined]
+
+
 def steps(cases: dict[str, Any]) -> list[str]:
     """Whole steps beside TRL."""
     head = ("", "", "seconds", "times GroupRL's", "sampling", "reference", "learning", "MiB", "floor, s")
@@ -87,7 +102,10 @@ def tables() -> Iterator[list[str]]:
             yield task(json.loads(path.read_text()))
         path = folder / "cpu.json"
         sections = json.loads(path.read_text())["sections"] if path.exists() else {}
-        yield from (bench(sections[name], targets(instructions)) for name in SECTIONS if name in sections)
+        for name in SECTIONS:
+            if name in sections:
+                table = bench(sections[name], targets(instructions))
+                yield in_sizes(table) if name == "kernels" else table
 
 
 def written(page: str) -> str:
