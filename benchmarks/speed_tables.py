@@ -28,7 +28,11 @@ GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
 
 def lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table without the columns that are empty in every row."""
+    """A table without the columns that are empty in every row; a unit of all rows stands in the first head."""
+    units = {row[head.index("unit")] for row in rows} if "unit" in head else set()
+    if len(units) == 1:
+        (unit,) = units
+        head, rows = ["seconds" if unit == "s" else unit, *head[2:]], [[row[0], *row[2:]] for row in rows]
     columns = [at for at, _ in enumerate(head) if at < 2 or any(row[at] for row in rows)]
     cut = [[row[at] for at in columns] for row in (head, *rows)]
     return [f"| {' | '.join(cut[0])} |", "|" + "---|" * len(columns), *(f"| {' | '.join(row)} |" for row in cut[1:])]
@@ -51,15 +55,15 @@ def bench(section: dict[str, Any], wanted: dict[str, float]) -> list[str]:
 def in_sizes(table: list[str]) -> list[str]:
     """A table whose rows differ in a size, one row for all sizes: "swiglu, MLP size 512, float32" and so on."""
     head, rule, *rows = table
-    by_name: dict[tuple[str, ...], list[list[str]]] = {}
+    by_name: dict[tuple[str, str], list[list[str]]] = {}
     for row in rows:
-        name, unit, *figures = row.strip("| ").split(" | ")
+        name, *figures = row.strip("| ").split(" | ")
         before, size, after = re.split(r"(\d+)(?=,)", name)
-        by_name.setdefault((before, after, unit), []).append([size, *figures])
+        by_name.setdefault((before, after), []).append([size, *figures])
     joined = []
-    for (before, after, unit), columns in by_name.items():
+    for (before, after), columns in by_name.items():
         sizes, *figures = (", ".join(cells) for cells in zip(*columns, strict=True))
-        joined.append(f"| {' | '.join((before + sizes + after, unit, *figures))} |")
+        joined.append(f"| {' | '.join((before + sizes + after, *figures))} |")
     return [head, rule, *joined]
 
 
@@ -78,7 +82,8 @@ def steps(cases: dict[str, Any]) -> list[str]:
                 f"{one['above_imports_mib']:.0f}",
             )
             floor = (f"{ours['floor']:.2f}", f"{ours['floor'] / one['cpu']:.0%}")
-            rows.append((case, name if name == "GroupRL" else f"TRL, {name}", *figures, *floor))
+            first = case if name == "GroupRL" else ""
+            rows.append((first, name if name == "GroupRL" else f"TRL, {name}", *figures, *floor))
     return lines((*head, "reached of it"), rows)
 
 
