@@ -16,7 +16,7 @@ from typing import Any
 
 from speed import cell
 from speed_rows import HERE
-from speed_targets import targets
+from speed_targets import REAL, targets
 from trl_task import MEASURES, middle_seconds
 
 RESULTS = HERE / "results"
@@ -48,7 +48,7 @@ def bench(section: dict[str, Any], wanted: dict[str, float]) -> list[str]:
         share = "" if row["of_floor"] is None else f"{row['of_floor']:.0%}"
         target = cell(wanted.get(row["name"]))
         figures = (cell(row["ours"]), cell(row["peer"]), ratio, target, cell(row["floor"]), share)
-        rows.append((row["name"], row["unit"], *figures))
+        rows.append((row["name"].removeprefix(f"{REAL}, "), row["unit"], *figures))
     return lines(("", "unit", "GroupRL", "peer", "ratio", "wanted", "floor", "reached of it"), rows)
 
 
