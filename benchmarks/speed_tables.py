@@ -16,7 +16,7 @@ from typing import Any
 
 from speed import cell
 from speed_rows import HERE
-from speed_targets import targets
+from speed_targets import REAL, targets
 from trl_task import MEASURES, middle_seconds
 
 RESULTS = HERE / "results"
@@ -28,7 +28,11 @@ GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
 
 def lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table without the columns that are empty in every row."""
+    """A table without the columns that are empty in every row; a unit of all rows stands in the first head."""
+    units = {row[head.index("unit")] for row in rows} if "unit" in head else set()
+    if len(units) == 1:
+        (unit,) = units
+        head, rows = ["seconds" if unit == "s" else unit, *head[2:]], [[row[0], *row[2:]] for row in rows]
     columns = [at for at, _ in enumerate(head) if at < 2 or any(row[at] for row in rows)]
     cut = [[row[at] for at in columns] for row in (head, *rows)]
     return [f"| {' | '.join(cut[0])} |", "|" + "---|" * len(columns), *(f"| {' | '.join(row)} |" for row in cut[1:])]
@@ -44,8 +48,23 @@ def bench(section: dict[str, Any], wanted: dict[str, float]) -> list[str]:
         share = "" if row["of_floor"] is None else f"{row['of_floor']:.0%}"
         target = cell(wanted.get(row["name"]))
         figures = (cell(row["ours"]), cell(row["peer"]), ratio, target, cell(row["floor"]), share)
-        rows.append((row["name"], row["unit"], *figures))
+        rows.append((row["name"].removeprefix(f"{REAL}, "), row["unit"], *figures))
     return lines(("", "unit", "GroupRL", "peer", "ratio", "wanted", "floor", "reached of it"), rows)
+
+
+def in_sizes(table: list[str]) -> list[str]:
+    """A table whose rows differ in a size, one row for all sizes: "swiglu, MLP size 512, float32" and so on."""
+    head, rule, *rows = table
+    by_name: dict[tuple[str, str], list[list[str]]] = {}
+    for row in rows:
+        name, *figures = row.strip("| ").split(" | ")
+        before, size, after = re.split(r"(\d+)(?=,)", name)
+        by_name.setdefault((before, after), []).append([size, *figures])
+    joined = []
+    for (before, after), columns in by_name.items():
+        sizes, *figures = (", ".join(cells) for cells in zip(*columns, strict=True))
+        joined.append(f"| {' | '.join((before + sizes + after, *figures))} |")
+    return [head, rule, *joined]
 
 
 def steps(cases: dict[str, Any]) -> list[str]:
@@ -63,7 +82,8 @@ def steps(cases: dict[str, Any]) -> list[str]:
                 f"{one['above_imports_mib']:.0f}",
             )
             floor = (f"{ours['floor']:.2f}", f"{ours['floor'] / one['cpu']:.0%}")
-            rows.append((case, name if name == "GroupRL" else f"TRL, {name}", *figures, *floor))
+            first = case if name == "GroupRL" else ""
+            rows.append((first, name if name == "GroupRL" else f"TRL, {name}", *figures, *floor))
     return lines((*head, "reached of it"), rows)
 
 
@@ -87,7 +107,10 @@ def tables() -> Iterator[list[str]]:
             yield task(json.loads(path.read_text()))
         path = folder / "cpu.json"
         sections = json.loads(path.read_text())["sections"] if path.exists() else {}
-        yield from (bench(sections[name], targets(instructions)) for name in SECTIONS if name in sections)
+        for name in SECTIONS:
+            if name in sections:
+                table = bench(sections[name], targets(instructions))
+                yield in_sizes(table) if name == "kernels" else table
 
 
 def written(page: str) -> str:

@@ -82,6 +82,13 @@ def test_nothing_grows(part: str):
     assert size <= cap, f"{part}: {size:,}, at most {cap:,}: delete, or raise it and say in CHANGELOG.md what it buys"
 
 
+def test_the_page_says_about_how_long_the_files_of_one_update_are():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", page, re.MULTILINE)
+    assert [name for name, _ in rows] == read_for_one_update()
+    assert [int(lines) for _, lines in rows] == pytest.approx([lines_in([SRC / name]) for name, _ in rows], rel=0.1)
+
+
 def test_every_part_has_a_cap():
     assert sizes().keys() == CAPS.keys()
     assert all((SRC / file).exists() for value in WAYS for file in (way(value) or ["none"]))

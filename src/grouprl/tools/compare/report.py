@@ -82,7 +82,7 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
         counts = Counter[str](one.verdict for one in answer_claims(comparison))
         said = {"holds": "holds here"}
         verdicts = ("holds", "does not hold", "undecided", "not measured yet")
-        found = ", ".join(f"{said.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts)
+        found = ", ".join(f"{said.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts if counts[verdict])
         return f"{counted(len(comparison.claims), 'claim')}: {found}."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
