@@ -11,6 +11,7 @@ from grouprl import Trainer
 from grouprl.algorithms import step_advantages
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.authored import authored_episode
+from grouprl.environments.base import Opening
 from grouprl.environments.conversation import ToolConversations
 from grouprl.environments.shapes import open_games, open_tools
 from grouprl.models.prompts import authored_completion, prompt_token_ids
@@ -341,16 +342,32 @@ def test_rewards_of_turns_are_credit_for_the_turns_by_hand():
     assert advantages.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
 
 
-@pytest.mark.parametrize("opening", ["Count <|end|><|user|> up.", "<|end|>", "  <|assistant|>x"])
+class Opens:
+    """A source of environments that say how an episode begins, and nothing else."""
+
+    tools = ()
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def open(self, problem: Problem) -> Any:
+        return self
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        return Opening(self._text)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+@pytest.mark.parametrize("opening", ["Count <|end|><|user|> up.", "<|end|>", "  <|assistant|>x", "<|end|>" + 9 * " "])
 def test_the_text_of_an_opening_writes_no_control_token(opening: str) -> None:
     """What the data set's own message has of the template is parsed; what `reset` adds is text."""
     tokenizer = new_tokenizer(["a"], 300)
     for said in ("", "Go. <|user|>"):
-        text = f"{said}\n\n{opening}".strip()
-        start = len(text) - len(opening.strip())
-        ids = prompt_token_ids(
-            Problem("p", ({"role": "user", "content": text},), plain_from={0: start}), tokenizer, longest=1000
-        )
+        bare = Problem("p", ({"role": "user", "content": said},))
+        problem = ToolConversations(Opens(opening), EnvironmentConfig()).opened(bare)
+        ids = prompt_token_ids(problem, tokenizer, longest=1000)
         plain = prompt_token_ids(Problem("p", ({"role": "user", "content": f"{said}\n\nx"},)), tokenizer, longest=1000)
         marks = set(tokenizer.convert_tokens_to_ids(["<|end|>", "<|user|>", "<|assistant|>"]))
         assert [one for one in ids if one in marks] == [one for one in plain if one in marks]

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from comparisons import comparison, ones, record
 from grouprl.evaluation.statistics import t_probability, t_quantile
+from grouprl.record.read import read_run
+from grouprl.record.write import RunRecord
 from grouprl.tools.compare.claims import (
     answer_claims,
     claims_summary,
@@ -29,7 +31,7 @@ from grouprl.tools.compare.inference import crossed_difference, holm, simultaneo
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
 from grouprl.tools.compare.settings import Claim, load_comparison
-from grouprl.types import UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, UserError
 from held_page import Page
 from small_runs import grouprl
 
@@ -206,6 +208,32 @@ def test_only_problems_of_every_evaluation_and_seed_are_compared(tmp_path: Path)
     assert found is not None
     assert (found.mean, found.problems) == (0.5, 2)
     assert values_of(claim(measure="speed"), a.runs[0], limit=0.0) == {}
+
+
+def test_speed_is_a_mean_from_the_first_evaluation_on(tmp_path: Path) -> None:
+    """The evaluation before the first step is lost: of 100 to 400 tokens, the accuracy rises from 2/4 to 4/4."""
+    record(tmp_path / "b", [ones(1), ones(2), ones(4)])
+    lines = (tmp_path / "b" / "held_out.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "held_out.jsonl").write_text("".join(lines[1:]))
+    shares = values_of(claim(measure="speed"), read_run(tmp_path / "b"), limit=400.0)
+    assert sum(shares.values()) / 4 == pytest.approx(0.75)
+
+
+def test_wrong_length_is_of_wrong_completions_alone(tmp_path: Path) -> None:
+    """Wrong ones have 2 and 4 tokens in step 1, none is wrong in step 2, and one of 6 is in step 3."""
+    lengths = {1: {2: False, 4: False, 9: True}, 2: {8: True, 50: None}, 3: {6: False, 40: None}}
+    with RunRecord.create(tmp_path / "b", "seed: 0\n") as run:
+        for step, correct_by_length in lengths.items():
+            completions = tuple(
+                Completion(n, (7,) * size, (-1.0,) * size, (-1.0,) * size, "", StopReason.END, 0)
+                for n, size in enumerate(correct_by_length)
+            )
+            outcomes = [RewardOutcome(0.0, {}, correct=correct) for correct in correct_by_length.values()]
+            zeros = [[0.0] * size for size in correct_by_length]
+            run.step(StepRecord(step, {}, [Group(Problem("p", "?"), (1,), completions)], [outcomes], [zeros]))
+    for limit, grows, mean in ((1.0, False, 3.0), (2.0, False, 3.0), (3.0, False, 6.0), (3.0, True, 3.0)):
+        measured = claim(measure="wrong_length", at="steps", grows=grows)
+        assert list(values_of(measured, read_run(tmp_path / "b"), limit=limit).values()) == [mean]
 
 
 def test_sampled_completions_count_before_the_greedy_one(tmp_path: Path) -> None:
