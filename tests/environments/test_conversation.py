@@ -1,17 +1,19 @@
 """The loop between the policy's turns and its environment: authored turns in place of a policy, whole small runs."""
 
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import get_json_schema
 
 from grouprl import Trainer
 from grouprl.algorithms import step_advantages
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.authored import authored_episode
-from grouprl.environments.base import Opening
+from grouprl.environments.base import Call, Observation, Opening, Verdict
 from grouprl.environments.conversation import ToolConversations
 from grouprl.environments.shapes import open_games, open_tools
 from grouprl.models.prompts import authored_completion, prompt_token_ids
@@ -372,3 +374,39 @@ def test_the_text_of_an_opening_writes_no_control_token(opening: str) -> None:
         marks = set(tokenizer.convert_tokens_to_ids(["<|end|>", "<|user|>", "<|assistant|>"]))
         assert [one for one in ids if one in marks] == [one for one in plain if one in marks]
         assert opening.strip() in str(tokenizer.decode(ids))
+
+
+class Draws(Opens):
+    """Its world is what it draws with the seed that it gets."""
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        return Opening(str(random.Random(seed).random()))
+
+
+def test_the_worlds_of_problems_differ_and_a_problem_keeps_its_own() -> None:
+    worlds = [
+        ToolConversations(Draws(""), EnvironmentConfig())
+        .opened(Problem(name, ({"role": "user", "content": ""},)))
+        .prompt
+        for name in ("a", "b", "a")
+    ]
+    assert worlds[0] == worlds[2] != worlds[1]
+
+
+class Pays(Opens):
+    """Each call of a turn pays 1 more than the one before it; the second ends the episode."""
+
+    tools = (get_json_schema(add),)
+
+    def call(self, calls: list[Call]) -> list[Observation]:
+        return [Observation("paid", reward=float(n), done=n == 2) for n, _ in enumerate(calls, 1)]
+
+    def verdict(self) -> Verdict:
+        return Verdict()
+
+
+def test_the_rewards_of_the_calls_of_a_turn_add_up() -> None:
+    twice = called(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
+    found, _ = played(Pays(""), [called(("add", {"a": 1, "b": 2})), twice])
+    assert found.episode is not None
+    assert (found.episode.turn_rewards, found.episode.ended) == ((1.0, 3.0), "finished")

@@ -26,6 +26,7 @@ PAIRED, CLAIMS = "tests/evaluation/test_paired.py", "tests/tools/test_claims.py"
 TREE, ANSWERS = "tests/rollout/test_tree.py", "tests/tasks/test_answers.py"
 FOREIGN, GROWTH = "tests/record/test_foreign_files.py", "tests/models/test_tokenizer_growth.py"
 TEACHER = "tests/learner/test_teacher.py"
+LAST_TENTH = "test_a_metric_counts_in_the_last_tenth_of_the_steps_and_grows_from_the_first"
 POWER = "tests/run/test_survival.py::test_a_run_that_loses_power_ends_as_if_it_had_not"
 
 # file: (part of a line, what stands there instead, tests of which one fails)
@@ -187,6 +188,31 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "found.sampled_by_problem or found.greedy_by_problem",
             "found.greedy_by_problem or found.sampled_by_problem",
             f"{CLAIMS}::test_sampled_completions_count_before_the_greedy_one",
+        ),
+        (
+            "(grid_X[-1] - grid_X[0])",
+            "grid_X[-1]",
+            f"{CLAIMS}::test_speed_is_a_mean_from_the_first_evaluation_on",
+        ),
+        ("// _TENTH", "// 2", f"{CLAIMS}::{LAST_TENTH}"),
+        (
+            "sum(o[key] for o in others) for key in ours if all(key in o for o in others)",
+            "sum(o.get(key, 0.0) for o in others) for key in ours",
+            f"{CLAIMS}::test_only_problems_of_every_evaluation_and_seed_are_compared",
+        ),
+    ),
+    "tools/compare/inference.py": (
+        (
+            "both, by_seed, by_problem)",
+            "both, by_seed)",
+            f"{CLAIMS}::test_an_error_is_never_below_that_of_the_seeds_or_of_the_problems_alone",
+        ),
+    ),
+    "record/queries.py": (
+        (
+            "WHERE correct = 0 GROUP BY step ORDER",
+            "WHERE correct = 1 GROUP BY step ORDER",
+            f"{CLAIMS}::test_wrong_length_is_of_wrong_completions_alone",
         ),
     ),
     "tasks/spelling.py": (("            power = 1\n        else", "            pass\n        else", ANSWERS),),

@@ -46,6 +46,12 @@ def test_a_difference_over_seeds_and_problems_worked_by_hand() -> None:
     assert (high - low) / 2 == pytest.approx(12.7062 * math.sqrt(11 / 12), rel=1e-5)  # Student's t with one degree
 
 
+def test_an_error_is_never_below_that_of_the_seeds_or_of_the_problems_alone() -> None:
+    """Means of one factor 2 and 2, of the other 1 and 3: 2 / 2 = 1. The rest, 4 / 1 / 4 = 1, would leave 0."""
+    for rows in ([[0.0, 4.0], [2.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]]):
+        assert crossed_difference(rows).error == 1.0
+
+
 def test_one_value_a_seed_is_student_s_paired_test() -> None:
     # Student's sleep data, as R's t.test(paired = TRUE) prints it: t = -4.0621, df = 9, p-value = 0.002833.
     gained = [-1.2, -2.4, -1.3, -1.3, 0.0, -1.0, -1.8, -0.8, -4.6, -1.4]
@@ -199,14 +205,16 @@ def test_margins_of_shares_are_points(two: Path) -> None:
 
 
 def test_only_problems_of_every_evaluation_and_seed_are_compared(tmp_path: Path) -> None:
-    folder = comparison(tmp_path / "few", ["a", "b"], [0, 1])
+    folder = comparison(tmp_path / "few", ["a", "b", "c"], [0, 1])
     for name, last in (("a", 1), ("b", 3)):
         record(folder / f"{name}-seed0", [ones(1), ones(1, of=3), ones(last)])
         record(folder / f"{name}-seed1", [ones(1, of=2), ones(1, of=2), ones(min(last, 2), of=2)])
-    a, b = read_comparison(folder).variants
-    found = difference_of(claim(), b, a)
-    assert found is not None
-    assert (found.mean, found.problems) == (0.5, 2)
+    record(folder / "c-seed0", [ones(1), ones(1), ones(3)])  # it alone has the fourth problem, and one seed
+    a, b, c = read_comparison(folder).variants
+    for left, right, expected in ((b, a, (0.5, 2, 2)), (c, a, (2 / 3, 1, 3)), (a, c, (-2 / 3, 1, 3))):
+        found = difference_of(claim(), left, right)
+        assert found is not None
+        assert (found.mean, found.seeds, found.problems) == pytest.approx(expected)
     assert values_of(claim(measure="speed"), a.runs[0], limit=0.0) == {}
 
 
@@ -217,6 +225,15 @@ def test_speed_is_a_mean_from_the_first_evaluation_on(tmp_path: Path) -> None:
     (tmp_path / "b" / "held_out.jsonl").write_text("".join(lines[1:]))
     shares = values_of(claim(measure="speed"), read_run(tmp_path / "b"), limit=400.0)
     assert sum(shares.values()) / 4 == pytest.approx(0.75)
+
+
+def test_a_metric_counts_in_the_last_tenth_of_the_steps_and_grows_from_the_first(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "b", "seed: 0\n") as run:
+        for step in range(1, 21):
+            run.step(StepRecord(step, {"kl": float(step)}, (), (), ()))
+    for limit, grows, mean in ((20.0, False, 19.5), (20.0, True, 18.0), (9.0, True, 8.0)):
+        measured = claim(measure="kl", at="steps", grows=grows)
+        assert list(values_of(measured, read_run(tmp_path / "b"), limit=limit).values()) == [mean]
 
 
 def test_wrong_length_is_of_wrong_completions_alone(tmp_path: Path) -> None:
@@ -288,6 +305,7 @@ def expectation(p_value: float | None, mean: float = 0.1, relation: str = ">") -
     [
         ("holds", [expectation(0.01)], True),
         ("holds", [expectation(0.01), expectation(0.02)], False),  # 0.02 is corrected to 3 x 0.02 with the other claim
+        ("holds", [expectation(0.05 / 3)], False),  # of three, 5 % and not below
         ("holds", [expectation(0.01, relation=">=")], True),
         ("holds", [expectation(0.01, mean=-0.01, relation=">=")], False),  # within the margin, but lower
         ("holds", [expectation(0.01, relation="=")], False),  # a difference shows no equality
