@@ -477,3 +477,10 @@ for _ in range(40):
 )
 def test_a_schema_of_a_stranger_is_read_or_refused(schema: object, right: bool) -> None:
     assert is_schema(schema) == right
+
+
+def test_a_mapping_has_the_types_of_its_properties_and_any_others() -> None:
+    properties = {"o": {"type": "object", "properties": {"k": {"type": "integer"}}}}
+    assert repr(fitted({"o": {"k": 5.0, "z": 5.0}}, {"properties": properties})) == "{'o': {'k': 5, 'z': 5.0}}"
+    with pytest.raises(ValueError, match=r"expected o\.k of type integer, got 'x'"):
+        fitted({"o": {"k": "x"}}, {"properties": properties})
