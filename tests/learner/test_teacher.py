@@ -12,9 +12,11 @@ from grouprl.algorithms.distillation import Distill
 from grouprl.learner import make_batch
 from grouprl.learner.batch import PolicyEvaluation, UpdateInputs
 from grouprl.models.load import load_tokenizer
-from grouprl.terms.distill import DistillTerm, Teacher, is_unsolved
+from grouprl.terms.distill import DistillTerm, Teacher, is_unsolved, make_teacher
 from grouprl.types import Group, Problem, RewardOutcome, Sampling, StopReason
 from learner_setting import learn, learner_of, loaded, sampled
+from small_runs import small_config
+from tiny import tiny_model_folder
 from variants import variant
 
 WARM = Sampling(max_tokens=12, temperature=0.7)
@@ -73,6 +75,16 @@ def test_the_share_of_a_teacher_is_of_trained_tokens(tiny: Path) -> None:
     learner = learner_of(loaded(tiny), variant(kl_coef=0.0, distill_coef=1.0, distill_where="all"))
     share = learn(learner, batch, torch.zeros(len(completions)))["distill_share"]
     assert share == pytest.approx(sum(trained[row] for row in taught) / sum(trained))
+
+
+def test_a_prompt_leaves_room_for_a_completion_in_both_models(tiny: Path, tmp_path: Path) -> None:
+    """Contexts of 256 and 128 tokens, completions of 24."""
+    small = tiny_model_folder(tmp_path, context=128)
+    for policy, teacher, longest in ((tiny, None, 232), (tiny, small, 104), (small, tiny, 104)):
+        algorithm = {"distill_coef": 1.0} | ({} if teacher is None else {"distill_teacher": str(teacher)})
+        changes = {"algorithm": algorithm, "model": {"path": str(policy)}, "rollout": {"max_tokens": 24}}
+        config = small_config(tmp_path, **changes)
+        assert make_teacher(config, None, load_tokenizer(str(policy)), loaded(policy)).longest == longest
 
 
 def test_the_rows_with_a_teacher_and_a_weight_are_moved(tiny: Path) -> None:
