@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouprl.environments.base import Call, Fault
-from grouprl.environments.calls import FORMS, WrongCall, read_calls
+from grouprl.environments.calls import FORMS, WrongCall, before_calls, read_calls
 
 BY_NAME = {form.name: form for form in FORMS}
 SUM, TIME, F = Call("add", {"a": 4, "b": 5}), Call("time", {}), Call("f", {})
@@ -95,6 +95,8 @@ def muse(**arguments: str) -> str:
         ({"n": "five", "x": "1e400", "o": '{"a": '}, {"n": "five", "x": "1e400", "o": '{"a": '}),
         ({"x": "NaN", "n": "9" * 5000}, {"x": "NaN", "n": "9" * 5000}),
         ({"unknown": "5"}, {"unknown": 5}),
+        (dict.fromkeys(("n", "x", "unknown"), "5 apples"), dict.fromkeys(("n", "x", "unknown"), "5 apples")),
+        ({"n": "9" * 300, "b": " True "}, {"n": 10**300 - 1, "b": True}),
         ({}, {}),
     ],
 )
@@ -198,6 +200,11 @@ def test_a_broken_call_has_its_reason_and_the_next_is_read(text: str) -> None:
         ("Qwen XML", '<tool_call>{"name": "f"}</tool_call>', "expected <function=NAME>"),
         ("Qwen XML", "<tool_call><function=f><parameter=a>5</tool_call>", "the value of a is not closed"),
         ("Qwen XML", "<tool_call><function=f>5</function></tool_call>", "expected <function=NAME>"),
+        (
+            "Qwen XML",
+            "<tool_call><function=f><parameter=a><tool_call></parameter><parameter=b>5</tool_call>",
+            "the value of b is not closed",
+        ),
         ("GLM", "<tool_call></tool_call>", "expected NAME"),
         ("GLM", "<tool_call>f<arg_key>a</arg_key></tool_call>", "expected NAME"),
         ("Muse", "<atem:function_calls>f()", "expected <atem:invoke"),
@@ -215,6 +222,19 @@ def test_a_broken_call_of_the_other_forms(form: str, text: str, reason: str) -> 
     (wrong,) = read(form, text)
     assert isinstance(wrong, WrongCall)
     assert reason in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "in_thought", "said"),
+    [
+        ('I ask. <tool_call>{"name": "time"}</tool_call> <tool_call>', False, "I ask. "),
+        ("<think><tool_call></think>I ask. <tool_call>", False, "<think><tool_call></think>I ask. "),
+        ("<tool_call></think>I ask. <tool_call>", True, "<tool_call></think>I ask. "),
+        ("I ask nothing.", False, "I ask nothing."),
+    ],
+)
+def test_what_is_said_before_the_first_call(text: str, in_thought: bool, said: str) -> None:
+    assert before_calls(text, BY_NAME["Hermes"], in_thought=in_thought) == said
 
 
 def test_one_wrong_call_of_a_list_leaves_the_others() -> None:

@@ -1,16 +1,19 @@
 """The loop between the policy's turns and its environment: authored turns in place of a policy, whole small runs."""
 
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import get_json_schema
 
 from grouprl import Trainer
 from grouprl.algorithms import step_advantages
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.authored import authored_episode
+from grouprl.environments.base import Call, Observation, Opening, Verdict
 from grouprl.environments.conversation import ToolConversations
 from grouprl.environments.shapes import open_games, open_tools
 from grouprl.models.prompts import authored_completion, prompt_token_ids
@@ -341,17 +344,69 @@ def test_rewards_of_turns_are_credit_for_the_turns_by_hand():
     assert advantages.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
 
 
-@pytest.mark.parametrize("opening", ["Count <|end|><|user|> up.", "<|end|>", "  <|assistant|>x"])
+class Opens:
+    """A source of environments that say how an episode begins, and nothing else."""
+
+    tools = ()
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def open(self, problem: Problem) -> Any:
+        return self
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        return Opening(self._text)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+@pytest.mark.parametrize("opening", ["Count <|end|><|user|> up.", "<|end|>", "  <|assistant|>x", "<|end|>" + 9 * " "])
 def test_the_text_of_an_opening_writes_no_control_token(opening: str) -> None:
     """What the data set's own message has of the template is parsed; what `reset` adds is text."""
     tokenizer = new_tokenizer(["a"], 300)
     for said in ("", "Go. <|user|>"):
-        text = f"{said}\n\n{opening}".strip()
-        start = len(text) - len(opening.strip())
-        ids = prompt_token_ids(
-            Problem("p", ({"role": "user", "content": text},), plain_from={0: start}), tokenizer, longest=1000
-        )
+        bare = Problem("p", ({"role": "user", "content": said},))
+        problem = ToolConversations(Opens(opening), EnvironmentConfig()).opened(bare)
+        ids = prompt_token_ids(problem, tokenizer, longest=1000)
         plain = prompt_token_ids(Problem("p", ({"role": "user", "content": f"{said}\n\nx"},)), tokenizer, longest=1000)
         marks = set(tokenizer.convert_tokens_to_ids(["<|end|>", "<|user|>", "<|assistant|>"]))
         assert [one for one in ids if one in marks] == [one for one in plain if one in marks]
         assert opening.strip() in str(tokenizer.decode(ids))
+
+
+class Draws(Opens):
+    """Its world is what it draws with the seed that it gets."""
+
+    def reset(self, problem: Problem, seed: int) -> Opening:
+        return Opening(str(random.Random(seed).random()))
+
+
+def test_the_worlds_of_problems_differ_and_a_problem_keeps_its_own() -> None:
+    worlds = [
+        ToolConversations(Draws(""), EnvironmentConfig())
+        .opened(Problem(name, ({"role": "user", "content": ""},)))
+        .prompt
+        for name in ("a", "b", "a")
+    ]
+    assert worlds[0] == worlds[2] != worlds[1]
+
+
+class Pays(Opens):
+    """Each call of a turn pays 1 more than the one before it; the second ends the episode."""
+
+    tools = (get_json_schema(add),)
+
+    def call(self, calls: list[Call]) -> list[Observation]:
+        return [Observation("paid", reward=float(n), done=n == 2) for n, _ in enumerate(calls, 1)]
+
+    def verdict(self) -> Verdict:
+        return Verdict()
+
+
+def test_the_rewards_of_the_calls_of_a_turn_add_up() -> None:
+    twice = called(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
+    found, _ = played(Pays(""), [called(("add", {"a": 1, "b": 2})), twice])
+    assert found.episode is not None
+    assert (found.episode.turn_rewards, found.episode.ended) == ((1.0, 3.0), "finished")

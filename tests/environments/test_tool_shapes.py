@@ -16,6 +16,7 @@ from transformers.utils import get_json_schema
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.arguments import fitted, is_schema
 from grouprl.environments.base import Call, Fault, Observation, Opening, Verdict
+from grouprl.environments.guest import cut
 from grouprl.environments.shapes import open_games, open_tools
 from grouprl.types import Problem, UserError
 
@@ -526,3 +527,14 @@ for _ in range(40):
 )
 def test_a_schema_of_a_stranger_is_read_or_refused(schema: object, right: bool) -> None:
     assert is_schema(schema) == right
+
+
+def test_a_mapping_has_the_types_of_its_properties_and_any_others() -> None:
+    properties = {"o": {"type": "object", "properties": {"k": {"type": "integer"}}}}
+    assert repr(fitted({"o": {"k": 5.0, "z": 5.0}}, {"properties": properties})) == "{'o': {'k': 5, 'z': 5.0}}"
+    with pytest.raises(ValueError, match=r"expected o\.k of type integer, got 'x'"):
+        fitted({"o": {"k": "x"}}, {"properties": properties})
+
+
+def test_a_text_is_cut_behind_its_limit_alone() -> None:
+    assert [cut("abc", most) for most in (4, 3, 2)] == ["abc", "abc", "ab… [cut: 3 characters]"]

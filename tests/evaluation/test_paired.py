@@ -152,6 +152,7 @@ LINE = {
         ({"rewards": {"reward": []}}, True),
         ({"problem_ids": ["a", 2]}, False),
         ({"samples": True}, False),
+        ({"samples": 4.0}, False),
         ({"greedy": [1]}, False),
         ({"greedy": []}, False),
         ({"greedy": [1, None]}, False),

@@ -103,7 +103,13 @@ def taught(folder: Path) -> Batch:
     tokenizer = load_tokenizer(str(folder))
     texts = {row: f"{'b' if row == 4 else 'a'} answer is {row // 6}. Again:" for row in range(3, 11) if row != 7}
     prompts = {row: tuple(tokenizer(text)["input_ids"]) for row, text in texts.items()}
-    return make_batch(sampled(folder, WARM), WARM, teacher_prompts=prompts)
+    first, second, third = sampled(folder, WARM)
+    short = tuple(
+        replace(one, token_ids=one.token_ids[:5], logprobs=one.logprobs[:5], plain_logprobs=one.plain_logprobs[:5])
+        for one in second.completions
+    )  # a pack begins with the longer completions: its rows are 6 to 10, then 3 to 5
+    groups = [first, replace(second, completions=short), third]
+    return make_batch(groups, WARM, teacher_prompts=prompts)
 
 
 def slow_gradient(folder: Path, batch: Batch, *, reference: bool) -> tuple[float, dict[str, Tensor]]:

@@ -38,7 +38,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def batches(folders: dict[str, Path]) -> dict[str, Batch]:
-    return {name: make_batch(sampled(folder, PLAIN), PLAIN) for name, folder in folders.items()}
+    batches = {name: make_batch(sampled(folder, PLAIN), PLAIN) for name, folder in folders.items()}
+    return batches | {"truncated": make_batch(sampled(folders["mixtral"], PLAIN), PLAIN, mask_overlong=True)}
 
 
 def test_a_loss_by_hand() -> None:
@@ -57,7 +58,7 @@ def own_loss(folder: Path, batch: Batch) -> tuple[Tensor, PreTrainedModel]:
     """Transformers' loss of each layer, from the router logits of one whole sequence after the other."""
     own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     layers: list[list[Tensor]] = []
-    for group, ids_T, mask_T in zip(batch.group_of_N, batch.token_ids_NT, batch.mask_NT, strict=True):
+    for group, ids_T, mask_T in zip(batch.group_of_N, batch.token_ids_NT, batch.trained_NT, strict=True):
         prompt, completion = batch.prompts[group], ids_T[mask_T].tolist()
         found = own.get_decoder()(torch.tensor([[*prompt, *completion]]), output_router_logits=True).router_logits
         layers.append([logits[len(prompt) - 1 : -1] for logits in found])
@@ -65,13 +66,17 @@ def own_loss(folder: Path, batch: Batch) -> tuple[Tensor, PreTrainedModel]:
     return torch.stack(losses).mean(), own
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("name", "completions"), [("mixtral", "mixtral"), ("deepseek_v3", "deepseek_v3"), ("mixtral", "truncated")]
+)
 def test_the_loss_is_that_of_transformers_for_each_layer(
-    folders: dict[str, Path], batches: dict[str, Batch], name: str
+    folders: dict[str, Path], batches: dict[str, Batch], name: str, completions: str
 ) -> None:
+    batch = batches[completions]
     learner = learner_of(loaded(folders[name]), BALANCED)
-    metrics = learn(learner, batches[name], NOTHING)
-    loss, own = own_loss(folders[name], batches[name])
+    metrics = learn(learner, batch, NOTHING)
+    assert bool((batch.mask_NT != batch.trained_NT).any()) is (completions == "truncated")
+    loss, own = own_loss(folders[name], batch)
     assert float(loss.detach()) > 2.01  # not balanced
     assert metrics["router_aux_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     assert metrics["loss"] == pytest.approx(0.5 * float(loss.detach()), rel=1e-5)

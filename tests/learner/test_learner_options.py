@@ -27,6 +27,7 @@ from learner_setting import (
     gap,
     learn,
     learner_of,
+    loaded,
     sampled,
 )
 from oracles import own_logits, own_model
@@ -396,3 +397,14 @@ def test_the_kl_coefficient_of_a_step_follows_from_the_kl_before(model: PreTrain
     assert (first["kl_coef"], second["kl_coef"]) == (0.1, pytest.approx(0.102))
     other = learner_of(model, variant(kl_coef=0.102))
     assert second["loss"] == pytest.approx(learn(other, batch)["loss"], abs=1e-7)
+
+
+def test_the_kl_of_completions_without_an_advantage_counts_whatever_the_packs(tiny: Path, batch: Batch) -> None:
+    advantages_N = torch.zeros(len(batch.mask_NT))
+    advantages_N[0] = 1.0
+    together, apart = (
+        learn(learner_of(loaded(tiny), variant(kl_coef=0.1), micro_batch_tokens=tokens), batch, advantages_N)["kl"]
+        for tokens in (10**6, 1)
+    )
+    assert apart == pytest.approx(together, rel=1e-4)
+    assert together > 0

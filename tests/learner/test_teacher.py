@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from grouprl.algorithms.advantages import Credit
 from grouprl.algorithms.distillation import Distill
 from grouprl.learner import make_batch
+from grouprl.learner.batch import PolicyEvaluation, UpdateInputs
 from grouprl.models.load import load_tokenizer
-from grouprl.terms.distill import Teacher, is_unsolved
+from grouprl.terms.distill import DistillTerm, Teacher, is_unsolved, make_teacher
 from grouprl.types import Group, Problem, RewardOutcome, Sampling, StopReason
 from learner_setting import learn, learner_of, loaded, sampled
+from small_runs import small_config
+from tiny import tiny_model_folder
 from variants import variant
 
 WARM = Sampling(max_tokens=12, temperature=0.7)
@@ -40,10 +44,10 @@ def test_rows_are_counted_over_groups_of_any_size(tiny: Path) -> None:
 
 
 def test_the_solution_stands_in_the_last_message_of_the_user(tiny: Path) -> None:
-    said = [("user", "Say 2."), ("assistant", "Say 3."), ("user", "Say 4.")]
+    said = [("user", "Say 2."), ("assistant", "Say 3."), ("user", "Say 4."), ("assistant", "Say 5.")]
     chat = tuple({"role": role, "content": text} for role, text in said)
     (text,) = read(tiny, [Group(Problem("9", chat), (1,), (None,))], [[outcome(0.0)]]).values()  # type: ignore[arg-type]
-    assert text.index("91") > text.index("Say 3.")
+    assert text.index("Say 3.") < text.index("91") < text.index("Say 5.")
 
 
 @pytest.mark.parametrize(
@@ -71,3 +75,24 @@ def test_the_share_of_a_teacher_is_of_trained_tokens(tiny: Path) -> None:
     learner = learner_of(loaded(tiny), variant(kl_coef=0.0, distill_coef=1.0, distill_where="all"))
     share = learn(learner, batch, torch.zeros(len(completions)))["distill_share"]
     assert share == pytest.approx(sum(trained[row] for row in taught) / sum(trained))
+
+
+def test_a_prompt_leaves_room_for_a_completion_in_both_models(tiny: Path, tmp_path: Path) -> None:
+    """Contexts of 256 and 128 tokens, completions of 24."""
+    small = tiny_model_folder(tmp_path, context=128)
+    for policy, teacher, longest in ((tiny, None, 232), (tiny, small, 104), (small, tiny, 104)):
+        algorithm = {"distill_coef": 1.0} | ({} if teacher is None else {"distill_teacher": str(teacher)})
+        changes = {"algorithm": algorithm, "model": {"path": str(policy)}, "rollout": {"max_tokens": 24}}
+        config = small_config(tmp_path, **changes)
+        assert make_teacher(config, None, load_tokenizer(str(policy)), loaded(policy)).longest == longest
+
+
+def test_the_rows_with_a_teacher_and_a_weight_are_moved(tiny: Path) -> None:
+    batch = make_batch(sampled(tiny, WARM), WARM, teacher_prompts={1: (5,), 2: (5,)})
+    algorithm = variant(kl_coef=0.0, distill_coef=1.0, distill_where="all")
+    (term,) = [term for term in learner_of(loaded(tiny), algorithm).terms if isinstance(term, DistillTerm)]
+    zeros_NT = torch.zeros(batch.mask_NT.shape)
+    inputs, _ = UpdateInputs.of(batch, Credit(zeros_NT), PolicyEvaluation(), algorithm)
+    weights_NT = batch.mask_NT.float()
+    weights_NT[2] = 0
+    assert term.moves(inputs, range(len(weights_NT)), weights_NT).nonzero().tolist() == [[1]]

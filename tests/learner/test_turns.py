@@ -70,6 +70,10 @@ def test_what_completions_begin_with_is_read_once_where_it_is_longer_than_the_pr
     assert pack.layout.position_ids_S.tolist() == [0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 0, 1, 2]
     assert pack.token_ids_C.tolist() == [5, 6, 40, 41, 5, 6, 40, 42, 43, 5, 6, 50, 11, 12]
     assert pack.predictors_C.tolist() == [0, 1, 5, 6, 0, 1, 5, 7, 9, 0, 1, 5, 10, 12]
+    # A common token that saves no more than the prompt's repetition costs.
+    few = (completion(0, (5, 6), (1, (100,))), completion(1, (5, 7)), completion(2, (8, 9)))
+    [pack] = make_packs(make_batch([replace(ALIKE, completions=few)], PLAIN), range(3), 100, CPU)
+    assert pack.input_ids_S.tolist() == [9, 5, 100, 5, 8]
 
 
 def test_completions_of_one_turn_share_their_prompt_alone():

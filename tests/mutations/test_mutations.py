@@ -26,12 +26,17 @@ PAIRED, CLAIMS = "tests/evaluation/test_paired.py", "tests/tools/test_claims.py"
 TREE, ANSWERS = "tests/rollout/test_tree.py", "tests/tasks/test_answers.py"
 FOREIGN, GROWTH = "tests/record/test_foreign_files.py", "tests/models/test_tokenizer_growth.py"
 TEACHER = "tests/learner/test_teacher.py"
+BRANCHES, CONVERSATION = "tests/rollout/test_branches.py", "tests/environments/test_conversation.py"
+LAST_TENTH = "test_a_metric_counts_in_the_last_tenth_of_the_steps_and_grows_from_the_first"
 POWER = "tests/run/test_survival.py::test_a_run_that_loses_power_ends_as_if_it_had_not"
 
 # file: (part of a line, what stands there instead, tests of which one fails)
 MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     # What a run survives.
-    "run/checkpoint.py": (("check_manifest(checkpoint.path)", "pass", RESUME),),
+    "run/checkpoint.py": (
+        ("check_manifest(checkpoint.path)", "pass", RESUME),
+        ("range(0, len(problems), stride)", "range(0, len(problems) - 1, stride)", "tests/run/test_checkpoint.py"),
+    ),
     "models/load.py": (("check_manifest(Path(folder))", "pass", RESUME),),
     "run/resume.py": (
         ("= lock_directory(saved_path(directory).parent)", "= os.open(saved_path(directory).parent, 0)", RESUME),
@@ -163,6 +168,11 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trained_NT[inputs.has_teacher_N].sum()", "inputs.batch.mask_NT[inputs.has_teacher_N].sum()", TEACHER),
         ("last = max(at for at", "last = min(at for at", TEACHER),
         ("not all(outcome.correct", "not any(outcome.correct", TEACHER),
+        (
+            "[row for row in pack.rows if row in hidden_by_row]",
+            "sorted(row for row in pack.rows if row in hidden_by_row)",
+            "tests/learner/test_distillation.py::test_packed_rows_are_single_rows",
+        ),
     ),
     # What is compared.
     "evaluation/paired.py": (
@@ -188,6 +198,31 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "found.greedy_by_problem or found.sampled_by_problem",
             f"{CLAIMS}::test_sampled_completions_count_before_the_greedy_one",
         ),
+        (
+            "(grid_X[-1] - grid_X[0])",
+            "grid_X[-1]",
+            f"{CLAIMS}::test_speed_is_a_mean_from_the_first_evaluation_on",
+        ),
+        ("// _TENTH", "// 2", f"{CLAIMS}::{LAST_TENTH}"),
+        (
+            "sum(o[key] for o in others) for key in ours if all(key in o for o in others)",
+            "sum(o.get(key, 0.0) for o in others) for key in ours",
+            f"{CLAIMS}::test_only_problems_of_every_evaluation_and_seed_are_compared",
+        ),
+    ),
+    "tools/compare/inference.py": (
+        (
+            "both, by_seed, by_problem)",
+            "both, by_seed)",
+            f"{CLAIMS}::test_an_error_is_never_below_that_of_the_seeds_or_of_the_problems_alone",
+        ),
+    ),
+    "record/queries.py": (
+        (
+            "WHERE correct = 0 GROUP BY step ORDER",
+            "WHERE correct = 1 GROUP BY step ORDER",
+            f"{CLAIMS}::test_wrong_length_is_of_wrong_completions_alone",
+        ),
     ),
     "tasks/spelling.py": (("            power = 1\n        else", "            pass\n        else", ANSWERS),),
     "rollout/tree.py": (
@@ -203,6 +238,16 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
     ),
     "rollout/decoding.py": ((" if ended.get(row) is not StopReason.END", "", ENDS),),
+    "tools/proof/branch_engine.py": (
+        (
+            "before_T = prompt +",
+            "before_T = prompt - 1 +",
+            f"{BRANCHES}::test_the_likely_tokens_are_those_of_the_distribution",
+        ),
+    ),
+    "environments/conversation.py": (
+        (" + (live.rewards[-1] or 0.0)", "", f"{CONVERSATION}::test_the_rewards_of_the_calls_of_a_turn_add_up"),
+    ),
     "tools/proof/replay.py": (("(a == b)", "(np.abs(a - b) < 1e-9)", LINES),),
     "ranks/ranks.py": (("if not self.exact or", "if self.exact or", SHARES),),
 }

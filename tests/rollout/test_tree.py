@@ -75,9 +75,12 @@ def test_of_what_was_added_the_last_token_is_read(reader: Reader):
     tree, ids = tree_of(), (*PROMPT, 50, 51)
     reader.through(tree, PROMPT)
     kept = read_prefix(reader._read, ids, CPU)
-    tree.add(ids, torch.stack([torch.stack(pair) for pair in zip(kept.keys, kept.values, strict=True)])[:, :, 4:])
+    pairs = torch.stack([torch.stack(pair) for pair in zip(kept.keys, kept.values, strict=True)])[:, :, 4:]
+    tree.add(ids, pairs)
     assert tree.kept == 6
     assert reader.through(tree, ids) == 1
+    tree.add(ids, pairs)  # another episode wrote the same
+    assert tree.kept == 6
     assert reader.through(tree, ids) == 0
 
 
@@ -99,6 +102,18 @@ def test_what_others_follow_stays_until_they_are_gone(reader: Reader):
         reader.through(tree, ids)
     assert tree.kept == 7
     assert reader.through(tree, (*PROMPT, 50)) == 1
+
+
+def test_the_tree_holds_no_more_memory_than_that_of_its_tokens(reader: Reader):
+    """A part of a tensor holds all of it: here that of the prompt's tokens, which every end was read behind."""
+    tree, ends = tree_of(), [(*PROMPT, 50, end) for end in (60, 61, 62)]
+    reader.through(tree, (*PROMPT, 50))
+    reader.through(tree, *ends)
+    paths = tree.read(reader, ends, CPU)
+    parts = [part for path in paths for part in path.parts]
+    held = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+    assert sum(held.values()) == (5 + 3) * parts[0][:, :, :1].numel() * parts[0].element_size()
+    assert all(path.last_H.untyped_storage().nbytes() == path.last_H.nbytes for path in paths)
 
 
 def test_tokens_whose_past_is_gone_are_not_kept(reader: Reader):

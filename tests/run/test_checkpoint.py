@@ -31,7 +31,7 @@ STATE = TrainerState(
     peak_rss_mib=56.75,
     start="weights",
     data="problems",
-    kl_coef=0.04,
+    kl_coef=0.07,  # another one than the algorithm's
     entropy_coef=0.1,
     entropy_bonus=0.0,
 )
@@ -96,7 +96,7 @@ def test_a_checkpoint_gives_back_state_weights_and_optimizer_to_the_last_bit(pol
     assert again.optimizer.updates == STATE.updates
     learner = again.learner
     load_learner(found, learner, state)
-    assert (learner.kl_coef, learner.entropy_coefs) == (0.04, (0.1, 0.0))
+    assert (learner.kl_coef, learner.entropy_coefs) == (0.07, (0.1, 0.0))
     policy.optimizer.updates = STATE.updates
     for one in (policy, again):
         one.update()
@@ -127,11 +127,21 @@ def test_the_newest_are_kept(policy: Policy, tmp_path: Path) -> None:
     assert read_state(RunDirectory(tmp_path).checkpoints()[-1]) == replace(STATE, step=10)
 
 
-def test_the_state_of_another_version_is_a_sentence(policy: Policy, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"kl_coef"', '"beta"', r"expected a state with .*kl_coef.*, got beta, .*another version"),
+        ('"step": 1,', '"step": 0,', "expected the state after this step, got step 0"),
+        ('"step": 1,', '"step": 2,', "expected the state after this step, got step 2"),
+    ],
+)
+def test_the_state_of_another_version_or_step_is_a_sentence(
+    policy: Policy, tmp_path: Path, old: str, new: str, said: str
+) -> None:
     state = policy.save(tmp_path, 1) / "trainer" / "state.json"
-    state.write_text(state.read_text().replace('"kl_coef"', '"beta"'))
+    state.write_text(state.read_text().replace(old, new))
     write_manifest(state.parents[1])
-    with pytest.raises(UserError, match=r"expected a state with .*kl_coef.*, got beta, .*another version"):
+    with pytest.raises(UserError, match=said):
         read_state(RunDirectory(tmp_path).checkpoint(1))
 
 
@@ -152,7 +162,8 @@ def test_a_change_of_any_row_of_a_data_file_changes_the_fingerprint(tmp_path: Pa
     assert fingerprint() == first
     places = Gsm8k(str(tmp_path / "data.jsonl")).problems("train")
     train = {problem.columns["question"] for problem in places}
-    for number in [number for number, row in enumerate(rows) if row["question"] in train][1:4]:
+    numbers = [number for number, row in enumerate(rows) if row["question"] in train]
+    for number in (numbers[0], numbers[1], numbers[-1]):
         right = rows[number]
         rows[number] = {**right, "answer": right["answer"] + "0"}
         assert fingerprint() != first

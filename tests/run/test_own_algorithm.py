@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import statistics
@@ -20,6 +21,7 @@ import yaml
 import letter_rewards
 from explaining import ask, lab
 from grouprl import Trainer, UserError
+from grouprl.algorithms.advantages import check_tensor
 from grouprl.config.run import RunConfig, load_config
 from grouprl.lab.report.groups import one_group
 from grouprl.lab.runs import Runs
@@ -252,6 +254,16 @@ WRONG = [
     ),
     (
         BEFORE,
+        f"    def loss(self, *a):\n        return a[0].logprobs_NT, {{}}\n\n{BEFORE}",
+        r"loss: expected a tensor \(\) of numbers, got \(\d, \d\) of float32",
+    ),
+    (
+        "    def statistics",
+        "    def assign(self, batch):\n        return batch.rewards_N\n\n    def statistics",
+        r"assign: expected Credit\(advantages_NT\), got Tensor",
+    ),
+    (
+        BEFORE,
         f"    def weights(self, m, **a):\n        return m[:1]\n\n{BEFORE}",
         r"weights: expected a tensor \(8, 8\)",
     ),
@@ -304,3 +316,19 @@ def test_modules_beside_two_files_do_not_mix(tmp_path: Path) -> None:
     (tmp_path / "a/numbers_beside.py").write_text("low = 0.2\n")
     assert low_of(names[0]) == 0.2
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (torch.zeros(3), r"\(3,\) of float32"),
+        (torch.zeros(2, dtype=torch.complex64), r"\(2,\) of complex64"),
+        (torch.tensor([0.0, math.inf]), r"\(2,\) of float32, 1 of its numbers NaN or infinite"),
+        (torch.tensor([math.nan, -math.inf]), r"\(2,\) of float32, 2 of its numbers NaN or infinite"),
+        ([0.0, 0.0], "list"),
+    ],
+)
+def test_a_tensor_of_a_user_has_the_shape_and_finite_numbers(value: object, got: str) -> None:
+    with pytest.raises(UserError, match=rf"^x: expected a tensor \(2,\) of finite numbers, got {got}: correct"):
+        check_tensor("x", value, (2,), finite=True)
+    assert check_tensor("x", torch.tensor([0.0, math.inf]), (2,)).tolist() == [0.0, math.inf]

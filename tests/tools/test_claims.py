@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from comparisons import comparison, ones, record
 from grouprl.evaluation.statistics import t_probability, t_quantile
+from grouprl.record.read import read_run
+from grouprl.record.write import RunRecord
 from grouprl.tools.compare.claims import (
     answer_claims,
     claims_summary,
@@ -29,7 +31,7 @@ from grouprl.tools.compare.inference import crossed_difference, holm, simultaneo
 from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
 from grouprl.tools.compare.settings import Claim, load_comparison
-from grouprl.types import UserError
+from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StopReason, UserError
 from held_page import Page
 from small_runs import grouprl
 
@@ -42,6 +44,12 @@ def test_a_difference_over_seeds_and_problems_worked_by_hand() -> None:
     assert found.error == pytest.approx(math.sqrt(0.25 + 0.75 - 1 / 12))
     low, high = found.interval() or (0.0, 0.0)
     assert (high - low) / 2 == pytest.approx(12.7062 * math.sqrt(11 / 12), rel=1e-5)  # Student's t with one degree
+
+
+def test_an_error_is_never_below_that_of_the_seeds_or_of_the_problems_alone() -> None:
+    """Means of one factor 2 and 2, of the other 1 and 3: 2 / 2 = 1. The rest, 4 / 1 / 4 = 1, would leave 0."""
+    for rows in ([[0.0, 4.0], [2.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]]):
+        assert crossed_difference(rows).error == 1.0
 
 
 def test_one_value_a_seed_is_student_s_paired_test() -> None:
@@ -197,15 +205,52 @@ def test_margins_of_shares_are_points(two: Path) -> None:
 
 
 def test_only_problems_of_every_evaluation_and_seed_are_compared(tmp_path: Path) -> None:
-    folder = comparison(tmp_path / "few", ["a", "b"], [0, 1])
+    folder = comparison(tmp_path / "few", ["a", "b", "c"], [0, 1])
     for name, last in (("a", 1), ("b", 3)):
         record(folder / f"{name}-seed0", [ones(1), ones(1, of=3), ones(last)])
         record(folder / f"{name}-seed1", [ones(1, of=2), ones(1, of=2), ones(min(last, 2), of=2)])
-    a, b = read_comparison(folder).variants
-    found = difference_of(claim(), b, a)
-    assert found is not None
-    assert (found.mean, found.problems) == (0.5, 2)
+    record(folder / "c-seed0", [ones(1), ones(1), ones(3)])  # it alone has the fourth problem, and one seed
+    a, b, c = read_comparison(folder).variants
+    for left, right, expected in ((b, a, (0.5, 2, 2)), (c, a, (2 / 3, 1, 3)), (a, c, (-2 / 3, 1, 3))):
+        found = difference_of(claim(), left, right)
+        assert found is not None
+        assert (found.mean, found.seeds, found.problems) == pytest.approx(expected)
     assert values_of(claim(measure="speed"), a.runs[0], limit=0.0) == {}
+
+
+def test_speed_is_a_mean_from_the_first_evaluation_on(tmp_path: Path) -> None:
+    """The evaluation before the first step is lost: of 100 to 400 tokens, the accuracy rises from 2/4 to 4/4."""
+    record(tmp_path / "b", [ones(1), ones(2), ones(4)])
+    lines = (tmp_path / "b" / "held_out.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "held_out.jsonl").write_text("".join(lines[1:]))
+    shares = values_of(claim(measure="speed"), read_run(tmp_path / "b"), limit=400.0)
+    assert sum(shares.values()) / 4 == pytest.approx(0.75)
+
+
+def test_a_metric_counts_in_the_last_tenth_of_the_steps_and_grows_from_the_first(tmp_path: Path) -> None:
+    with RunRecord.create(tmp_path / "b", "seed: 0\n") as run:
+        for step in range(1, 21):
+            run.step(StepRecord(step, {"kl": float(step)}, (), (), ()))
+    for limit, grows, mean in ((20.0, False, 19.5), (20.0, True, 18.0), (9.0, True, 8.0)):
+        measured = claim(measure="kl", at="steps", grows=grows)
+        assert list(values_of(measured, read_run(tmp_path / "b"), limit=limit).values()) == [mean]
+
+
+def test_wrong_length_is_of_wrong_completions_alone(tmp_path: Path) -> None:
+    """Wrong ones have 2 and 4 tokens in step 1, none is wrong in step 2, and one of 6 is in step 3."""
+    lengths = {1: {2: False, 4: False, 9: True}, 2: {8: True, 50: None}, 3: {6: False, 40: None}}
+    with RunRecord.create(tmp_path / "b", "seed: 0\n") as run:
+        for step, correct_by_length in lengths.items():
+            completions = tuple(
+                Completion(n, (7,) * size, (-1.0,) * size, (-1.0,) * size, "", StopReason.END, 0)
+                for n, size in enumerate(correct_by_length)
+            )
+            outcomes = [RewardOutcome(0.0, {}, correct=correct) for correct in correct_by_length.values()]
+            zeros = [[0.0] * size for size in correct_by_length]
+            run.step(StepRecord(step, {}, [Group(Problem("p", "?"), (1,), completions)], [outcomes], [zeros]))
+    for limit, grows, mean in ((1.0, False, 3.0), (2.0, False, 3.0), (3.0, False, 6.0), (3.0, True, 3.0)):
+        measured = claim(measure="wrong_length", at="steps", grows=grows)
+        assert list(values_of(measured, read_run(tmp_path / "b"), limit=limit).values()) == [mean]
 
 
 def test_sampled_completions_count_before_the_greedy_one(tmp_path: Path) -> None:
@@ -260,6 +305,7 @@ def expectation(p_value: float | None, mean: float = 0.1, relation: str = ">") -
     [
         ("holds", [expectation(0.01)], True),
         ("holds", [expectation(0.01), expectation(0.02)], False),  # 0.02 is corrected to 3 x 0.02 with the other claim
+        ("holds", [expectation(0.05 / 3)], False),  # of three, 5 % and not below
         ("holds", [expectation(0.01, relation=">=")], True),
         ("holds", [expectation(0.01, mean=-0.01, relation=">=")], False),  # within the margin, but lower
         ("holds", [expectation(0.01, relation="=")], False),  # a difference shows no equality

@@ -112,7 +112,7 @@ def _with_opening(problem: Problem, opening: Opening) -> tuple[Sequence[Message]
     if opening.text:
         content = messages[-1]["content"]
         messages[-1] = {**messages[-1], "content": f"{content}{opening.separator if content else ''}{opening.text}"}
-    if text := opening.text.strip():
+    if text := opening.text.lstrip():
         plain_from[count - 1] = len(messages[-1]["content"]) - len(text)
     return (*messages, *opening.messages), plain_from
 

@@ -41,11 +41,9 @@ def read_prefix(read: Read, token_ids: Sequence[int], device: torch.device) -> P
     ids_S = torch.tensor(token_ids, device=device)
     layout = KeepingLayout([TreeLayout((len(ids_S),), ((),), device)])
     read(ids_S, layout.position_ids_S, layout)
-    pairs = [layout.kept[layer] for layer in sorted(layout.kept)]
     least = torch.float32  # as the kernels read
-    return Prefix(
-        *([tensor.to(torch.promote_types(tensor.dtype, least)) for tensor in part] for part in zip(*pairs, strict=True))
-    )
+    parts = zip(*layout.kept.values(), strict=True)
+    return Prefix(*([tensor.to(torch.promote_types(tensor.dtype, least)) for tensor in part] for part in parts))
 
 
 class LearnedPrefix:
@@ -89,7 +87,7 @@ class KeepingLayout:
 
     def pairs(self, dtype: torch.dtype) -> Tensor:
         """All that was kept, [layers, 2, S, kv_heads, d]."""
-        return torch.stack([torch.stack([part.to(dtype) for part in self.kept[layer]]) for layer in sorted(self.kept)])
+        return torch.stack([torch.stack([part.to(dtype) for part in pair]) for pair in self.kept.values()])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """Attention of a layer, by each tree for its part of the packed tokens."""
