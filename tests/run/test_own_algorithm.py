@@ -210,6 +210,7 @@ def test_selftest_checks_it(tiny: Path, own: Path) -> None:
     [
         ("nothing.py:mine", "nothing.py: expected a Python file, found none"),
         ("mine.py:min", "did you mean 'mine'?"),
+        ("mine.py:torch", "got 'torch'"),
         ("GRPO", "did you mean 'grpo'?"),
         ("broken.py:mine", "got ZeroDivisionError: division by zero: correct it broken.py:2 in <module>: 1 / 0"),
         ("unread.py:mine", "got SyntaxError: invalid syntax: correct it unread.py:1: a b"),
