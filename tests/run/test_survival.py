@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -41,10 +42,18 @@ def make(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]
         assert server.stdin is not None
         assert server.stdout is not None
 
-        def make(runs: Path, setting: str, *, kill_at: int = 0, log: Path | None = None) -> tuple[int, int]:
+        def make(
+            runs: Path,
+            setting: str,
+            *,
+            kill_at: int = 0,
+            log: Path | None = None,
+            threads: int = 1,
+            kernels: str = "on",
+        ) -> tuple[int, int]:
             resume = (runs / "run" / "config.yaml").exists()
             asked: dict[str, Any] = {"runs": str(runs), "setting": setting, "resume": resume, "kill_at": kill_at}
-            asked |= {"log": str(log or ""), "quiet": True}
+            asked |= {"log": str(log or ""), "quiet": True, "threads": threads, "kernels": kernels}
             print(json.dumps(asked), file=server.stdin, flush=True)
             status, changes = json.loads(server.stdout.readline())
             return status, changes
@@ -128,6 +137,39 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
         run += 1
         kills += killed_again_and_again(make, tmp_path / str(run), setting, whole, changes, draw, wanted - kills)
         shutil.rmtree(tmp_path / str(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["on", "off"])
+@pytest.mark.parametrize(("setting", "runs"), [("tool", 4), ("game", 3), ("agent", 3)])
+def test_episodes_end_in_the_same_bits_whoever_is_answered_when_and_killed(
+    make: Make, tmp_path: Path, setting: str, runs: int, kernels: str
+) -> None:
+    """Runs with answers after random times, each killed twice, on one and on two threads: one SHA-256."""
+    status, changes = make(tmp_path / "straight", setting, kernels=kernels)
+    assert status == 0
+    columns = "SELECT step, group_index, completion_index, token_ids, logprobs, learner_logprobs FROM completions"
+    turns = max(row["episodes/turns"] for row in metrics(tmp_path / "straight" / "run"))
+    assert turns > 1  # else nobody waits for an answer
+    digests, draw = set(), random.Random(f"{SEED} {setting} {kernels}")
+    for number, last in enumerate([0, *[2] * runs]):
+        folder = tmp_path / (str(number) if last else "straight")
+        for kill in range(last):
+            status, _ = make(
+                folder,
+                setting,
+                kill_at=draw.randint(1, changes // 2 ** (kill + 1)),
+                threads=2 - number % 2,
+                kernels=kernels,
+            )
+            assert status == -9
+        if last:
+            assert make(folder, setting, threads=2 - number % 2, kernels=kernels)[0] == 0
+        digest = hashlib.sha256(repr(rollouts(folder / "run", f"{columns} ORDER BY 1, 2, 3")).encode())
+        for name in ("model.safetensors", "trainer/optimizer.safetensors"):
+            digest.update((folder / "run" / "checkpoints" / "step-000002" / name).read_bytes())
+        digests.add(digest.hexdigest())
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
