@@ -140,10 +140,19 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["on", "off"])
-@pytest.mark.parametrize(("setting", "runs"), [("tool", 4), ("game", 3), ("agent", 3)])
+@pytest.mark.parametrize(
+    ("kernels", "setting", "runs"),
+    [
+        ("on", "tool", 4),
+        ("on", "game", 4),
+        ("on", "agent", 4),
+        ("off", "tool", 3),
+        ("off", "game", 3),
+        ("off", "agent", 2),
+    ],
+)
 def test_episodes_end_in_the_same_bits_whoever_is_answered_when_and_killed(
-    make: Make, tmp_path: Path, setting: str, runs: int, kernels: str
+    make: Make, tmp_path: Path, kernels: str, setting: str, runs: int
 ) -> None:
     """Runs with answers after random times, each killed twice, on one and on two threads: one SHA-256."""
     status, changes = make(tmp_path / "straight", setting, kernels=kernels)
