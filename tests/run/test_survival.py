@@ -140,15 +140,16 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("kernels", "setting", "runs"),
     [
-        ("on", "tool", 4),
         ("on", "game", 4),
         ("on", "agent", 4),
-        ("off", "tool", 3),
+        ("on", "tool", 4),
         ("off", "game", 3),
-        ("off", "agent", 2),
+        ("off", "agent", 3),
+        ("off", "tool", 2),
     ],
 )
 def test_episodes_end_in_the_same_bits_whoever_is_answered_when_and_killed(
