@@ -6,20 +6,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from few_rows import pretend_processor
 from grouprl.forward import products
-from grouprl.forward.attention import Rule, exact_attention, hidden_states
+from grouprl.forward.attention import NAME, Rule, exact_attention, hidden_states
 from grouprl.forward.compiled import kernels
 from grouprl.forward.layouts import TreeLayout
 from grouprl.forward.logprobs import token_logprobs
 from grouprl.forward.products import EqualRows, equal_rows, padded_call, padded_rows, product_sizes
+from grouprl.kernels.compiled_forward import CompiledForward
+from grouprl.kernels.compiled_weights import CompiledWeights
 from grouprl.models.load import load_model
+from grouprl.rollout.cache import CacheShape
+from grouprl.rollout.rows import Rows
 from grouprl.terms.critic import Critic
 from grouprl.types import Sampling
 
@@ -154,6 +160,43 @@ def test_a_packed_group_has_the_same_bits_alone_and_among_others(
     assert not torch.equal(hidden_states(model, ids[:7], alone.position_ids_S, alone), expected[:7])
 
 
+@pytest.mark.parametrize("vocabulary", [120_000, 140_000])
+@torch.no_grad()
+def test_a_decoded_row_has_the_same_bits_among_any_rows_on_both_sides_of_the_limit(vocabulary: int):
+    """From 2^24 weights on a product of the kernels computes decode steps, of any rows, and torch's still prefills."""
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    sizes = {"vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True}
+    model = LlamaForCausalLM(LlamaConfig(**heads, **sizes)).eval()
+    model.set_attn_implementation(NAME)
+    weights = CompiledWeights(model, torch.float32)
+    assert weights.direct == (model.num_parameters() > 1 << 24) == (vocabulary == 140_000)
+    prompts = [tuple(torch.randint(0, vocabulary, (3 + length % 20,)).tolist()) for length in range(MANY_ROWS)]
+    among = decoded(weights, prompts)
+    for count in (1, 2, 3, 5, 8, 17):
+        for first in range(0, MANY_ROWS - count, 7):
+            assert torch.equal(decoded(weights, prompts[first : first + count]), among[first : first + count])
+    # A pass over all tokens adds them up in another order: equal to rounding alone, on both sides.
+    shape = CacheShape(2, 1, 64, groups=MANY_ROWS, rows=1, prompt_tokens=30, own_tokens=4)
+    torch.testing.assert_close(among, CompiledForward(weights, shape).prefill(prompts, 0), rtol=0, atol=1e-5)
+
+
+MANY_ROWS = 24
+
+
+def decoded(weights: CompiledWeights, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    """Logits after the last token of each prompt, which a decode step reads."""
+    size = len(prompts)
+    forward = CompiledForward(weights, CacheShape(2, 1, 64, groups=size, rows=size, prompt_tokens=30, own_tokens=4))
+    forward.prefill([ids[:-1] for ids in prompts], 0)
+    rows = Rows(size, Sampling(max_tokens=4), (0,), CPU)
+    rows.add([(0, slot, len(ids) - 1, 0) for slot, ids in enumerate(prompts)])
+    rows.newest[:], rows.length[:] = torch.tensor([ids[-1] for ids in prompts]), 1
+    return forward.decode_step(rows, 1, [len(ids) - 1 for ids in prompts])
+
+
 @pytest.mark.parametrize(
     "rule",
     [Rule(0.2), Rule(0.2, window=20), Rule(0.2, softcap=5.0, sinks=torch.tensor([0.3, -1.0, 0.0, 2.0]))],
@@ -188,11 +231,12 @@ def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule:
 
 
 CHECK = """
+from itertools import product
 import torch
 from grouprl.forward import products
 from grouprl.forward.products import equal_rows, padded_call
-torch.set_num_threads(1)
-for dtype in (torch.float32, torch.bfloat16):
+for threads, dtype in product((1, 2), (torch.float32, torch.bfloat16)):
+    torch.set_num_threads(threads)
     layer = torch.nn.Linear(96, 160).to(dtype).requires_grad_(False)
     x = torch.randn(200, 96).to(dtype)
     rule, among = equal_rows(frozenset({(96, 160)}), dtype), padded_call(layer, x)
@@ -203,8 +247,14 @@ SETTINGS = (
     "",
     "MKL_CBWR=COMPATIBLE",
     "MKL_CBWR=AVX2,STRICT",
+    "MKL_CBWR=SSE4_2",
     "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
+    "MKL_ENABLE_INSTRUCTIONS=AVX",
+    "ONEDNN_MAX_CPU_ISA=SSE41",
+    "ONEDNN_MAX_CPU_ISA=AVX",
     "ONEDNN_MAX_CPU_ISA=AVX2",
+    "ATEN_CPU_CAPABILITY=default",
+    "ATEN_CPU_CAPABILITY=avx2",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -41,10 +42,18 @@ def make(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]
         assert server.stdin is not None
         assert server.stdout is not None
 
-        def make(runs: Path, setting: str, *, kill_at: int = 0, log: Path | None = None) -> tuple[int, int]:
+        def make(
+            runs: Path,
+            setting: str,
+            *,
+            kill_at: int = 0,
+            log: Path | None = None,
+            threads: int = 1,
+            kernels: str = "on",
+        ) -> tuple[int, int]:
             resume = (runs / "run" / "config.yaml").exists()
             asked: dict[str, Any] = {"runs": str(runs), "setting": setting, "resume": resume, "kill_at": kill_at}
-            asked |= {"log": str(log or ""), "quiet": True}
+            asked |= {"log": str(log or ""), "quiet": True, "threads": threads, "kernels": kernels}
             print(json.dumps(asked), file=server.stdin, flush=True)
             status, changes = json.loads(server.stdout.readline())
             return status, changes
@@ -128,6 +137,47 @@ def test_a_run_that_is_killed_at_random_ends_as_if_nobody_had(
         run += 1
         kills += killed_again_and_again(make, tmp_path / str(run), setting, whole, changes, draw, wanted - kills)
         shutil.rmtree(tmp_path / str(run))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("kernels", "setting", "runs"),
+    [
+        ("on", "game", 4),
+        ("on", "agent", 4),
+        ("on", "tool", 4),
+        ("off", "game", 3),
+        ("off", "agent", 3),
+        ("off", "tool", 2),
+    ],
+)
+def test_episodes_end_in_the_same_bits_whoever_is_answered_when_and_killed(
+    make: Make, tmp_path: Path, kernels: str, setting: str, runs: int
+) -> None:
+    """Runs with answers after random times, each killed twice, on one and on two threads: one SHA-256."""
+    straight, draw = tmp_path / "straight", random.Random(f"{SEED} {setting} {kernels}")
+    status, changes = make(straight, setting, kernels=kernels)
+    assert status == 0
+    assert max(row["episodes/turns"] for row in metrics(straight / "run")) > 1  # else nobody waits for an answer
+    digests = {digest(straight / "run")}
+    for number in range(runs):
+        folder, threads = tmp_path / str(number), 2 - number % 2
+        # So early that a run is not over before its second kill.
+        for kill_at in (draw.randint(1, changes // 2), draw.randint(1, changes // 4), 0):
+            status, _ = make(folder, setting, kill_at=kill_at, threads=threads, kernels=kernels)
+            assert status == (-9 if kill_at else 0)
+        digests.add(digest(folder / "run"))
+    assert len(digests) == 1
+
+
+def digest(run: Path) -> str:
+    """SHA-256 of the last weights, the optimizer's state and all log-probs."""
+    columns = "step, group_index, completion_index, token_ids, logprobs, learner_logprobs"
+    found = hashlib.sha256(repr(rollouts(run, f"SELECT {columns} FROM completions ORDER BY 1, 2, 3")).encode())
+    for name in ("model.safetensors", "trainer/optimizer.safetensors"):
+        found.update((run / "checkpoints" / "step-000002" / name).read_bytes())
+    return found.hexdigest()
 
 
 @pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
