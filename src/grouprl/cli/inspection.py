@@ -22,8 +22,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
 from grouprl.tasks import load_task
 from grouprl.trainer.terminal import Terminal, visible
-from grouprl.trainer.verdict import counted
-from grouprl.types import Episode, Problem, UserError
+from grouprl.types import Episode, Problem, UserError, counted
 
 _OTHERS = 20  # problems whose prompts are compared
 
