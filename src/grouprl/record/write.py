@@ -45,8 +45,6 @@ class RunRecord:
             on_error.callback(os.close, lock)
             self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
             on_error.callback(_make_plain, self._rollouts)
-            if _says_failed(self._files.summary):
-                self._files.summary.unlink()
             self._closing = on_error.pop_all()
 
     @classmethod
@@ -66,9 +64,12 @@ class RunRecord:
         except UserError:
             os.close(lock)
             raise
-        files = RunDirectory(directory)
-        atomic_write_text(files.config, config_yaml)
-        return cls(directory, lock)
+        with ExitStack() as on_error:
+            record = on_error.enter_context(closing(cls(directory, lock)))
+            record.settings(config_yaml)
+            record._drop_after(0)  # a run that failed before its first step left its summary
+            on_error.pop_all()
+        return record
 
     @classmethod
     def reopen(cls, directory: Path, step: int, *, lock: int | None = None) -> RunRecord:
@@ -111,6 +112,8 @@ class RunRecord:
         if shown != examples:
             atomic_write_text(files.examples, json_text(self._signed(shown), indent=2) + "\n")
         drop_after(self._rollouts, step)
+        if _says_failed(self._files.summary):
+            self._files.summary.unlink()
 
     def _signed(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """With the id of the run, so that a file that is copied into another run is noticed."""
@@ -147,7 +150,7 @@ class RunRecord:
         atomic_write_text(path, json_text(ordered, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
-        """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
+        """Writes config.yaml: a resume may change settings that earlier steps do not depend on."""
         atomic_write_text(self._files.config, config_yaml)
 
     def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
