@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from grouprl.files import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
@@ -46,6 +47,7 @@ class RunRecord:
             self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
             on_error.callback(_make_plain, self._rollouts)
             self._closing = on_error.pop_all()
+        OPEN.add(self)
 
     @classmethod
     def create(cls, directory: Path, config_yaml: str) -> RunRecord:
@@ -166,6 +168,7 @@ class RunRecord:
 
     def close(self) -> None:
         """Makes the rollouts one plain file and releases the directory. Closing twice is harmless."""
+        OPEN.discard(self)
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -177,15 +180,20 @@ class RunRecord:
         try:
             if isinstance(error, Exception):  # Ctrl-C stops a run, which is no failure
                 with suppress(OSError):  # of a full disk, for example, which `error` names
-                    self._fail(error)
+                    self.fail(error)
         finally:
             self.close()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Writes into summary.json why the run failed."""
         is_sentence = isinstance(error, UserError | FloatingPointError)
         reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
         failure = {"state": "failed", "reason": reason[:_LONGEST], "step": self.step_in_progress}
         self.summary({**failure, "frame": user_frame(error)})
+
+
+OPEN: WeakSet[RunRecord] = WeakSet()
+"""The open records of this process, for what ends it without an exception."""
 
 
 class NoRecord(RunRecord):
@@ -196,7 +204,7 @@ class NoRecord(RunRecord):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    step = evaluation = warning = held_out = examples = rewards = _fail = _nothing
+    step = evaluation = warning = held_out = examples = rewards = fail = _nothing
 
 
 def user_frame(error: BaseException) -> str | None:
