@@ -21,7 +21,7 @@ from grouprl.rollout.episodes import longest_completion
 from grouprl.run.assemble import RunParts
 from grouprl.tasks import Task
 from grouprl.tasks.base import Split
-from grouprl.types import Problem
+from grouprl.types import Problem, counted
 
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
 
@@ -47,17 +47,17 @@ def resource_notes(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     count = 2 + ((config.steps - 1) // evaluation.every if evaluation.every else 0)
     most = config.steps * config.rollout.problems_per_step * config.rollout.group_size * tokens
     yield (
-        f"Evaluations: {count} of {problems} problems x (1 greedy + {evaluation.samples} sampled) x at most {tokens} "
-        f"tokens, {count * each:,} in all; training: at most {most:,}."
+        f"Evaluations: {count} of {counted(problems, 'problem')} x (1 greedy + {evaluation.samples} sampled) x at most "
+        f"{tokens} tokens, {count * each:,} in all; training: at most {most:,}."
         if problems
         else "Evaluations: none (evaluation.problems=0, or the task has no held-out problems)."
     )
     if problems and any((reward.function or reward.name) == "judge_model" for reward in config.rewards):
-        judged = count * problems * (1 + evaluation.samples)
+        judged = f"{counted(count * problems * (1 + evaluation.samples), 'request')} each"
         yield (
-            f"Judge models score held-out completions as well: {judged:,} requests each (evaluation.judge=false: none)."
+            f"Judge models score held-out completions as well: {judged} (evaluation.judge=false: none)."
             if evaluation.judge
-            else f"Judge models do not score held-out completions (evaluation.judge=true: {judged:,} requests each)."
+            else f"Judge models do not score held-out completions (evaluation.judge=true: {judged})."
         )
 
 
@@ -88,8 +88,8 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
     updates, warmup = config.steps * config.algorithm.updates.count, config.learner.warmup_steps
     if warmup > updates:
         yield (
-            f"learner.warmup_steps={warmup} is more than the {updates} updates of this run: its learning rate ends at "
-            f"{config.learner.learning_rate * updates / warmup:.3g}, below learner.learning_rate="
+            f"learner.warmup_steps={warmup} is more than the {counted(updates, 'update')} of this run: its learning "
+            f"rate ends at {config.learner.learning_rate * updates / warmup:.3g}, below learner.learning_rate="
             f"{config.learner.learning_rate:g}."
         )
     if config.distributed.shard and parts.step_parts.learner.ranks.world == 1:
