@@ -206,7 +206,7 @@ def test_a_single_set_of_save_to_disk_is_cut_as_a_file_is(tmp_path: Path, name: 
     assert sum(map(len, parts)) == 60
     assert all(parts)
     datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "dict"))
-    with pytest.raises(UserError, match="expected a split test in .*dict, got train"):
+    with pytest.raises(UserError, match=r"expected a split test in .*dict, got train"):
         load_task(name, path=str(tmp_path / "dict")).problems("train")
 
 
