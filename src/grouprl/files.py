@@ -42,7 +42,7 @@ def refuse_file(path: Path, found: os.stat_result, most: int | None = None) -> N
         UserError: it is a folder, a pipe, a socket or a device, which might never end; or it is too large.
     """
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: expected a file, got a folder, a pipe or a device: {_REMEDY}")
+        raise UserError(f"{path}: expected a file, got a folder, a pipe or a device: give a file, or remove it")
     most = _MOST.get(path.suffix, _MOST_OTHERS) if most is None else most
     if found.st_size > most:
         raise UserError(f"{path}: expected a file of at most {most} bytes, got one of {found.st_size}: {_REMEDY}")

@@ -91,6 +91,15 @@ def unknown_name(what: str, got: str, known: Iterable[str], *, listed_by: str = 
     return UserError(f"{what}: expected one of {', '.join(names)}, got {got!r}: {hint}")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "held-out problem"), counted(1000, "step")
+    ('1 held-out problem', '1,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class StopReason(StrEnum):
     """Why a completion ended."""
 

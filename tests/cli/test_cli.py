@@ -374,6 +374,22 @@ def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
         ("train demo algorithm.distill=0.1", "write algorithm.distill_coef=0.1"),
         ("eval abacus --beside nowhere", "--beside: model 'nowhere'"),
         ("eval abacus --beside abacus", "--beside: expected another model than abacus"),
+        (
+            "check-reward demo problems 5",
+            "problems: expected a recipe, a file or KEY=VALUE, got no =: write evaluation.p",
+        ),
+        ("check-reward mine.py:f", "got code: write --reward mine.py:f, or algorithm=mine.py:f"),
+        ("train runs", "got a folder that is no run: a run is resumed"),
+        ("train demo --task runs", "task.name: expected a folder with data files"),
+        ("train demo --model runs/demo/config.yaml", "expected a folder in Hugging Face layout, got a file"),
+        (
+            "train demo name=x model.chat_template=runs",
+            "expected a file, got a folder, a pipe or a device: give a file",
+        ),
+        (
+            "train demo algorithm=runs/mine.py:f",
+            "runs/mine.py, got none: write NAME = Algorithm(...)",
+        ),
         ("eval abacus --beside abacus_tools", "--beside abacus_tools: expected --pass-at with it, got none"),
     ],
 )
@@ -383,6 +399,7 @@ def test_a_poor_command_line_is_answered_with_the_right_one(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/demo").mkdir(parents=True)
     (tmp_path / "runs/demo/config.yaml").write_text("name: demo\n")
+    (tmp_path / "runs/mine.py").write_text("f = 1\n")
     refused(grouprl(*words.split()), sentence)
 
 

@@ -128,6 +128,10 @@ def test_a_run_that_stalls_ends_and_resumes_from_its_checkpoint(tiny: Path, tmp_
     assert "stage " in said
     assert "in wrong" in said  # the stack of the thread that waits
     assert len(checkpoint_names(tmp_path / "run")) >= 1
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    reason, step = summary["reason"], summary["step"]
+    assert re.fullmatch(rf"no progress for 3 s \(GROUPRL_STALL_SECONDS\), in progress: .*{named}.*", reason)
+    assert f"Failed in step {step}: {reason}" in grouprl("report", tmp_path / "run").text
     code, said = train("nothing", "train", "--resume")
     assert code == 0, said
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]

@@ -1,9 +1,7 @@
 """An OpenEnv server by its address: what the policy sees, and what happens when the server does not do its part."""
 
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 import pytest
@@ -128,40 +126,6 @@ def test_a_closed_episode_answers_nothing(environment: OpenEnvEnvironment) -> No
     (found,) = environment.call([Call("step", {"step": 1})])
     assert found.text == "error: step cannot be called: the episode is closed"
     assert environment.verdict().reward is None
-
-
-@contextmanager
-def dripping(answer: bytes) -> Iterator[str]:
-    """A server that takes nothing, and gives one byte every 0.05 s."""
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection, suppress(OSError):
-                for byte in answer:
-                    connection.send(bytes([byte]))
-                    time.sleep(0.05)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        listening.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n"])
-def test_a_server_that_drips_has_one_deadline_for_the_whole_answer(head: bytes) -> None:
-    with dripping(head + b"x" * 400) as url:
-        began = time.monotonic()
-        with pytest.raises(
-            UserError, match=r"expected an OpenEnv .* server, got no whole reply within 0.6 s: start it"
-        ):
-            OpenEnvSource(url, EnvironmentConfig(tool_seconds=0.6)).ready()
-        with pytest.raises(TimeoutError):
-            _Session(url, 0.6)
-        assert time.monotonic() - began < 5
 
 
 def test_a_message_that_a_server_does_not_read_has_the_same_deadline() -> None:

@@ -152,15 +152,26 @@ def test_the_plain_template_is_known_too():
     assert ids
 
 
-def test_a_run_says_that_rendered_prompts_stay_as_they_are(tmp_path: Path):
-    rows = [{"prompt": f"<|user|>What is {n} + 1?<|assistant|>", "answer": str(n + 1)} for n in range(20)]
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (["<|user|>What is {} + 1?<|assistant|>"], "have the chat template in them already: they are used as they are"),
+        (
+            ["What is {} + 1?"] * 3 + ["What is {} + 1? <|end|>"],
+            "control token in their messages: 5 of 20, the first <|end|> in problem 'jsonl/train/3' (",
+        ),
+    ],
+)
+def test_a_run_says_what_the_prompts_of_its_data_hold(tmp_path: Path, prompts: list[str], said: str):
+    rows = [{"prompt": prompts[n % len(prompts)].format(n), "answer": str(n + 1)} for n in range(20)]
     settings = small_settings(tmp_path / "runs", steps=1, evaluation={"problems": 1, "samples": 0})
     ended = grouprl(
         *("train", "--model", "abacus", "--task", write_rows(tmp_path / "rows.jsonl", rows)),
         *("task.arguments.messages=true", *settings),
     )
     assert ended.code == 0, ended.text
-    assert "have the chat template in them already: they are used as they are" in ended.text
+    assert ended.text.count(said) == 1
+    assert ended.text.count("Warning: ") == 1
 
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}

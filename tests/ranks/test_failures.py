@@ -21,7 +21,7 @@ import grouprl as package
 from grouprl import Trainer, UserError
 from grouprl.ranks import launch
 from processes import wait_for
-from ranked_runs import SUPPORT, Place, ended, start
+from ranked_runs import SUPPORT, Place, ended, start, torchrun
 from small_runs import Ended, assert_same_run, grouprl, small_config, tree
 
 Processes = Callable[[], dict[int, str]]
@@ -163,6 +163,27 @@ def test_a_signal_to_torchrun_stops_the_run_after_its_step(place: Place) -> None
     made = recorded(place.runs / "asked")
     assert f"Stopped after step {made} of 500. Continue with --resume." in end.text
     assert [path.name for path in (place.runs / "asked" / "checkpoints").iterdir()] == [f"step-{made:06d}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_in_an_evaluation_stops_every_rank_soon(place: Place, number: signal.Signals) -> None:
+    long = {"problems": 3, "samples": 20_000}
+    name = f"evaluated-{number.name}"
+    process = start(2, ["-m", "grouprl", *place.arguments(name, steps=2, evaluation=long)])
+    for _ in range(600):
+        if (place.runs / name / "rollouts.sqlite").exists():
+            break
+        time.sleep(0.1)
+    time.sleep(3)
+    began = time.monotonic()
+    process.send_signal(number)
+    end = ended(process)
+    assert time.monotonic() - began < 10  # 5 s on an idle machine
+    assert "Stopped after step 0 of 2. Continue with --resume." in end.text, end.text
+    resumed = torchrun(2, place.arguments(name, "--resume", steps=2))
+    assert resumed.code == 0, resumed.text
+    assert recorded(place.runs / name) == 2
 
 
 @pytest.fixture

@@ -269,12 +269,15 @@ def test_a_torn_last_line_is_left_out_and_dropped_on_reopen(run: Path) -> None:
 
 
 def test_a_damaged_line_is_named_and_the_lock_let_go(run: Path) -> None:
-    whole = (run / "metrics.jsonl").read_text()
+    whole, failed = (run / "metrics.jsonl").read_text(), '{"state": "failed", "reason": "no memory", "step": 3}'
     (run / "metrics.jsonl").write_text(whole.replace('{"step": 2', "[2"))
+    (run / "summary.json").write_text(failed)
     with pytest.raises(UserError, match=r"metrics.jsonl:2: expected JSON"):
         RunRecord.reopen(run, 3)
+    assert (run / "summary.json").read_text() == failed
     (run / "metrics.jsonl").write_text(whole)
     RunRecord.reopen(run, 3).close()
+    assert not (run / "summary.json").exists()
 
 
 def test_a_step_is_whole_with_one_line_and_what_it_names(tmp_path: Path) -> None:

@@ -197,6 +197,19 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
     assert [row for _, row in parts["train"]] == list(rows)
 
 
+@pytest.mark.parametrize(("name", "column"), [("gsm8k", "question"), ("math", "problem")])
+def test_a_single_set_of_save_to_disk_is_cut_as_a_file_is(tmp_path: Path, name: str, column: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{column: f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(60)])
+    rows.save_to_disk(str(tmp_path / "one"))
+    parts = [load_task(name, path=str(tmp_path / "one")).problems(split) for split in ("train", "validation", "test")]
+    assert sum(map(len, parts)) == 60
+    assert all(parts)
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "dict"))
+    with pytest.raises(UserError, match=r"expected a split test in .*dict, got train"):
+        load_task(name, path=str(tmp_path / "dict")).problems("train")
+
+
 def test_a_call_has_no_text_and_a_developer_speaks_as_the_system() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     asked = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": "f?"}]

@@ -22,8 +22,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
 from grouprl.tasks import load_task
 from grouprl.trainer.terminal import Terminal, visible
-from grouprl.trainer.verdict import counted
-from grouprl.types import Episode, Problem, UserError
+from grouprl.types import Episode, Problem, UserError, counted
 
 _OTHERS = 20  # problems whose prompts are compared
 
@@ -146,7 +145,7 @@ def _completion_grid(sampled: SampledGroup) -> Table:
     """Makes a grid with numbers above each text, because a narrow terminal has no room for both in a row."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for completion, outcome, advantage in zip_longest(sampled.group.completions, sampled.outcomes, sampled.advantages):
-        scores = [f"{len(completion)} tokens, ended by {completion.stop_reason.value}"]
+        scores = [f"{counted(len(completion), 'token')}, ended by {completion.stop_reason.value}"]
         if outcome and advantage is not None and outcome.valid:
             scores.insert(0, f"advantage {advantage:+.3f}")
         if outcome:

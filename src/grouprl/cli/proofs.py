@@ -20,7 +20,7 @@ from grouprl.tools.proof.model_check import check_model
 from grouprl.tools.proof.replay import Replay
 from grouprl.tools.proof.selftest import selftest
 from grouprl.trainer.terminal import Terminal, visible
-from grouprl.trainer.verdict import counted
+from grouprl.types import counted
 
 _ROWS = 10
 

@@ -7,13 +7,15 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from grouprl.forward.progress import PROGRESS
+from grouprl.record.write import OPEN
 from grouprl.types import UserError
 
 _SWITCH = "GROUPRL_STALL_SECONDS"  # environment variable: a fact of the machine, which changes no result
+_WRITING_SECONDS = 5.0
 _SECONDS = 1800.0  # a decode step or a pack takes seconds, on the slowest machine minutes
 
 
@@ -57,6 +59,9 @@ def end_when_stalled(
             seen = PROGRESS.marks
             if still * tick >= seconds:
                 _report(seconds, console or sys.__stderr__ or sys.stderr)
+                writer = threading.Thread(target=_record, args=[seconds], daemon=True)  # the disk may be what stalls
+                writer.start()
+                writer.join(_WRITING_SECONDS)
                 end(1)
                 return
 
@@ -81,3 +86,10 @@ def _report(seconds: float, console: TextIO) -> None:
     console.write("\n" + "\n".join(lines) + "\n")
     console.flush()
     faulthandler.dump_traceback(file=console, all_threads=True)
+
+
+def _record(seconds: float) -> None:
+    work = ", ".join(PROGRESS.now()) or "no named work"
+    for record in tuple(OPEN):
+        with suppress(OSError):
+            record.fail(UserError(f"no progress for {seconds:g} s ({_SWITCH}), in progress: {work}"))

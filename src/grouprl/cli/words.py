@@ -187,11 +187,17 @@ def check_words(kind: type[Config], settings: Sequence[str]) -> None:
         for option, names in {"--model": BUNDLED, "--task": TASKS}.items():
             if text in names:
                 raise UserError(f"{text}: expected a recipe, a file or KEY=VALUE, got a name: write {option} {text}")
+        expected = f"{text}: expected a recipe, a file or KEY=VALUE, got"
+        if ".py:" in text:
+            raise UserError(f"{expected} code: write --reward {text}, or algorithm={text}")
         if "/" in text or Path(text).is_dir():
             raise UserError(
-                f"{text}: expected a recipe, a file or KEY=VALUE, found no such file: a run is resumed with --resume, "
-                "a model is given with --model, data with --task"
+                f"{expected} {'a folder that is no run' if Path(text).is_dir() else 'no such file'}: a run is resumed "
+                "with --resume, a model is given with --model, data with --task"
             )
+        key = advice(kind, text).removeprefix("did you mean ").removesuffix("?")
+        if key.endswith(f".{text}"):
+            raise UserError(f"{expected} no =: write {key}={after or 'VALUE'}")
 
 
 def is_settings_file(text: str) -> bool:

@@ -51,6 +51,8 @@ def load_algorithm(name: str) -> None:
     except Exception as error:  # a program, which can raise anything
         raise UserError(f"algorithm={name}: {error_in_code(error) or error}") from error
     algorithms = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
+    if not algorithms:
+        raise UserError(f"algorithm={name}: expected an Algorithm in {path}, got none: write NAME = Algorithm(...)")
     if attribute not in algorithms:
         raise unknown_name(f"algorithm={name}", attribute, algorithms)
     _LOADED[path, attribute] = algorithms[attribute], code

@@ -228,7 +228,9 @@ class ActorPool(Generic[Job, Result]):
                 self._waiting.appendleft(asked)
         if self._failed[member.place] >= _ATTEMPTS:
             raise self._gave_up([f"{member.name} {reason}"])
-        self._say(f"{member.name} {reason}: it is replaced{f', and its {len(again)} jobs run again' if again else ''}.")
+        self._say(
+            f"{member.name} {reason}: it is replaced{f', and its jobs, {len(again)}, run again' if again else ''}."
+        )
         self._start(member.place)
 
     def _gave_up(self, lost: Sequence[str]) -> UserError:

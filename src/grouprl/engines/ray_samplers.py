@@ -25,7 +25,7 @@ from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.save import plain_tensors
 from grouprl.rollout.engine import Request
 from grouprl.rollout.native import NativeEngine
-from grouprl.types import Group, Sampling, UserError
+from grouprl.types import Group, Sampling, UserError, counted
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class RemoteEngine:
             future, inside = self._begun[key]
             wanted[future].append((place, inside))
         groups: dict[int, Group] = {}
-        with PROGRESS.doing(lambda: f"waiting for samplers, {len(requests) - len(groups)} groups"):
+        with PROGRESS.doing(lambda: f"waiting for samplers, {counted(len(requests) - len(groups), 'group')}"):
             for done in as_completed(wanted):
                 PROGRESS.mark()
                 for place, inside in wanted[done]:

@@ -28,7 +28,7 @@ from grouprl.ranks import Ranks
 from grouprl.rewards.calls import run_in_thread, started_in_thread
 from grouprl.rollout.engine import Request
 from grouprl.rollout.sampler import row_key
-from grouprl.types import Completion, Group, Sampling, UserError
+from grouprl.types import Completion, Group, Sampling, UserError, counted
 
 _SEEDS = (1 << 62) - 1  # vLLM adds a completion's place to the seed, and takes -1 for none
 _FRESH = "default"  # the version of a vLLM server that has loaded no other weights since its start
@@ -116,7 +116,9 @@ class VllmEngine:
         found = SimpleQueue[_Found]()  # to this thread, in which the callbacks run
         with (
             PROGRESS.doing(
-                lambda: f"sampling groups of {len(requests) - len(groups)} problems on {self._client.address}"
+                lambda: (
+                    f"sampling groups of {counted(len(requests) - len(groups), 'problem')} on {self._client.address}"
+                )
             ),
             started_in_thread(self._sample(requests, sampling, found.put), name="vllm") as running,
         ):
@@ -193,7 +195,7 @@ class VllmEngine:
         assert self._published is not None
         adapter = _adapter_name(self._published)
         seed = (row_key(self._seed, request.stream, request.problem.id, 0) & _SEEDS) + unit.first
-        what = f"{unit.count} completions of problem {request.problem.id!r}"
+        what = f"{counted(unit.count, 'completion')} of problem {request.problem.id!r}"
         stale = ""
         for _ in range(_RELOADS):
             body = self._body(request, unit.count, seed, sampling, adapter)

@@ -67,6 +67,8 @@ def check_name(path: str, what: str = "model") -> None:
             f"{what} {path!r}: expected a folder in Hugging Face layout, or a run, got one without config.json: "
             + (f"name a file in it, such as {files[0]}" if files else "check the path")
         )
+    if folder.is_file():
+        raise UserError(f"{what} {path!r}: expected a folder in Hugging Face layout, got a file: give its folder")
     # `runs/x` beside a folder `runs` is one of ours; OWNER/NAME is the hub's.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):
         raise UserError(

@@ -5,7 +5,17 @@ process has world 1, and its operations change nothing. Never knows what it divi
 """
 
 from grouprl.ranks.launch import may_report, note_begun, open_ranks, show_errors_once, was_begun
-from grouprl.ranks.ranks import Ranks
+from grouprl.ranks.ranks import LeftError, Ranks
 from grouprl.ranks.shares import TreeSum, shares
 
-__all__ = ["Ranks", "TreeSum", "may_report", "note_begun", "open_ranks", "shares", "show_errors_once", "was_begun"]
+__all__ = [
+    "LeftError",
+    "Ranks",
+    "TreeSum",
+    "may_report",
+    "note_begun",
+    "open_ranks",
+    "shares",
+    "show_errors_once",
+    "was_begun",
+]

@@ -16,6 +16,7 @@ from itertools import chain, count, zip_longest
 from operator import itemgetter
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,6 +31,10 @@ _SHARDS = 8  # parts of the packs whose gradients are added in a fixed tree; a p
 _LAST_WORD = 1.0  # seconds in which the others may notice too that a connection broke
 
 
+class LeftError(Exception):
+    """Another rank left the work that all do together, see `Ranks.leave`."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The processes that compute a run together. The default is a single one, whose operations change nothing."""
@@ -41,6 +46,7 @@ class Ranks:
     seconds: float = 0.0  # longest wait for another rank
     store: Any = None  # of torch.distributed, where each rank says what it waits for
     mesh: DeviceMesh | None = None  # the ranks that keep a part of the weights each; None = each keeps all
+    _open: set[int] = field(default_factory=set, repr=False, compare=False)  # the meeting in progress
     _meetings: Iterator[int] = field(default_factory=lambda: count(1), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,18 +92,37 @@ class Ranks:
     # What all ranks get
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Gathers a value of JSON from each rank, in their order. `what` names the values, for an error."""
+        """Gathers a value of JSON from each rank, in their order. `what` names the values, for an error.
+
+        Raises:
+            LeftError: another rank called `leave` instead.
+        """
         if self.world == 1:
             return [value]
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        texts = self._exchange(json.dumps(value).encode(), what)
+        if not all(texts):
+            raise LeftError
+        return list(map(json.loads, texts))
+
+    def leave(self) -> None:
+        """Instead of the next `gather`: it raises LeftError on the other ranks, which must expect it there."""
+        if self.world > 1:
+            self._exchange(b"", "end")
+
+    @property
+    def meets(self) -> bool:
+        """Whether this rank is in an operation of all ranks, which it must not leave."""
+        return bool(self._open)
+
+    def _exchange(self, text: bytes, what: str) -> list[bytes]:
+        data = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
         with self._meeting(what):
             sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.world)]
             dist.all_gather(sizes, torch.tensor([len(data)]))
             longest = int(max(sizes))
             parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world)]
             dist.all_gather(parts, torch.nn.functional.pad(data, (0, longest - len(data))))
-        texts = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
-        return list(map(json.loads, texts))
+        return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def merged(
         self,
@@ -163,6 +188,7 @@ class Ranks:
     def _meeting(self, what: str) -> Iterator[None]:
         """Names the ranks that do not come to a collective operation."""
         number = next(self._meetings)
+        self._open.add(number)
         self._say(number, what, reports=False)
         began = time.monotonic()
         try:
@@ -175,6 +201,8 @@ class Ranks:
                 f"from {self._absent(number, what)} after {waited:.1f} s: see its output; a slower machine needs more "
                 "seconds; continue the run with --resume"
             ) from error
+        finally:
+            self._open.discard(number)
 
     def _say(self, number: int, what: str, *, reports: bool) -> None:
         self.store.set(f"rank {self.rank}", json.dumps([number, what, reports, os.getpid(), socket.gethostname()]))

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from grouprl.files import read_json
 from grouprl.record.files import append_line, atomic_write_text, json_text, make_directory
@@ -45,9 +46,8 @@ class RunRecord:
             on_error.callback(os.close, lock)
             self._rollouts = on_error.enter_context(closing(open_rollouts(str(self._files.rollouts))))
             on_error.callback(_make_plain, self._rollouts)
-            if _says_failed(self._files.summary):
-                self._files.summary.unlink()
             self._closing = on_error.pop_all()
+        OPEN.add(self)
 
     @classmethod
     def create(cls, directory: Path, config_yaml: str) -> RunRecord:
@@ -66,9 +66,12 @@ class RunRecord:
         except UserError:
             os.close(lock)
             raise
-        files = RunDirectory(directory)
-        atomic_write_text(files.config, config_yaml)
-        return cls(directory, lock)
+        with ExitStack() as on_error:
+            record = on_error.enter_context(closing(cls(directory, lock)))
+            record.settings(config_yaml)
+            record._drop_after(0)  # a run that failed before its first step left its summary
+            on_error.pop_all()
+        return record
 
     @classmethod
     def reopen(cls, directory: Path, step: int, *, lock: int | None = None) -> RunRecord:
@@ -111,6 +114,8 @@ class RunRecord:
         if shown != examples:
             atomic_write_text(files.examples, json_text(self._signed(shown), indent=2) + "\n")
         drop_after(self._rollouts, step)
+        if _says_failed(self._files.summary):
+            self._files.summary.unlink()
 
     def _signed(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """With the id of the run, so that a file that is copied into another run is noticed."""
@@ -147,7 +152,7 @@ class RunRecord:
         atomic_write_text(path, json_text(ordered, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
-        """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
+        """Writes config.yaml: a resume may change settings that earlier steps do not depend on."""
         atomic_write_text(self._files.config, config_yaml)
 
     def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
@@ -163,6 +168,7 @@ class RunRecord:
 
     def close(self) -> None:
         """Makes the rollouts one plain file and releases the directory. Closing twice is harmless."""
+        OPEN.discard(self)
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -174,15 +180,20 @@ class RunRecord:
         try:
             if isinstance(error, Exception):  # Ctrl-C stops a run, which is no failure
                 with suppress(OSError):  # of a full disk, for example, which `error` names
-                    self._fail(error)
+                    self.fail(error)
         finally:
             self.close()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Writes into summary.json why the run failed."""
         is_sentence = isinstance(error, UserError | FloatingPointError)
         reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
         failure = {"state": "failed", "reason": reason[:_LONGEST], "step": self.step_in_progress}
         self.summary({**failure, "frame": user_frame(error)})
+
+
+OPEN: WeakSet[RunRecord] = WeakSet()
+"""The open records of this process, for what ends it without an exception."""
 
 
 class NoRecord(RunRecord):
@@ -193,7 +204,7 @@ class NoRecord(RunRecord):
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
-    step = evaluation = warning = held_out = examples = rewards = _fail = _nothing
+    step = evaluation = warning = held_out = examples = rewards = fail = _nothing
 
 
 def user_frame(error: BaseException) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from grouprl.rewards.workers.frames import Parcel
-from grouprl.types import Completion, Episode, Group, Problem, UserError
+from grouprl.types import Completion, Episode, Group, Problem, UserError, counted
 
 PROVIDED = ("trainer_state", "log_extra", "log_metric")
 _MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
@@ -250,7 +250,7 @@ def call(
     count = len(completions)
     if not isinstance(values, list | tuple) or len(values) != count:
         got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
-        raise WrongCountError(f"expected a list of {count} values, one per completion, got {got}")
+        raise WrongCountError(f"expected a list of {counted(count, 'value')}, one per completion, got {got}")
     if per_step:
         checked = [_steps(value, text) for value, text in zip(values, completions, strict=True)]
     else:
@@ -361,7 +361,7 @@ def decode(reply: Mapping[str, Any], count: int) -> CallValues:
     """Decodes the reply about `count` completions from JSON. Raises ValueError, or the like, for anything else."""
     values, log = reply["values"], RewardLog(count)
     if not isinstance(values, list) or len(values) != count:
-        raise ValueError(f"expected {count} values")
+        raise ValueError(f"expected {counted(count, 'value')}")
     for column, logged in reply["extra"].items():
         log.log_extra(column, logged)
     for name, number in reply["metrics"]:

@@ -30,7 +30,7 @@ from grouprl.rollout.episodes import Conversation, EpisodeQueue
 from grouprl.rollout.forward import Forward, ModuleForward, UnpackedForward
 from grouprl.rollout.sampler import row_key
 from grouprl.rollout.tree import PrefixTree
-from grouprl.types import Completion, Group, Sampling
+from grouprl.types import Completion, Group, Sampling, counted
 
 # Fewest rows of a part that a thread of its own decodes: products of fewer take as long as products of these.
 _LANE_ROWS = 16
@@ -103,7 +103,7 @@ class NativeEngine:
 
         def unfinished_groups() -> str:
             names = [request.problem.id for index, request in enumerate(requests) if index not in groups]
-            return f"sampling groups of {len(names)} problems, among them {', '.join(names[:3])}"
+            return f"sampling groups of {counted(len(names), 'problem')}, among them {', '.join(names[:3])}"
 
         decodings = [partial(self._decode, forward, waiting, sampling, tree) for forward in forwards]
         with PROGRESS.doing(unfinished_groups):

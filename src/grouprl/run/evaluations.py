@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -95,7 +96,9 @@ class Evaluations:
     def _evaluated(self, step: int, prompts: Sequence[Any], samples: int, **more: Any) -> Evaluation:
         parts = self.parts.step_parts
         parts.scorer.begin_step(step + 1)
-        with self.stop.interruptible(parts.learner.ranks.world == 1):  # others would wait for a rank that stops
+        ranks = parts.learner.ranks
+        # Ranks that keep a part of the weights each would wait for those of a rank that stops.
+        with self.stop.interruptible(ranks) if ranks.mesh is None else nullcontext():
             return evaluate(
                 parts.engine,
                 parts.task,

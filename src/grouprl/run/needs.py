@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,11 +15,13 @@ from grouprl.forward.precision import is_emulated
 from grouprl.leaves import find_leaf
 from grouprl.models.load import context_length
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.models.templates import folds_system, is_rendered, is_rendered_chat, lost_contents
+from grouprl.models.templates import TAGS, folds_system, is_rendered, is_rendered_chat, lost_contents
+from grouprl.rewards.configured import in_memory
 from grouprl.rollout.episodes import longest_completion
 from grouprl.run.assemble import RunParts
 from grouprl.tasks import Task
-from grouprl.types import Problem
+from grouprl.tasks.base import Split
+from grouprl.types import Problem, counted
 
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
 
@@ -43,17 +47,17 @@ def resource_notes(config: RunConfig, task: Task, ranks: int) -> Iterator[str]:
     count = 2 + ((config.steps - 1) // evaluation.every if evaluation.every else 0)
     most = config.steps * config.rollout.problems_per_step * config.rollout.group_size * tokens
     yield (
-        f"Evaluations: {count} of {problems} problems x (1 greedy + {evaluation.samples} sampled) x at most {tokens} "
-        f"tokens, {count * each:,} in all; training: at most {most:,}."
+        f"Evaluations: {count} of {counted(problems, 'problem')} x (1 greedy + {evaluation.samples} sampled) x at most "
+        f"{tokens} tokens, {count * each:,} in all; training: at most {most:,}."
         if problems
         else "Evaluations: none (evaluation.problems=0, or the task has no held-out problems)."
     )
     if problems and any((reward.function or reward.name) == "judge_model" for reward in config.rewards):
-        judged = count * problems * (1 + evaluation.samples)
+        judged = f"{counted(count * problems * (1 + evaluation.samples), 'request')} each"
         yield (
-            f"Judge models score held-out completions as well: {judged:,} requests each (evaluation.judge=false: none)."
+            f"Judge models score held-out completions as well: {judged} (evaluation.judge=false: none)."
             if evaluation.judge
-            else f"Judge models do not score held-out completions (evaluation.judge=true: {judged:,} requests each)."
+            else f"Judge models do not score held-out completions (evaluation.judge=true: {judged})."
         )
 
 
@@ -80,11 +84,12 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
     yield from _about_messages(problems[:_PROMPTS], tokenizer)
+    yield from _about_control_tokens(parts.step_parts.task, config.evaluation.split, tokenizer)
     updates, warmup = config.steps * config.algorithm.updates.count, config.learner.warmup_steps
     if warmup > updates:
         yield (
-            f"learner.warmup_steps={warmup} is more than the {updates} updates of this run: its learning rate ends at "
-            f"{config.learner.learning_rate * updates / warmup:.3g}, below learner.learning_rate="
+            f"learner.warmup_steps={warmup} is more than the {counted(updates, 'update')} of this run: its learning "
+            f"rate ends at {config.learner.learning_rate * updates / warmup:.3g}, below learner.learning_rate="
             f"{config.learner.learning_rate:g}."
         )
     if config.distributed.shard and parts.step_parts.learner.ranks.world == 1:
@@ -124,3 +129,20 @@ def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerB
                 f"{lost[0]!r:.60}, so the policy does not see it. Set model.chat_template, or change the prompts."
             )
             return
+
+
+def _about_control_tokens(task: Task, split: Split, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    special = {entry.content for entry in tokenizer.added_tokens_decoder.values() if entry.special}
+    written = re.compile("|".join(map(re.escape, special.difference(TAGS))) or "(?!)")
+    rows, marks = set[str](), dict[str, str]()
+    for row in chain(in_memory(task.problems("train")), in_memory(task.problems(split))):
+        if not isinstance(row.prompt, str):
+            rows.add(row.id)
+            if (mark := written.search(row.prompt_text)) and not is_rendered_chat(row.prompt, tokenizer):
+                marks[row.id] = f"{mark[0]} in {row.where}"
+    if marks:
+        yield (
+            f"data rows with the text of a control token in their messages: {len(marks):,} of {len(rows):,}, the first "
+            f"{next(iter(marks.values()))}. The tokenizer reads it as that token, which may end a message: remove it "
+            "where it is meant as text."
+        )

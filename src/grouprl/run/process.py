@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 
+from grouprl.ranks import LeftError, Ranks
 from grouprl.record.files import json_text, open_to_write
 from grouprl.record.layout import RunDirectory
 
@@ -53,7 +54,8 @@ class StopRequest:
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.asked = False
-        self._at_once = self._is_interruptible = False
+        self._at_once = False
+        self._ranks: Ranks | None = None  # of interruptible work
         self._announce = announce
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -62,26 +64,37 @@ class StopRequest:
             self._at_once = True
             raise KeyboardInterrupt
         self.asked = True
-        what = "now: --resume repeats this evaluation." if self._is_interruptible else "after this step is saved."
-        self._announce(f"Stopping {what} Press Ctrl-C again to stop {'at once' if self._is_interruptible else 'now'}.")
+        now = self._ranks is not None
+        what = "now: --resume repeats this evaluation." if now else "after this step is saved."
+        self._announce(f"Stopping {what} Press Ctrl-C again to stop {'at once' if now else 'now'}.")
         self.check()
 
     def check(self) -> None:
         """Raises KeyboardInterrupt as `handle` does: Python drops an exception that meets a finalizer."""
         if self._at_once:
             raise KeyboardInterrupt
-        if self.asked and self._is_interruptible:
+        if self.asked and self._ranks is not None and not self._ranks.meets:
             raise Interrupted
 
     @contextmanager
-    def interruptible(self, is_interruptible: bool = True) -> Iterator[None]:
-        """Raises `Interrupted` in the block as soon as the user asks to stop, and at once if that was before."""
-        self._is_interruptible = is_interruptible
+    def interruptible(self, ranks: Ranks) -> Iterator[None]:
+        """Raises `Interrupted` in the block as soon as the user asks to stop, and at once if that was before.
+
+        Every rank raises it when one does. The operations of all ranks in the block are those of `Ranks.gather`.
+        """
+        self._ranks = ranks
         try:
             self.check()
             yield
+            self._ranks = None
+            ranks.gather(None, "end")  # after it no rank leaves
+        except LeftError:
+            raise Interrupted from None
+        except Interrupted:
+            ranks.leave()
+            raise
         finally:
-            self._is_interruptible = False
+            self._ranks = None
 
 
 @contextmanager

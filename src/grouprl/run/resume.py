@@ -166,7 +166,11 @@ def made_steps(directory: Path, config: RunConfig) -> int | None:
     """
     files = RunDirectory(directory)
     steps = read_summary(directory).get("steps", 0)
-    for read, path in ((read_examples, files.examples), (read_json_lines, files.held_out)):
+    for read, path in (
+        (read_examples, files.examples),
+        (read_json_lines, files.held_out),
+        (read_json_lines, files.warnings),
+    ):
         read(path)  # refused before anything of the run is changed
     return steps if files.is_finished(config.steps) and not _missing_steps(directory, config, steps) else None
 

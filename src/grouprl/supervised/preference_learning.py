@@ -26,7 +26,7 @@ from grouprl.supervised.preferences import load_preferences, refuse_longer, spli
 from grouprl.supervised.settings import DpoConfig, PreferenceLearningConfig, RewardModelConfig
 from grouprl.supervised.training import PackMetrics, SupervisedLoss, fit, model_folder
 from grouprl.trainer.terminal import Terminal
-from grouprl.types import Batch, Group
+from grouprl.types import Batch, Group, counted
 
 Begin = Callable[[PreTrainedTokenizerBase, torch.device], tuple[PreTrainedModel, PackMetrics]]
 """Loads the model to train, given its tokenizer, and gives its loss."""
@@ -130,8 +130,9 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
         with atomic_directory(out) as folder:
             save_model(model, tokenizer, folder)
     terminal.say(
-        f"{steps} updates from {len(train)} pairs in {seconds:.0f} s. {len(test)} held-out pairs: "
-        f"{after['accuracy']:.1%} in the right order, loss {before['loss']:.3f} → {after['loss']:.3f}."
+        f"{counted(steps, 'update')} from {counted(len(train), 'pair')} in {seconds:.0f} s. "
+        f"{counted(len(test), 'held-out pair')}: {after['accuracy']:.1%} in the right order, "
+        f"loss {before['loss']:.3f} → {after['loss']:.3f}."
     )
     return out
 

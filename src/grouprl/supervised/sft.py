@@ -31,7 +31,7 @@ from grouprl.tasks import Task, load_task
 from grouprl.tasks.base import converses, solution
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.trainer.terminal import Terminal
-from grouprl.types import Batch, Group, Problem, UserError
+from grouprl.types import Batch, Group, Problem, UserError, counted
 
 _TOKENIZER_PAIRS = 5_000  # enough to contain every word of the built-in task
 
@@ -60,8 +60,8 @@ def sft(config: SftConfig) -> Path:
     refuse_longer(groups, context_length(model))
     updates = config.epochs * -(-len(groups) // config.batch_pairs)
     terminal.say(
-        f"{'A new model' if config.new_model else config.model.path} learns {len(groups):,} pairs of {source}: "
-        f"{updates:,} updates of {config.batch_pairs} pairs, into {out}."
+        f"{'A new model' if config.new_model else config.model.path} learns {counted(len(groups), 'pair')} of "
+        f"{source}: {counted(updates, 'update')} of {counted(config.batch_pairs, 'pair')}, into {out}."
     )
 
     def metrics(batch: Batch, pack: Pack) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from grouprl.tasks.base import Task, derived, each
-from grouprl.tasks.spelling import bare_text, other_unit
+from grouprl.tasks.spelling import bare_text, other_unit, same_letters
 from grouprl.types import Message, Problem, UserError
 
 LONGEST_VALUE = 64  # characters; longer text is no plain number, and parsing huge digit strings is slow
@@ -163,11 +163,12 @@ def equals_gold(answer: str, gold: str) -> bool:
 def same_value(a: str, b: str) -> bool:
     """Whether two answers are equal: as numbers when both are numbers, else as text without decoration.
 
-    A unit may be left out, but is not another one than in the other answer.
+    A unit may be left out, but is not another one than in the other answer. 5 m is 5 meters, and not 5.
     """
     values = parse_value(a), parse_value(b)
     if values[0] != values[1]:
-        return False
+        texts = same_letters(a, b) if None in values else None
+        return texts is not None and parse_value(texts[0]) == parse_value(texts[1])
     return a == b or ((values[0] is not None or bare_text(a) == bare_text(b) != "") and not other_unit(a, b))
 
 

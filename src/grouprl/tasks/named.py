@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -53,6 +54,11 @@ def load_task(
         raise UserError(
             f"task.name: expected a task's name, a folder, or a file that ends in {', '.join(DATA_KINDS)}, got "
             f"{name!r}: {remedy}"
+        )
+    if kind not in TASKS and Path(name).is_dir():
+        raise UserError(
+            f"task.name: expected a folder with data files ({', '.join(DATA_KINDS)}), got none in {name}: "
+            "check the path"
         )
     if kind not in TASKS or (data_set and kind != _GYM):
         raise unknown_name("task.name", name, TASKS)

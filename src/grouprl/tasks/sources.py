@@ -64,8 +64,9 @@ class FileProblems(ABC):
     def _loaded(self) -> tuple[Collection[Split], Mapping[Split, Sequence[Problem]]]:
         """The splits that the data has, and the problems of all splits."""
         parts = read_splits(self.source()) or {"train": read_rows(self.source())}
-        if "test" not in parts and Path(self.source()).is_dir():
-            read_rows(str(Path(self.source()) / "test.jsonl"))  # raises: there is none
+        folder = Path(self.source())
+        if "test" not in parts and folder.is_dir() and not (folder / "state.json").is_file():  # one saved data set
+            read_rows(self.source(), "test")  # raises: there is none
         read: dict[Split, dict[str, _Read]] = {split: self._read(part) for split, part in parts.items()}
         if "test" not in parts:
             rows = read["train"]

@@ -24,17 +24,26 @@ kilojoule|kJ; watt|W; kilowatt|kW; megawatt|MW; kilowatthour|kWh; volt|V; kilovo
 ohm; hertz|Hz; kilohertz|kHz; megahertz|MHz; gigahertz|GHz; pascal|Pa; kilopascal|kPa; atmosphere|atm; psi; kelvin
 mole|mol; calorie|cal; kilocalorie|kcal; electronvolt|eV; rpm; knot; mile/hour mph|; kilometer/hour kph kmph|kmh
 bit; byte; kilobyte|kB KB; megabyte|MB; gigabyte|GB; terabyte|TB; kibibyte|KiB; mebibyte|MiB; gibibyte|GiB
-bit/second|bps; megabit/second|Mbps; gigabit/second|Gbps; pixel|px
+bit/second|bps; megabit/second|Mbps; gigabit/second|Gbps; pixel|px; fluidounce fluidoz
+"""
+# The same in Chinese; 个 and other words of counting are "unit". Not 万, 倍, 双, 对 and 打, which multiply.
+_CHINESE = """
+meter 米 公尺; kilometer 千米 公里; centimeter 厘米 公分; millimeter 毫米; decimeter 分米; hectare 公顷; mu 亩
+liter 升 公升; milliliter 毫升; gram 克; kilogram 千克 公斤; milligram 毫克; jin 斤; tonne 吨; second 秒; day 天 日
+minute 分钟 分鐘; hour 小时 个小时 小時 個小時; week 周 星期 个星期; month 月 个月; year 年 岁 歲; degree 度
+yuan 元 块钱 人民币; dollar 美元; euro 欧元; yen 日元; jiao 角; fen 分; watt 瓦; kilowatt 千瓦
+unit 个 個 只 人 名 位 本 支 枝 张 件 条 辆 棵 朵 头 匹 盒 箱 袋 瓶 次 种 页 题
 """
 _ENTRIES = [entry.strip().partition("|") for entry in re.split("[;\n]", _TABLE.strip())]
 _WORDS = {name: names.split()[0] for names, _, _ in _ENTRIES for name in names.split()}
+_WORDS |= {word: names.split()[0] for names in re.split("[;\n]", _CHINESE.strip()) for word in names.split()[1:]}
 _SYMBOLS = {short: names.split()[0] for names, _, shorts in _ENTRIES for short in shorts.split()}
 _SIGNS = {"\\$": "dollar", "€": "euro", "£": "pound", "¢": "cent", "₹": "rupee"}
 _VAGUE = frozenset({"degree", "percent", "unit"})  # written or left out, whatever else is measured
 _COUNTED = frozenset({"people", "persons", "men", "women", "children"})
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 # Two letters that stand at a number without a space and are hardly ever factors.
-_CLOSE = re.compile("[A-Za-z]{3}|kg|[kcm]m|cc|lb|oz|k[WNJV]|Hz|[kKMGT]B|m[lL]")
+_CLOSE = re.compile("[A-Za-z]{3}|[\u4e00-\u9fff]|kg|[kcm]m|cc|lb|oz|k[WNJV]|Hz|[kKMGT]B|m[lL]")
 _PIECE = re.compile(r"/|\^\{?-?[0-9]\}?|[^\s/^]+")
 _PLURAL = re.compile(r"[a-z]{2,}(?<![sui])s")
 _PERCENT = re.compile(r"\\?%|per\scent(?!s)")
@@ -101,7 +110,10 @@ _UNITS = re.compile(
     r"(?<=[0-9A-Za-z)}|\]])(?: ?(?:/ ?|\\cdot ?)?\\text\{[^{}]{1,60}\}(?:\^\{-?[0-9]\})?){1,4}(?= ?(?:$|[,;)\]]|\\\}))"
 )
 _DEGREES = re.compile(r"(?<=[0-9})]) ?\^\{\\circ\} ?(?:\\text\{\s?([CF])\s?\}|([CF]))?$")
-_PLAIN_UNITS = re.compile(r"(?<=[0-9}]) ?(?=[A-Za-z])(?:[A-Za-z ./]|\^\{-?[0-9]\}|\\cdot){1,60}$")
+_PLAIN_UNITS = re.compile(
+    r"(?<=[0-9}]) ?(?=[A-Za-z\u4e00-\u9fff])(?:[A-Za-z\u4e00-\u9fff ./]|\^\{-?[0-9]\}|\\cdot){1,60}$"
+)
+_MONEY_FIRST = re.compile(r"(?:\\text\{)?(USD|EUR|GBP|INR|CNY|RMB|JPY|CHF|Rs\.?)[ \u00a0]?\}? ?(?=[-0-9.])")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _STOP = re.compile(r"(?<!\.)\.(?: \.)? *$")
 _IDLE = re.compile(
@@ -122,8 +134,15 @@ def unit_of(text: str, *, upright: bool) -> Unit | None:
     >>> unit_of("square feet", upright=False) == unit_of("ft^2", upright=False), unit_of("m", upright=False)
     (True, None)
     """
-    words = _PIECE.findall(_PERCENT.sub(" percent", text).replace(".", " ").replace("\\cdot", " "))
-    if not upright and all(len(word) == 1 or word[0] == "^" for word in words) and words[:3] != ["m", "/", "s"]:
+    text = _PERCENT.sub(" percent", text).replace(".", " ").replace("\\cdot", " ")
+    for chinese, english in (("平方", " square "), ("立方", " cubic "), ("每", " per ")):
+        text = text.replace(chinese, english)
+    words = _PIECE.findall(re.sub(r"\bfl(?:uid)? +(?=oz\b|ounces?\b)", "fluid", text))
+    if (
+        not upright
+        and all((len(word) == 1 and word.isascii()) or word[0] == "^" for word in words)
+        and words[:3] != ["m", "/", "s"]
+    ):
         return None
     powers: Counter[str] = Counter()
     sign, power, last = 1, 1, ""  # of the next unit; the one before, or none
@@ -147,6 +166,16 @@ def unit_of(text: str, *, upright: bool) -> Unit | None:
     return frozenset(pair for pair in powers.items() if pair[0] not in _VAGUE) if last else None
 
 
+def same_letters(a: str, b: str) -> tuple[str, str] | None:
+    r"""Two answers without their units, where a letter behind a number is the unit that the other answer names.
+
+    >>> same_letters("5 m", r"5\text{ m}"), same_letters("5 m", "5 meters"), same_letters("5 m", "5")
+    (('5', '5'), ('5', '5'), None)
+    """
+    (text, units), (other, others) = _parted(a, letters=True), _parted(b, letters=True)
+    return (text, other) if units and units == others else None
+
+
 def other_unit(a: str, b: str) -> bool:
     r"""Whether both answers have units, and not the same ones: 5 km and 5 m, but not 5 km and 5."""
     units = _parted(a)[1], _parted(b)[1]
@@ -162,14 +191,14 @@ def without_units(text: str) -> str:
     return _parted(text)[0]
 
 
-def _parted(text: str) -> tuple[str, set[Unit | None]]:
-    """`without_units`, and its units, without those that may be left out."""
+def _parted(text: str, *, letters: bool = False) -> tuple[str, set[Unit | None]]:
+    """`without_units`, and its units, without those that may be left out; `letters`: a single one is a unit too."""
     units: set[Unit | None] = {frozenset({(name, 1)}) for sign, name in _SIGNS.items() if sign in text}
 
     def without_unit(match: re.Match[str], upright: bool = True) -> str:
         words = _TEXT.sub(r" \1 ", match[0])
-        unit = unit_of(words, upright=upright)
-        if unit is None or not (upright or match[0][0] == " " or _CLOSE.match(match[0])):
+        unit = unit_of(words, upright=upright or letters)
+        if unit is None or not (upright or letters or match[0][0] == " " or _CLOSE.match(match[0])):
             return match[0]
         units.add(unit)
         return ""
@@ -177,10 +206,13 @@ def _parted(text: str) -> tuple[str, set[Unit | None]]:
     if not text.isascii():
         digits = (unicodedata.decimal(character, character) for character in text)
         text = _VULGAR.sub(_fraction, "".join(map(str, digits)).translate(_FULL_WIDTH))
-    text = text.translate(_CHARACTERS).replace("{,}", ",")
+    text = re.sub(r"\bUS(?=\\?\$)", "", text.translate(_CHARACTERS).replace("{,}", ","))
     text = re.sub(r"(?<=,)\\!\s*", "", text)
     text = _THIN.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
     spelled = _STOP.sub("", re.sub(" +", " ", "".join(_spelled(text))).strip())
+    if money := _MONEY_FIRST.match(spelled):
+        spelled = spelled[money.end() :]
+        units.add(unit_of(money[1], upright=True))
     spelled = _UNITS.sub(without_unit, spelled).rstrip()
     if degrees := _DEGREES.search(spelled):
         spelled = spelled[: degrees.start()]

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its network library's
 
+from grouprl.leaves import leaf
 from grouprl.models.load import load_tokenizer
 from grouprl.models.manifest import MANIFEST, check_manifest, has_manifest
 from grouprl.record.layout import Checkpoint, run_of_checkpoint
@@ -38,6 +39,7 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
     if has_manifest(folder):
         check_manifest(folder)
     load_tokenizer(str(folder))
+    leaf("received.hub").end_exchanges()
     run, hub = run_of_checkpoint(folder), HfApi(library_name="grouprl")
     own = Checkpoint(folder, 0).trainer.name
     try:

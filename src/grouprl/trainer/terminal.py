@@ -32,7 +32,8 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_run
 from grouprl.run.display import Advance, RunEnd
 from grouprl.trainer.finished import Run, report_of
-from grouprl.trainer.verdict import counted, duration, verdict
+from grouprl.trainer.verdict import duration, verdict
+from grouprl.types import counted
 
 COLUMNS = (
     # heading, metric, format, width

@@ -8,6 +8,7 @@ from statistics import fmean
 from grouprl.files import is_number
 from grouprl.record.layout import has_failed
 from grouprl.record.read import RecordedRun, measure_of
+from grouprl.types import counted
 
 
 def verdict(run: RecordedRun) -> str:
@@ -59,15 +60,6 @@ def _tenths(values: Sequence[float], form: str) -> str:
 
 def _from_to(start: float, end: float, form: str) -> str:
     return f"{start:{form}}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{end:{form}}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "held-out problem"), counted(1000, "step")
-    ('1 held-out problem', '1,000 steps')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

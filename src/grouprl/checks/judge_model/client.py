@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from grouprl.rewards.calls import Invalid, run_in_thread
 from grouprl.rewards.http import is_loopback, parsed_json, printable, read_bounded, secret, words_of
 from grouprl.rewards.rules import check_arguments, is_finite
-from grouprl.types import UserError
+from grouprl.types import UserError, counted
 
 if TYPE_CHECKING:
     import httpx2  # otherwise imported inside functions, because the import takes as long as a worker's start
@@ -257,7 +257,7 @@ class _Requests:
             attempt += 1
             if attempt > self._server.retries or time.monotonic() + wait >= end:
                 self._given_up += 1
-                return Invalid(f"got no answer to {attempt} requests, at last: {outcome.reason}")
+                return Invalid(f"got no answer to {counted(attempt, 'request')}, at last: {outcome.reason}")
             await asyncio.sleep(wait)
             self._meter.add({"retries": 1})
         self._given_up = 0

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grouprl.tools.check_reward.findings import KindScores, RewardCheck, RewardFacts, Status
-from grouprl.trainer.verdict import counted
+from grouprl.types import counted
 
 _COLORS: dict[Status, str] = {"ok": "green", "tied": "yellow", "beaten": "bold red", "no verdict": "yellow"}
 _EXAMPLE = 100  # characters shown of a completion

@@ -30,7 +30,7 @@ from grouprl.tools.compare.read import (
     time_parts,
     totals,
 )
-from grouprl.trainer.verdict import counted
+from grouprl.types import counted
 
 CURVES = (
     *("accuracy", "reward", "kl", "completions/mean_length", "entropy"),

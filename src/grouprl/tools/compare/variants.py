@@ -38,8 +38,8 @@ from grouprl.tools.compare.read import COMPARISON_FILE, read_comparison, run_fol
 from grouprl.tools.compare.report import comparison_verdict, write_comparison
 from grouprl.tools.compare.settings import STAGE, CompareConfig
 from grouprl.trainer.terminal import Terminal
-from grouprl.trainer.verdict import counted, verdict
-from grouprl.types import UserError
+from grouprl.trainer.verdict import verdict
+from grouprl.types import UserError, counted
 
 Resolve = Callable[[Sequence[str]], RunConfig]
 """Makes a configuration from the arguments of `grouprl train`: files, recipes, changes such as steps=10."""

@@ -27,6 +27,7 @@ from grouprl.leaves import find_leaf
 from grouprl.tools.planner.machine import DTYPES, free_memory, product_rate, total_memory
 from grouprl.tools.planner.screen import plan_run
 from grouprl.tools.planner.time import USUAL_PROMPT
+from grouprl.types import counted
 
 _PACKAGES = ("grouprl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 _USUAL_PRODUCTS = frozenset({(256, 256), (256, 768), (576, 576), (576, 1536), (1536, 576)})  # of small models
@@ -85,8 +86,9 @@ def show_doctor(model: str | None = None, *, as_json: bool, console: Console | N
 
 
 def _devices() -> Iterator[DoctorLine]:
-    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    yield DoctorLine("devices", "cpu", f"{platform.machine()}, {cores}")
+    cores = f"{counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}"
+    found = f"{platform.machine()}, {cores}, {torch.backends.cpu.get_cpu_capability()}"
+    yield DoctorLine("devices", "cpu", found)
     yield from _speeds("cpu")
     yield from _equal_rows("devices", _USUAL_PRODUCTS)
     if not torch.cuda.is_available():

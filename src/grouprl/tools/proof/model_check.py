@@ -23,7 +23,7 @@ from grouprl.tools.planner.machine import total_memory
 from grouprl.tools.planner.memory import plan_memory
 from grouprl.tools.planner.screen import networks_of, step_of
 from grouprl.tools.planner.shapes import shape_of
-from grouprl.types import Message, Problem, UserError
+from grouprl.types import Message, Problem, UserError, counted
 
 _QUESTION: Message = {"role": "user", "content": "What is 2 + 3?"}
 _SYSTEM: Message = {"role": "system", "content": "Answer with a number."}
@@ -135,7 +135,9 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
         text: Any = tokenizer.decode(ids)
         lost = [message["content"] for message in messages if str(message["content"]) not in text]
         own = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
-        yield ModelLine(name, f"{own}renders {len(ids)} tokens", f"drops {lost[0]!r}" if lost else "", stops=bool(lost))
+        yield ModelLine(
+            name, f"{own}renders {counted(len(ids), 'token')}", f"drops {lost[0]!r}" if lost else "", stops=bool(lost)
+        )
 
 
 def _memory(config: RunConfig, prompt: int) -> ModelLine:
