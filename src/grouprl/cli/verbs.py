@@ -84,13 +84,11 @@ def train(
     if resume:
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
-    from grouprl.rewards.configured import configured_rewards
-    from grouprl.tasks import load_task
+    from grouprl.run.opened import OpenedRun
     from grouprl.trainer.train import train as run
 
-    config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
-    rewards = configured_rewards(config, loaded)
-    ended = run(config, loaded, rewards, resume=resume, step=step, trust_code=trust_code or ())
+    opened = OpenedRun(with_run_dtype(config, resume=resume))
+    ended = run(opened.config, opened.task, opened.rewards, resume=resume, step=step, trust_code=trust_code or ())
     if not ended.finished:
         raise typer.Exit(130)
 

@@ -123,13 +123,11 @@ def configured_scorer(
     verified: bool = False,
     ranks: Ranks | None = None,
     elsewhere: OpenWorkers | None = None,
-    state: TrainingState | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
 
     `max_invalid` replaces the configuration's share of invalid completions that stops the run. `verified` runs the
-    task's verifier in any case, see `measured_verifier`. `state` is that before
-    the first step (`state_before`); None = without epochs.
+    task's verifier in any case, see `measured_verifier`.
     """
     verifier = verifier_of(task.verifier, rewards, task.own_rewards)
     scoring = config.rollout.scoring
@@ -140,7 +138,7 @@ def configured_scorer(
         penalty=LengthPenalty.of(config),
         ranks=ranks,
         elsewhere=elsewhere,
-        state=state or TrainingState(0, config.steps),
+        state=TrainingState(0, config.steps, len(task.problems("train")) / config.rollout.problems_per_step),
     )
 
 
@@ -248,11 +246,6 @@ def _same(reward: WeightedReward, other: WeightedReward) -> bool:
 def is_measured_by(verifier: WeightedReward | None, rewards: Sequence[WeightedReward]) -> bool:
     """Whether accuracy measures a run: its verifier is one of the rewards that raise the total."""
     return any(verifier == reward and reward.weight > 0 for reward in rewards)
-
-
-def state_before(config: RunConfig, task: Task) -> TrainingState:
-    """What rewards get as `trainer_state` in the first step of a run."""
-    return TrainingState(0, config.steps, len(task.problems("train")) / config.rollout.problems_per_step)
 
 
 def check_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> None:

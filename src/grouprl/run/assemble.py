@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
@@ -18,29 +18,23 @@ from grouprl.learner import Learner, Optimizer
 from grouprl.learner.terms import CriticBeside, Term
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
-from grouprl.models.load import (
-    check_tokens,
-    context_length,
-    fingerprint,
-    frozen_copy,
-    load_model,
-    load_tokenizer,
-)
+from grouprl.models.load import check_tokens, fingerprint, frozen_copy, load_model
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.shard import shard_model, shard_module
 from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
-from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, make_requests
-from grouprl.rollout.engine import EarlyEngine, structured_sampling
-from grouprl.rollout.episodes import Conversation, Conversations, bound
+from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
+from grouprl.rollout.engine import EarlyEngine
+from grouprl.rollout.episodes import Conversations
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
+from grouprl.run.opened import OpenedRun
 from grouprl.step import StepParts
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
-from grouprl.types import Problem, UserError
+from grouprl.types import UserError
 
 _FEW = 16  # problems
 
@@ -80,37 +74,45 @@ def assemble(
         UserError: model, data or rewards do not fit the run.
     """
     check_rewards(config, task, scorer.rewards)
-    data, evaluated = problems_fingerprint(task.problems("train")), _evaluated(config, task)
-    check_golds(scorer, (task.problems("train"), evaluated))
-    device = resolve_device(config.model.device)
-    start = load_model(config.model, device=device, weights=config.model.weights)
-    found = fingerprint(start)
-    tokenizer = load_tokenizer(config.model)
+    # It ends with this function: a run that does not train its start model does not keep it.
+    run = OpenedRun(config, task)
+    train, held_out = task.problems("train"), run.held_out
+    data = problems_fingerprint(train)
+    check_golds(scorer, (train, held_out))
+    start, tokenizer = run.model, run.tokenizer
+    weights = fingerprint(start)
     has_teacher = config.algorithm.distill is not None
     teacher = leaf("term.distill").make_teacher(config, task, tokenizer, start) if has_teacher else None
     taught = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
-    (ranks or Ranks()).agree(f"model: {found}\nproblems: {data}\nteacher: {taught}", "model, problems and teacher")
-    now = TrainerState(start=found, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
+    (ranks or Ranks()).agree(f"model: {weights}\nproblems: {data}\nteacher: {taught}", "model, problems and teacher")
+    now = TrainerState(start=weights, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
     _, state = saved or (None, now)
     _refuse_changes(state, now)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks, teacher)
-    talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
-    engine = _engine(config, learner, tokenizer, found, samplers, talk)
-    most_tokens = (talk and config.environment.max_tokens) or config.rollout.max_tokens  # that must fit after a prompt
-    opened = None if conversations is None else conversations.opened
-    parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
-    visits = [(problem, "") for problem in evaluated]
-    held_out = make_requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
+    engine = _engine(run, learner, weights, samplers, conversations)
+    parts = StepParts(
+        task=task,
+        scorer=scorer,
+        engine=engine,
+        learner=learner,
+        tokenizer=tokenizer,
+        sampling=run.sampling,
+        longest_prompt=run.longest_prompt,
+        problems_per_step=config.rollout.problems_per_step,
+        group_size=config.rollout.group_size,
+        order=problem_order(config),
+        opened=None if conversations is None else conversations.opened,
+    )
+    held_out_requests = run.requests([(problem, "") for problem in held_out], 1, conversations)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
             f"rollout.curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: "
             "give the problems an answer, give the task a verifier, or set rollout.curriculum.order=uniform"
         )
-    parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
-    train = task.problems("train")
-    scored = (*(in_memory(train) or train[: parts.problems_per_step]), *evaluated)
+    parts.order.visits(train, step=1, rates=PassRates())  # raises for too few problems
+    scored = (*(in_memory(train) or train[: parts.problems_per_step]), *held_out)
     has_objects = conversations is not None and conversations.has_objects
     scorer.check_columns(list({problem.id: problem for problem in scored}.values()), has_objects=has_objects)
     parts.engine.load_weights(state.updates)
@@ -118,11 +120,7 @@ def assemble(
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
         alone = NativeEngine(learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows)
         check_sampler(alone, learner.policy, most_tokens=config.rollout.max_tokens)
-    return RunParts(parts, held_out, state, _ahead(config, parts, saved))
-
-
-def _evaluated(config: RunConfig, task: Task) -> Sequence[Problem]:
-    return task.problems(config.evaluation.split)[: config.evaluation.problems]
+    return RunParts(parts, held_out_requests, state, _ahead(config, parts, saved))
 
 
 def make_learner(
@@ -218,28 +216,28 @@ def _learner(
 
 
 def _engine(
-    config: RunConfig,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
-    start: str,
-    samplers: Any | None,
-    conversation: Conversation | None,
+    run: OpenedRun, learner: Learner, start: str, samplers: Any | None, conversations: Conversations | None
 ) -> Engine:
     """Makes the engine that samples; a server is checked now, before the run directory is touched."""
-    policy, rows, seed = learner.policy, config.rollout.max_rows, config.seed
+    config, policy, rows = run.config, learner.policy, run.config.rollout.max_rows
     engine: Engine
     if config.rollout.engine.name == "vllm":
         folder = RunDirectory(Path(config.runs_dir) / config.name).published
         server = leaf("engine.vllm")(
-            config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder, ranks=learner.ranks
+            config.rollout.engine,
+            policy,
+            run.tokenizer,
+            seed=config.seed,
+            max_rows=rows,
+            folder=folder,
+            ranks=learner.ranks,
         )
         server.check_server()
         return server if learner.ranks.world == 1 else SpreadEngine(server, learner.ranks, None)
     if samplers is not None:
         engine = leaf("cluster.engine")(samplers, policy, start, rows)
     else:
-        dtype = config.model.dtype
-        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=dtype, conversation=conversation)
+        engine = run.engine(policy, conversations)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
 
 
@@ -250,37 +248,6 @@ def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, Trainer
     if saved is not None:
         ahead.load(saved[1].step + 1, saved[0].ahead)
     return ahead
-
-
-def _parts(
-    config: RunConfig,
-    task: Task,
-    scorer: Scorer,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
-    engine: Engine,
-    most_tokens: int,
-) -> StepParts:
-    policy, rollout = learner.policy, config.rollout
-    longest_prompt = context_length(policy) - most_tokens
-    if longest_prompt < 1:
-        name = "rollout" if most_tokens == rollout.max_tokens else "environment"
-        raise UserError(
-            f"{name}.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
-            f"got {most_tokens}: lower it"
-        )
-    return StepParts(
-        task=task,
-        scorer=scorer,
-        engine=engine,
-        learner=learner,
-        tokenizer=tokenizer,
-        sampling=structured_sampling(rollout.sampling, rollout.regex, policy, tokenizer),
-        longest_prompt=longest_prompt,
-        problems_per_step=rollout.problems_per_step,
-        group_size=rollout.group_size,
-        order=problem_order(config),
-    )
 
 
 def problem_order(config: RunConfig) -> ProblemOrder:

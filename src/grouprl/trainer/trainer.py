@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import OWNED, PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
-from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
 from grouprl.models.save import folder_of
@@ -25,6 +24,7 @@ from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
+from grouprl.run.opened import OpenedRun
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
 from grouprl.run.train import Callback
 from grouprl.tasks import Task, load_task, task_from_list
@@ -35,6 +35,7 @@ from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
 from grouprl.trainer.finished import Run
 from grouprl.trainer.terminal import Terminal, in_notebook
 from grouprl.trainer.train import train
+from grouprl.trainer.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.types import Problem, UserError
 
 
@@ -109,7 +110,7 @@ class Trainer:
             The metrics: see `grouprl.evaluation.evaluate.evaluate`.
         """
         config, task, rewards = self._prepared()
-        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task, rewards).metrics
+        return evaluate_model(OpenedRun(with_newest(config, self._directory), task), rewards).metrics
 
     def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
         """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.
@@ -118,9 +119,9 @@ class Trainer:
             prompt: a text, whose completions get no rewards; or a problem; None = the first held-out problem.
         """
         config, task, rewards = self._prepared()
-        problem = task.problems(config.evaluation.split)[0] if prompt is None else prompt
-        newest = with_newest(config, RunDirectory(self._directory))
-        return sample_group(newest, task, problem, () if isinstance(problem, str) else rewards)
+        run = OpenedRun(with_newest(config, self._directory), task)
+        problem = run.task.problems(config.evaluation.split)[0] if prompt is None else prompt
+        return sample_group(run, problem, () if isinstance(problem, str) else rewards)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model of the run's newest checkpoint into a new folder, in Hugging Face layout.
