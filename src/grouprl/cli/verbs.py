@@ -85,11 +85,13 @@ def train(
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
     from grouprl.run.opened import OpenedRun
-    from grouprl.trainer.train import train as run
+    from grouprl.run.train import run_to_end
+    from grouprl.trainer.terminal import Terminal
 
-    opened = OpenedRun(with_run_dtype(config, resume=resume))
-    ended = run(opened.config, opened.task, opened.rewards, resume=resume, step=step, trust_code=trust_code or ())
-    if not ended.finished:
+    run = OpenedRun(with_run_dtype(config, resume=resume))
+    display, code = Terminal(), trust_code or ()
+    end = run_to_end(run.config, run.task, run.rewards, display=display, resume=resume, step=step, trust_code=code)
+    if not end.finished:
         raise typer.Exit(130)
 
 

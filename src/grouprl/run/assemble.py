@@ -30,6 +30,7 @@ from grouprl.rollout.engine import EarlyEngine
 from grouprl.rollout.episodes import Conversations
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
+from grouprl.run.code import refuse_changes
 from grouprl.run.opened import OpenedRun
 from grouprl.step import StepParts
 from grouprl.tasks import Task
@@ -87,7 +88,7 @@ def assemble(
     (ranks or Ranks()).agree(f"model: {weights}\nproblems: {data}\nteacher: {taught}", "model, problems and teacher")
     now = TrainerState(start=weights, data=data, teacher=taught, kl_coef=config.algorithm.kl_coef)
     _, state = saved or (None, now)
-    _refuse_changes(state, now)
+    refuse_changes("resume", state.origin, now.origin)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks, teacher)
     engine = _engine(run, learner, weights, samplers, conversations)
@@ -272,13 +273,3 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
         # An environment may take a second to begin, so that only some begin before the run does.
         if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
             return
-
-
-def _refuse_changes(saved: TrainerState, now: TrainerState) -> None:
-    for what, field in (("model", "start"), ("train problems", "data"), ("teacher", "teacher")):
-        if (then := getattr(saved, field)) != (found := getattr(now, field)):
-            also = " with evaluation.split and eval_task, which leave these of the rows" if field == "data" else ""
-            raise UserError(
-                f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({found}): "
-                f"restore the {what}{also}, or start a new run under another name"
-            )

@@ -22,7 +22,7 @@ from grouprl.ranks import Ranks, open_ranks
 from grouprl.record.layout import RunDirectory
 from grouprl.record.queries import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
-from grouprl.rewards.configured import beside_environment, configured_scorer, is_measured_by
+from grouprl.rewards.configured import beside_environment, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rewards.workers.pool import OpenWorkers
@@ -195,8 +195,7 @@ class _RunLoop:
             with suppress(Interrupted):
                 evaluations["after"] = self._evaluations.evaluate(self._state.step, "after")
         if finished := evaluations.keys() >= {"before", "after"}:
-            scorer = self._parts.step_parts.scorer
-            measure = "greedy_accuracy" if is_measured_by(scorer.verifier, scorer.rewards) else "reward"
+            measure = self._parts.step_parts.scorer.measure
             change = self._ranks.decided(partial(self._evaluations.change, self._state.step), "change")
             self._display.comparison(evaluations["before"], evaluations["after"], measure=measure)
             evaluations |= {"measure": measure, "change": change}

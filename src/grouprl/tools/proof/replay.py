@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
 from grouprl.rewards.configured import beside_recorded, check_rewards, scored_under
 from grouprl.run.assemble import loss_terms, make_learner
+from grouprl.run.code import refuse_changes
 from grouprl.run.machine import machine_facts
 from grouprl.run.opened import OpenedRun
 from grouprl.run.resume import differences, newest_good
@@ -161,21 +163,15 @@ def learner_before(
 
 def _nearest_learner(run: Path, opened: OpenedRun, step: int) -> tuple[Learner, int]:
     """Returns the learner of the nearest checkpoint before a step, and the checkpoint's step; 0 = the start model."""
-    files = RunDirectory(run)
-    forked = read_json(files.forked).get("step") or 0
-    found = files.saved_models()
-    saved, newest = (newest_good(some) for some in ([one for one in found if one.step < step], found))
+    forked = read_json(RunDirectory(run).forked).get("step") or 0
+    saved, newest = newest_good(run, before=step), newest_good(run)
     if saved is None and forked:
         raise UserError(
             f"{run}: expected a checkpoint before step {step}, found none, and steps up to {forked} were made by the "
             f"run that this one was forked from: replay them there, or keep more checkpoints with checkpoint.keep"
         )
-    weights = fingerprint(opened.model)
-    if newest is not None and newest[1].start != weights:
-        raise UserError(
-            f"{run}: expected the model that the run started with (fingerprint {newest[1].start}), found another one "
-            f"at {opened.config.model.path} ({weights}): restore it"
-        )
+    if newest is not None:
+        refuse_changes(str(run), {"model": newest[1].start}, {"model": fingerprint(opened.model)})
     learner = make_learner(opened.config, opened.model, saved, teacher=_teacher(opened, opened.model))
     return learner, 0 if saved is None else saved[0].step
 
@@ -256,13 +252,10 @@ def make_update(learner: Learner, scored: ScoredGroups) -> Update:
 
 
 def _in_groups(scored: ScoredGroups, push: _PushTerm) -> list[list[list[float]]]:
-    found, row = [], 0
-    for group, kept in zip(scored.groups, scored.kept, strict=True):
-        found.append([push.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
-        row += len(group.completions) if kept else 0
+    row = count()  # of the batch, which has the kept groups alone
     return [
-        [own or [0.0] * len(one) for own, one in zip(rows, group.completions, strict=True)]
-        for rows, group in zip(found, scored.groups, strict=True)
+        [(kept and push.rows.get(next(row))) or [0.0] * len(completion) for completion in group.completions]
+        for group, kept in zip(scored.groups, scored.kept, strict=True)
     ]
 
 

@@ -24,9 +24,9 @@ from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
 from grouprl.run.opened import OpenedRun
 from grouprl.run.process import start_run
+from grouprl.run.train import run_to_end
 from grouprl.tools.proof.checks import Check, exact_gradient, numeric_checks
 from grouprl.trainer.terminal import Terminal
-from grouprl.trainer.train import train
 from grouprl.types import UserError
 
 _PROBLEMS, _COMPLETIONS, _TOKENS = 3, 4, 32  # sampled for the checks
@@ -92,7 +92,7 @@ def _killed_and_resumed(config: RunConfig) -> Check:
                 raise UserError(f"selftest: expected to kill the run before step {_STEPS}, got its end: try again")
             killed = start_run(broken, [str(settings)], place / "log", resume=True)
             run = OpenedRun(short.model_copy(update={"name": "whole", "runs_dir": folder}))
-            train(run.config, run.task, run.rewards, terminal=Terminal(Console(file=io.StringIO())))
+            run_to_end(run.config, run.task, run.rewards, display=Terminal(Console(file=io.StringIO())))
             if killed.wait(_RUN_SECONDS) != 0:
                 return Check(name, math.nan, 0, f"the run failed: {_last_line(place / 'log')}")
         except TimeoutExpired:
