@@ -121,7 +121,12 @@ def assemble(
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
         alone = NativeEngine(learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows)
         check_sampler(alone, learner.policy, most_tokens=config.rollout.max_tokens)
-    return RunParts(parts, held_out_requests, state, _ahead(config, parts, saved))
+    ahead = None
+    if config.cluster.max_staleness and isinstance(engine, EarlyEngine):
+        ahead = leaf("cluster.ahead")(parts, engine, config.steps)
+        if saved is not None:
+            ahead.load(state.step + 1, saved[0].ahead)
+    return RunParts(parts, held_out_requests, state, ahead)
 
 
 def make_learner(
@@ -137,46 +142,15 @@ def make_learner(
     """
     checkpoint, state = saved or (None, None)
     ranks = ranks or Ranks(exact=config.distributed.exact)
-    learner = _learner(config, _policy(config, start, checkpoint), start, ranks, teacher)
-    if checkpoint is not None and state is not None:
-        load_learner(checkpoint, learner, state)
-    return learner
-
-
-def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
-    """Returns the policy: the start model, the start model with an adapter, or the model of a checkpoint."""
-    if config.model.lora is not None:
-        if checkpoint is not None:
-            return attach_adapter(start, checkpoint.path)
-        return add_adapter(start, config.model.lora, seed=config.seed)
-    if checkpoint is None:
-        return start
-    return load_model(str(checkpoint.path), device=resolve_device(config.model.device), weights=config.model.weights)
-
-
-def loss_terms(
-    algorithm: Algorithm,
-    policy: PreTrainedModel,
-    reference: PreTrainedModel | None,
-    critic: CriticBeside | None,
-    teacher: Any | None,
-) -> tuple[Term, ...]:
-    """The terms of an algorithm's loss beside the policy's and the entropy's, in the order in which they are added."""
-    terms: list[Term] = []
-    if algorithm.router_aux_coef > 0:
-        terms.append(leaf("term.router")(policy, algorithm.router_aux_coef))
-    if algorithm.distill is not None:
-        terms.append(leaf("term.distill").DistillTerm(teacher, policy, reference))
-    if critic is not None and isinstance(algorithm.critic, SharedCritic):
-        terms.append(leaf("term.critic").CriticTerm(critic))
-    return tuple(terms)
-
-
-def _learner(
-    config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks, teacher: Any | None
-) -> Learner:
     algorithm, settings, device = config.algorithm, config.learner, resolve_device(config.model.device)
     total = config.steps * algorithm.updates.count
+    if config.model.lora is not None and checkpoint is not None:
+        policy = attach_adapter(start, checkpoint.path)
+    elif config.model.lora is not None:
+        policy = add_adapter(start, config.model.lora, seed=config.seed)
+    else:
+        weights = config.model.weights
+        policy = start if checkpoint is None else load_model(str(checkpoint.path), device=device, weights=weights)
     reference: PreTrainedModel | None = None
     if algorithm.kl is not None and config.model.lora is not None:
         reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
@@ -202,7 +176,7 @@ def _learner(
             critic, changed, total_updates=total, rate_name="learner.critic_learning_rate", seed=config.seed
         )
         critic_learner = leaf("term.critic").CriticLearner(critic, optimizer, algorithm.critic)
-    return Learner(
+    learner = Learner(
         policy=policy,
         reference=reference,
         optimizer=Optimizer(policy, settings, total_updates=total, seed=config.seed),
@@ -214,6 +188,27 @@ def _learner(
         ranks=ranks,
         further_terms=loss_terms(algorithm, policy, reference, critic_learner, teacher),
     )
+    if checkpoint is not None and state is not None:
+        load_learner(checkpoint, learner, state)
+    return learner
+
+
+def loss_terms(
+    algorithm: Algorithm,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel | None,
+    critic: CriticBeside | None,
+    teacher: Any | None,
+) -> tuple[Term, ...]:
+    """The terms of an algorithm's loss beside the policy's and the entropy's, in the order in which they are added."""
+    terms: list[Term] = []
+    if algorithm.router_aux_coef > 0:
+        terms.append(leaf("term.router")(policy, algorithm.router_aux_coef))
+    if algorithm.distill is not None:
+        terms.append(leaf("term.distill").DistillTerm(teacher, policy, reference))
+    if critic is not None and isinstance(algorithm.critic, SharedCritic):
+        terms.append(leaf("term.critic").CriticTerm(critic))
+    return tuple(terms)
 
 
 def _engine(
@@ -240,15 +235,6 @@ def _engine(
     else:
         engine = run.engine(policy, conversations)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
-
-
-def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Any | None:
-    if not config.cluster.max_staleness or not isinstance(parts.engine, EarlyEngine):
-        return None
-    ahead = leaf("cluster.ahead")(parts, parts.engine, config.steps)
-    if saved is not None:
-        ahead.load(saved[1].step + 1, saved[0].ahead)
-    return ahead
 
 
 def problem_order(config: RunConfig) -> ProblemOrder:

@@ -18,7 +18,7 @@ from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
-from grouprl.ranks import Ranks, open_ranks
+from grouprl.ranks import open_ranks
 from grouprl.record.layout import RunDirectory
 from grouprl.record.queries import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
@@ -97,7 +97,11 @@ def run_to_end(
     if not resume and RunDirectory(directory).holder() is None:
         refuse_run(directory)
     with ExitStack() as stack:
-        ranks = _ranks(stack, config)
+        device, threads = config.model.device, config.model.threads
+        ranks = stack.enter_context(open_ranks(**dict(config.distributed), device=device, threads=threads))
+        ranks.agree(
+            f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
+        )
         if not ranks.leads:
             display = display.silent()
         names = config.trackers.names
@@ -143,13 +147,6 @@ def run_to_end(
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, finding, parts.state.step)
                 return loop(parts, record).run()
-
-
-def _ranks(stack: ExitStack, config: RunConfig) -> Ranks:
-    settings = dict(config.distributed)
-    ranks = stack.enter_context(open_ranks(**settings, device=config.model.device, threads=config.model.threads))
-    ranks.agree(f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions")
-    return ranks
 
 
 class _RunLoop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,13 @@ def sample_group(run: OpenedRun, prompt: Problem | str, rewards: Sequence[Weight
     if not rewards:
         return SampledGroup(group, (), ())
     (outcomes,), weights = run.score([group], rewards, step=1)
-    return SampledGroup(group, outcomes, _advantages(config, outcomes, weights))
+    advantage, advantages = config.algorithm.advantage, tuple[float, ...]()
+    if isinstance(advantage, CompletionAdvantage):
+        components = {name: component(outcomes, name) for name in weights}
+        totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
+        one_group_G = torch.zeros(len(outcomes), dtype=torch.long)
+        advantages = tuple(advantage.compare(totals_G, components, weights, one_group_G).tolist())
+    return SampledGroup(group, outcomes, advantages)
 
 
 def with_newest(config: RunConfig, directory: Path) -> RunConfig:
@@ -102,15 +108,3 @@ def with_newest(config: RunConfig, directory: Path) -> RunConfig:
     # A checkpoint has its chat template; only a hub id has a revision.
     changes = {"path": str(saved[-1].path), "chat_template": None, "revision": None}
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
-
-
-def _advantages(
-    config: RunConfig, outcomes: Sequence[RewardOutcome], weights: Mapping[str, float]
-) -> tuple[float, ...]:
-    advantage = config.algorithm.advantage
-    if not isinstance(advantage, CompletionAdvantage):
-        return ()
-    components = {name: component(outcomes, name) for name in weights}
-    totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
-    advantages_G = advantage.compare(totals_G, components, weights, torch.zeros(len(outcomes), dtype=torch.long))
-    return tuple(float(value) for value in advantages_G)

@@ -51,7 +51,12 @@ def check_reward(
         UserError: the task or a reward cannot be loaded, or does not fit the run.
     """
     opened = OpenedRun(with_dtype(config))
-    recorded = () if run is None else _last_groups(run, problems)
+    recorded: list[RecordedGroup] = []
+    if run is not None:
+        for row in reversed(read_run(run).metrics):
+            recorded += read_rollouts(run, row["step"])[: problems - len(recorded)]
+        if not recorded:
+            raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
     checked = try_rewards(opened.config, opened.task, opened.rewards, problems=problems, recorded=recorded)
     if as_json:
         kinds = [_flat(scores) for scores in checked.kinds]
@@ -59,15 +64,6 @@ def check_reward(
     else:
         show(Console(highlight=False), checked)
     return checked
-
-
-def _last_groups(run: Path, count: int) -> Sequence[RecordedGroup]:
-    found: list[RecordedGroup] = []
-    for row in reversed(read_run(run).metrics):
-        found += read_rollouts(run, row["step"])[: count - len(found)]
-    if not found:
-        raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
-    return found
 
 
 def try_rewards(

@@ -74,7 +74,21 @@ def branch(
     opened = OpenedRun(config)
     check_rewards(config, opened.task, opened.rewards)
     problem, stream = _visit(run, step, opened, groups, place)
-    engine = _engine(run, step, opened, completion, learned)
+    learner, _, _ = learner_before(run, opened, step, learned=learned)
+    policy = learner.policy
+    if (updates := learner.optimizer.updates) != completion.weights_version:
+        raise UserError(
+            f"{run}: expected a completion of the weights before step {step}, after {updates} updates, got one after "
+            f"{completion.weights_version}: branches need a run with cluster.max_staleness=0"
+        )
+    if not is_packed(policy):
+        raise UserError(
+            f"{run}: expected a model that reads packed tokens, got {type(policy).__name__}, whose states cannot be "
+            "shared by branches: take another model"
+        )
+    rows, dtype = config.rollout.max_rows, config.model.dtype
+    engine = BranchEngine(policy, opened.tokenizer, seed=config.seed, max_rows=rows, dtype=dtype)
+    engine.load_weights(updates)
     read = engine.read(Request(problem, recorded.group.prompt_ids, 1, stream), completion, opened.sampling)
     chances = _chances(engine, read, selection)
     begun = [(at, token) for at, found in chances.items() for token in found if token != completion.token_ids[at]]
@@ -154,28 +168,6 @@ def _visit(run: Path, step: int, opened: OpenedRun, groups: Sequence[RecordedGro
             "task's data"
         )
     return visits[place]
-
-
-def _engine(
-    run: Path, step: int, opened: OpenedRun, completion: Completion, learned: Callable[[int], None]
-) -> BranchEngine:
-    """The engine with the weights that sampled a completion."""
-    learner, _, _ = learner_before(run, opened, step, learned=learned)
-    policy, config, tokenizer = learner.policy, opened.config, opened.tokenizer
-    if (updates := learner.optimizer.updates) != completion.weights_version:
-        raise UserError(
-            f"{run}: expected a completion of the weights before step {step}, after {updates} updates, got one after "
-            f"{completion.weights_version}: branches need a run with cluster.max_staleness=0"
-        )
-    if not is_packed(policy):
-        raise UserError(
-            f"{run}: expected a model that reads packed tokens, got {type(policy).__name__}, whose states cannot be "
-            "shared by branches: take another model"
-        )
-    rows, dtype = config.rollout.max_rows, config.model.dtype
-    engine = BranchEngine(policy, tokenizer, seed=config.seed, max_rows=rows, dtype=dtype)
-    engine.load_weights(updates)
-    return engine
 
 
 def _chances(engine: BranchEngine, read: ReadCompletion, selection: Selection) -> dict[int, dict[int, float]]:

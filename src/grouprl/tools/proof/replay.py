@@ -151,18 +151,6 @@ def learner_before(
     """
     refuse_missing_parts(opened.config.algorithm)
     rows = {row["step"]: row for row in read_run(run).metrics}
-    learner, start = _nearest_learner(run, opened, step)
-    first_difference = None
-    for earlier in range(start + 1, step):
-        update = make_update(learner, recorded_groups(run, earlier, opened.sampling))
-        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
-            first_difference = earlier
-        learned(earlier)
-    return learner, start, first_difference
-
-
-def _nearest_learner(run: Path, opened: OpenedRun, step: int) -> tuple[Learner, int]:
-    """Returns the learner of the nearest checkpoint before a step, and the checkpoint's step; 0 = the start model."""
     forked = read_json(RunDirectory(run).forked).get("step") or 0
     saved, newest = newest_good(run, before=step), newest_good(run)
     if saved is None and forked:
@@ -173,7 +161,14 @@ def _nearest_learner(run: Path, opened: OpenedRun, step: int) -> tuple[Learner, 
     if newest is not None:
         refuse_changes(str(run), {"model": newest[1].start}, {"model": fingerprint(opened.model)})
     learner = make_learner(opened.config, opened.model, saved, teacher=_teacher(opened, opened.model))
-    return learner, 0 if saved is None else saved[0].step
+    start = 0 if saved is None else saved[0].step
+    first_difference = None
+    for earlier in range(start + 1, step):
+        update = make_update(learner, recorded_groups(run, earlier, opened.sampling))
+        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
+            first_difference = earlier
+        learned(earlier)
+    return learner, start, first_difference
 
 
 def _teacher(opened: OpenedRun, policy: PreTrainedModel) -> Any | None:
