@@ -117,6 +117,17 @@ def test_an_evaluation_on_rows_that_the_run_trained_on_says_so(tmp_path: Path) -
         assert (line in ended.err) is said
 
 
+def test_an_evaluation_has_the_problems_that_the_run_holds_out(tiny: Path, tmp_path: Path) -> None:
+    """With validation rows and no test rows, a run evaluates the former and trains on all of train."""
+    for split, count in (("train", 30), ("validation", 2)):
+        rows = [{"prompt": f"What is {n} + 1? ({split})", "answer": str(n + 1)} for n in range(count)]
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    given = ("rollout.max_tokens=2", "evaluation.samples=0", "model.threads=1", "task.name=jsonl")
+    ended = grouprl("eval", tiny, *given, f"task.path={tmp_path}", "--json")
+    assert ended.code == 0, ended.text
+    assert json.loads(ended.out)["problems"] == 2
+
+
 def test_pass_at_k_of_two_models_is_compared_on_the_same_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

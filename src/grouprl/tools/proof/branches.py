@@ -18,14 +18,14 @@ from grouprl.forward.attention import is_packed
 from grouprl.models.prompts import completion_texts
 from grouprl.record.branches import Branch, BranchedCompletion, BranchedToken
 from grouprl.record.queries import recorded_verdicts
-from grouprl.record.read import RecordedGroup, read_rollouts
+from grouprl.record.read import RecordedGroup
 from grouprl.rewards.configured import check_rewards
 from grouprl.rollout.engine import Request
 from grouprl.run.assemble import problem_order
 from grouprl.run.opened import OpenedRun
 from grouprl.tasks.curriculum import PassRates, Visit, update
 from grouprl.tools.proof.branch_engine import BranchEngine, ReadCompletion
-from grouprl.tools.proof.replay import learner_before
+from grouprl.tools.proof.replay import learner_before, recorded_step
 from grouprl.types import Completion, RewardOutcome, UserError, unknown_name
 
 
@@ -68,7 +68,7 @@ def branch(
             f"{run}: expected completions of rollout.engine.name=native, got {config.rollout.engine.name}, which draws "
             "random numbers of its own: give a run of the native engine"
         )
-    groups = read_rollouts(run, step)
+    groups = recorded_step(run, step)
     place, recorded = _chosen(run, step, groups, selection)
     completion = recorded.group.completions[selection.completion]
     opened = OpenedRun(config)
@@ -123,8 +123,6 @@ def branch(
 
 def _chosen(run: Path, step: int, groups: Sequence[RecordedGroup], selection: Selection) -> tuple[int, RecordedGroup]:
     """The place of the group, and the group."""
-    if not groups:
-        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     ids = [one.group.problem.id for one in groups]
     if selection.problem is not None and selection.problem not in ids:
         raise unknown_name(f"step {step}, --problem", selection.problem, ids, listed_by=f"grouprl lab {run}")

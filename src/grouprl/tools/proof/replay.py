@@ -113,7 +113,7 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
         )
     opened = OpenedRun(config)
     learner, start, first_difference = learner_before(run, opened, step)
-    scored, recorded = recorded_groups(run, step, opened.sampling), read_rollouts(run, step)
+    scored, recorded = recorded_groups(run, step, opened.sampling), recorded_step(run, step)
     rows = {row["step"]: row for row in read_run(run).metrics}
     other = None if changed is None else _changed_learner(learner, config, changed)
     update = make_update(learner, scored)
@@ -178,15 +178,20 @@ def _teacher(opened: OpenedRun, policy: PreTrainedModel) -> Any | None:
     return leaf("term.distill").make_teacher(opened.config, task, opened.tokenizer, policy)
 
 
+def recorded_step(run: Path, step: int) -> Sequence[RecordedGroup]:
+    """The groups of a step that a run recorded; raises UserError for a step without any."""
+    if not (recorded := read_rollouts(run, step)):
+        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
+    return recorded
+
+
 def recorded_groups(run: Path, step: int, sampling: Sampling) -> ScoredGroups:
     """The recorded groups of a step with their rewards, as the learner reads them.
 
     Raises:
         UserError: the step is not recorded.
     """
-    recorded, weights = read_rollouts(run, step), read_rewards(run).weights
-    if not recorded:
-        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
+    recorded, weights = recorded_step(run, step), read_rewards(run).weights
     outcomes = [group.outcomes for group in recorded]
     kept = [group.kept for group in recorded]
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
