@@ -347,7 +347,7 @@ def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("grouprl.run.assemble.load_model", never)
+    monkeypatch.setattr("grouprl.run.opened.load_model", never)
     ended = grouprl("train", finished / "config.yaml", "--name", finished.name, f"runs_dir={finished.parent}")
     assert f"continue that run with grouprl train --resume {finished}" in ended.err
 

@@ -13,7 +13,8 @@ from grouprl.cli import inspection
 from grouprl.config.run import PolicyConfig, RunConfig
 from grouprl.evaluation.evaluate import Evaluation
 from grouprl.evaluation.paired import ProblemResults
-from grouprl.evaluation.trial import SampledGroup
+from grouprl.run.opened import OpenedRun
+from grouprl.trainer.trial import SampledGroup
 from recorded_episodes import SCRIPT, episode_group
 from small_runs import ROWS, grouprl, small_settings, write_rows
 
@@ -116,11 +117,22 @@ def test_an_evaluation_on_rows_that_the_run_trained_on_says_so(tmp_path: Path) -
         assert (line in ended.err) is said
 
 
+def test_an_evaluation_has_the_problems_that_the_run_holds_out(tiny: Path, tmp_path: Path) -> None:
+    """With validation rows and no test rows, a run evaluates the former and trains on all of train."""
+    for split, count in (("train", 30), ("validation", 2)):
+        rows = [{"prompt": f"What is {n} + 1? ({split})", "answer": str(n + 1)} for n in range(count)]
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    given = ("rollout.max_tokens=2", "evaluation.samples=0", "model.threads=1", "task.name=jsonl")
+    ended = grouprl("eval", tiny, *given, f"task.path={tmp_path}", "--json")
+    assert ended.code == 0, ended.text
+    assert json.loads(ended.out)["problems"] == 2
+
+
 def test_pass_at_k_of_two_models_is_compared_on_the_same_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def evaluated(config: RunConfig, *_: object, **__: object) -> Evaluation:
-        correct = {"after": (2, 0), "before": (1, 0)}[config.model.path]
+    def evaluated(run: OpenedRun, *_: object, **__: object) -> Evaluation:
+        correct = {"after": (2, 0), "before": (1, 0)}[run.config.model.path]
         shares = {"pass_at_1": sum(correct) / 4, "pass_at_2": sum(map(bool, correct)) / 2}
         metrics = {**shares, **{f"{name}_interval": (0.0, 1.0) for name in shares}}
         return Evaluation(metrics, ProblemResults(("p", "q"), (0, 0), correct, samples=2), (), (), ())

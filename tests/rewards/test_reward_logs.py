@@ -11,7 +11,7 @@ import pytest
 
 from grouprl import Trainer, UserError, WeightedReward
 from grouprl.record.read import read_rollouts
-from grouprl.rewards.calls import TrainingState, decode
+from grouprl.rewards.calls import Invalid, RewardCall, TrainingState, decode
 from grouprl.rewards.configured import open_scorer
 from grouprl.tools.export import export
 from grouprl.types import Group, Problem
@@ -114,6 +114,8 @@ def test_values_of_other_types_are_text_of_bounded_length() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"values": [1.0]},
+        {"values": None},
         {"extra": {"c": [1]}},
         {"extra": {"\x1b": [1, 2]}},
         {"extra": [1]},
@@ -124,9 +126,35 @@ def test_values_of_other_types_are_text_of_bounded_length() -> None:
 )
 def test_a_reply_that_no_worker_gives_is_refused(change: dict[str, Any]) -> None:
     reply = {"values": [1.0, 2.0], "extra": {"c": [1, None]}, "metrics": [["m", 1.0]]}
-    assert decode(reply, 2).extra == {"c": [1, None]}
+    call = RewardCall("odd", {"completions": ["a", "b"]})
+    assert decode(reply, call).extra == {"c": [1, None]}
     with pytest.raises((ValueError, TypeError, AttributeError)):
-        decode(reply | change, 2)
+        decode(reply | change, call)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (float("nan"), "gave nan"),
+        (1e31, "expected at most 1e+30"),
+        ("1", "expected a number or None"),
+        ([[1, 1.0]], "expected a number or None"),
+        ({"invalid": "\x1b[2J"}, "\N{REPLACEMENT CHARACTER}[2J"),
+    ],
+)
+def test_a_value_that_a_worker_sends_is_judged_as_one_that_a_function_returns(value: Any, reason: str) -> None:
+    reply = {"values": [value, 2.0], "extra": {}, "metrics": []}
+    first, second = decode(reply, RewardCall("odd", {"completions": ["a", "b"]})).values
+    assert isinstance(first, Invalid)
+    assert reason in first.reason
+    assert second == 2.0
+
+
+def test_a_step_that_a_worker_sends_ends_in_its_completion() -> None:
+    reply = {"values": [[[1, 0.5]], [[3, 0.5]]], "extra": {}, "metrics": []}
+    first, second = decode(reply, RewardCall("odd", {"completions": ["ab", "ab"]}, per_step=True)).values
+    assert first == ((1, 0.5),)
+    assert isinstance(second, Invalid)
 
 
 def test_a_column_of_a_provided_name_is_refused() -> None:

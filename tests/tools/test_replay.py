@@ -18,6 +18,7 @@ from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.record.layout import lock_directory
 from grouprl.rewards.functions import WeightedReward
+from grouprl.run.opened import OpenedRun
 from grouprl.tools.proof.changes import completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.replay import Replay, replay
 from letter_rewards import letters
@@ -105,10 +106,11 @@ def test_weights_after_the_replay_are_the_next_checkpoint(run: Path):
     """The gradient is the one that the run applied: a second way to the same checkpoint would show another."""
     from grouprl.tools.proof import replay as module
 
-    learner, start = module._nearest_learner(run, config_of(run), 5)
+    opened = OpenedRun(config_of(run))
+    learner, start, _ = module.learner_before(run, opened, 5)
     assert start == 4
     for step in (5, 6):
-        module.make_update(learner, module.recorded_groups(run, step, config_of(run), learner))
+        module.make_update(learner, module.recorded_groups(run, step, opened.sampling))
     saved = load_file(run / "checkpoints/step-000006/model.safetensors")
     policy = learner.policy.state_dict()
     assert all(torch.equal(policy[name], value) for name, value in saved.items())

@@ -14,14 +14,13 @@ from grouprl.config.run import RunConfig
 from grouprl.evaluation.evaluate import Evaluation
 from grouprl.evaluation.paired import paired_by_name
 from grouprl.evaluation.statistics import pass_counts
-from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.lab.report.prompts import SharedBeginning
 from grouprl.lab.report.worked import Spread, deviation_kind
-from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
-from grouprl.tasks import load_task
+from grouprl.run.opened import OpenedRun
 from grouprl.trainer.terminal import Terminal, visible
+from grouprl.trainer.trial import SampledGroup, evaluate_model, sample_group
 from grouprl.types import Episode, Problem, UserError, counted
 
 _OTHERS = 20  # problems whose prompts are compared
@@ -95,29 +94,27 @@ def _with_interval(value: object, interval: object, form: str) -> str:
 
 
 def _evaluated(config: RunConfig, terminal: Terminal) -> Evaluation:
-    config, task = with_dtype(config), load_task(**config.task.model_dump())
-    count = len(task.problems(config.evaluation.split)[: config.evaluation.problems])
+    run = OpenedRun(with_dtype(config))
     rewards: tuple[WeightedReward, ...] = ()  # none for a task without any
-    if config.rewards or task.default_rewards or task.verifier is not None:
+    if config.rewards or run.task.default_rewards or run.task.verifier is not None:
         try:
-            rewards = configured_rewards(config, task)
+            rewards = run.rewards
         except UserError as error:  # the functions of a program, which only it has
             if any(reward.path is not None for reward in config.rewards):
                 raise
             terminal.say(f"Rewards are not evaluated ({error}). Functions of a program: use Trainer.evaluate() in it.")
-    with terminal.progress("evaluate", count * (config.evaluation.samples + 1)) as advance:
-        return evaluate_model(config, task, rewards, on_finished=advance)
+    with terminal.progress("evaluate", len(run.held_out) * (config.evaluation.samples + 1)) as advance:
+        return evaluate_model(run, rewards, on_finished=advance)
 
 
 def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     """Samples one group from `config.model` and prints each completion with its reward and advantage."""
-    config, task = with_dtype(config), load_task(**config.task.model_dump())
-    terminal, problems = Terminal(), task.problems(config.evaluation.split) if prompt is None else ()
+    run = OpenedRun(with_dtype(config))
+    terminal, problems = Terminal(), run.task.problems(config.evaluation.split) if prompt is None else ()
     if prompt is None and problem >= len(problems):
         size = f"{len(problems)}, the size of the split {config.evaluation.split}"
         raise UserError(f"--problem: expected less than {size}, got {problem}")
-    rewards = configured_rewards(config, task) if prompt is None else ()
-    sampled = sample_group(config, task, problems[problem] if prompt is None else prompt, rewards)
+    sampled = sample_group(run, *((problems[problem], run.rewards) if prompt is None else (prompt, ())))
     terminal.say(f"\n{_prompt(sampled.group.problem, problems[:_OTHERS])}\n")
     terminal.console.print(_completion_grid(sampled), soft_wrap=False)
     if outcomes := sampled.outcomes:

@@ -84,14 +84,14 @@ def train(
     if resume:
         saved = str(saved_path(directory))
         config = run_config([saved, *(settings or [])], options, trust=trust_code)
-    from grouprl.rewards.configured import configured_rewards
-    from grouprl.tasks import load_task
-    from grouprl.trainer.train import train as run
+    from grouprl.run.opened import OpenedRun
+    from grouprl.run.train import run_to_end
+    from grouprl.trainer.terminal import Terminal
 
-    config, loaded = with_run_dtype(config, resume=resume), load_task(**config.task.model_dump())
-    rewards = configured_rewards(config, loaded)
-    ended = run(config, loaded, rewards, resume=resume, step=step, trust_code=trust_code or ())
-    if not ended.finished:
+    run = OpenedRun(with_run_dtype(config, resume=resume))
+    display, code = Terminal(), trust_code or ()
+    end = run_to_end(run.config, run.task, run.rewards, display=display, resume=resume, step=step, trust_code=code)
+    if not end.finished:
         raise typer.Exit(130)
 
 

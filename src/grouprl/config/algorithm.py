@@ -81,18 +81,13 @@ def all_options(algorithm: Algorithm) -> dict[str, Any]:
     return values
 
 
-def differences(algorithm: Algorithm, base: Algorithm) -> dict[str, Any]:
-    """Returns the options in which an algorithm differs from another, with their values."""
-    base_options = all_options(base)
-    options = all_options(algorithm)
-    return {name: value for name, value in options.items() if name not in base_options or base_options[name] != value}
-
-
 def family_table() -> str:
     """Makes a Markdown table of the named algorithms: advantage, differences from GRPO, source."""
     rows = ["| name | advantage | differs from `grpo` in | source |", "|---|---|---|---|"]
+    base = all_options(NAMED["grpo"])
     for name, algorithm in NAMED.items():
-        changed = ", ".join(f"`{key}={plain(value)}`" for key, value in differences(algorithm, NAMED["grpo"]).items())
+        changes = [item for item in all_options(algorithm).items() if item not in base.items()]
+        changed = ", ".join(f"`{key}={plain(value)}`" for key, value in changes)
         rows.append(f"| `{name}` | {algorithm.advantage.formula} | {changed} | {source(name)} |")
     return "\n".join(rows) + "\n"
 

@@ -17,7 +17,13 @@ from grouprl.types import Sampling
 
 # 128 MiB of float32, or 220 rows of a vocabulary of 152,000. Each chunk reads the whole head, so small chunks are slow.
 CHUNK_ELEMENTS = 1 << 25
+KEPT_LOGITS = 1 << 22  # most logits of a single chunk that the kernel keeps for the backward pass
 ARRAYS = 8  # arrays of the logits' size that torch holds at once; the kernel holds one
+
+
+def chunk_rows(vocabulary: int, elements: int = CHUNK_ELEMENTS, *, arrays: int = 1) -> int:
+    """The tokens of a chunk, of whose logits so many arrays are in memory at once."""
+    return max(1, elements // arrays // vocabulary)
 
 
 @dataclass(frozen=True)
@@ -64,15 +70,16 @@ def token_logprobs(
     Returns:
         ([S] log-probs, [S] entropies in nats), float32, differentiable in hidden states and head.
     """
-    rows = max(1, chunk_elements // int(head.weight.shape[0]))  # type: ignore[index]
+    vocabulary = int(head.weight.shape[0])  # type: ignore[index]
     are_floats = {hidden_SH.dtype, head.weight.dtype} <= {torch.float32, torch.bfloat16}
     has_kernel = type(head) is nn.Linear and are_floats and hidden_SH.device.type == "cpu"
     if has_kernel and sampling.only_scales and not entropy_gradient:
         assert isinstance(head, nn.Linear)
         dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden_SH.dtype
         if (compiled := kernels()) is not None and compiled.has_logprobs(len(head.weight), dtype):
+            rows = chunk_rows(vocabulary, chunk_elements)
             return compiled.logprobs(head, hidden_SH.to(dtype), targets_S, sampling.temperature, rows)
-    rows = max(1, rows // ARRAYS)
+    rows = chunk_rows(vocabulary, chunk_elements, arrays=ARRAYS)
     if len(targets_S) <= rows:
         return chunk_logprobs(head, hidden_SH, targets_S, sampling, entropy_gradient, context)
     parts = [

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from grouprl.forward.logprobs import KEPT_LOGITS
 from grouprl.kernels.build import library
 from grouprl.kernels.calibration import Contest, Form, grid, uses_kernel, with_gradient
 
 _WIDTH = 16  # floats of the widest vector of the kernels
-_KEPT = 1 << 22  # most logits that the backward pass keeps
 _TIMED = 1 << 18  # numbers in a tensor with which norms and SwiGLU are timed: a millisecond
 
 
@@ -145,7 +145,7 @@ class _LinearLogprobs(torch.autograd.Function):
             columns = [values[at : at + rows] for values in (targets, *outputs)]
             kernels().logprobs(*pointers(logits, *columns), *logits.shape, 1 / temperature, _half(logits))
         # A single small chunk is kept: its memory costs less than the time to compute it again.
-        kept_logits = logits if logits.shape[0] == len(targets) and logits.numel() <= _KEPT else None
+        kept_logits = logits if logits.shape[0] == len(targets) and logits.numel() <= KEPT_LOGITS else None
         ctx.save_for_backward(hidden, weight, bias, targets, lse, kept_logits)
         ctx.factor, ctx.rows = 1 / temperature, rows
         ctx.mark_non_differentiable(entropies)

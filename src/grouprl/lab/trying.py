@@ -60,30 +60,23 @@ def try_completion(folder: Path, step: int, group: int, text: str) -> dict[str, 
 
 def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     # Here, not above: the lab's own process needs none of it.
-    from grouprl.evaluation.trial import score_group, with_newest
-    from grouprl.models.load import load_tokenizer
-    from grouprl.rewards.configured import configured_rewards
     from grouprl.run.machine import with_dtype
-    from grouprl.tasks import load_task
-    from grouprl.tasks.held_out import trained_on_the_rest
+    from grouprl.run.opened import OpenedRun
+    from grouprl.trainer.trial import with_newest
     from grouprl.types import Completion, Group, StopReason
 
-    run = RunDirectory(folder)
-    config = leaf("received.trust").trusted_config([run.config], [])
+    config = leaf("received.trust").trusted_config([RunDirectory(folder).config], [])
     groups = read_rollouts(folder, step)
     if group >= len(groups):
         raise UserError(f"step {step}: expected a group below {len(groups)}, got {group}")
     recorded = groups[group].group
-    config, task = with_newest(with_dtype(config), run), load_task(**config.task.model_dump())
-    task = trained_on_the_rest(task, config.evaluation.split)
+    opened = OpenedRun(with_newest(with_dtype(config), folder))
     # A record has its columns as JSON has them; the task has them whole.
-    problem = next((one for one in task.problems("train") if one.id == recorded.problem.id), recorded.problem)
-    tokenizer = load_tokenizer(config.model)
-    ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+    problem = next((one for one in opened.task.problems("train") if one.id == recorded.problem.id), recorded.problem)
+    ids = tuple(opened.tokenizer.encode(text, add_special_tokens=False))
     completion = Completion(0, ids, (0.0,) * len(ids), (0.0,) * len(ids), text, StopReason.END, 0)
-    rewards = configured_rewards(config, task)
-    made = Group(problem, recorded.prompt_ids, (completion,))
-    (outcome,), weights = score_group(config, task, made, rewards, tokenizer, step=step)
+    typed = Group(problem, recorded.prompt_ids, (completion,))
+    ((outcome,),), weights = opened.score([typed], opened.rewards, step)
     shown = [{"name": name, "weight": weights.get(name), "value": value} for name, value in outcome.components.items()]
     return {
         "rewards": shown,

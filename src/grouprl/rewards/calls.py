@@ -247,15 +247,18 @@ def call(
     values = run(_awaited(result)) if inspect.isawaitable(result) else result
     if hasattr(values, "tolist"):  # an array or a tensor; of times tolist makes plain numbers
         values = list(values) if _is_time(values) else values.tolist()
-    count = len(completions)
-    if not isinstance(values, list | tuple) or len(values) != count:
+    return CallValues(checked_values(values, completions, per_step=per_step), log.extra, log.metrics)
+
+
+def checked_values(values: object, completions: Sequence[Any], *, per_step: bool) -> list[Value]:
+    """What a function returned, or a worker sent, as one value per completion; raises WrongCountError otherwise."""
+    if not isinstance(values, list | tuple) or len(values) != len(completions):
         got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
-        raise WrongCountError(f"expected a list of {counted(count, 'value')}, one per completion, got {got}")
+        expected = counted(len(completions), "value")
+        raise WrongCountError(f"expected a list of {expected}, one per completion, got {got}")
     if per_step:
-        checked = [_steps(value, text) for value, text in zip(values, completions, strict=True)]
-    else:
-        checked = [_number(value) for value in values]
-    return CallValues(checked, log.extra, log.metrics)
+        return [_steps(value, text) for value, text in zip(values, completions, strict=True)]
+    return [_number(value) for value in values]
 
 
 async def _awaited(awaitable: Any) -> Any:
@@ -357,16 +360,16 @@ def readable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:300])
 
 
-def decode(reply: Mapping[str, Any], count: int) -> CallValues:
-    """Decodes the reply about `count` completions from JSON. Raises ValueError, or the like, for anything else."""
-    values, log = reply["values"], RewardLog(count)
-    if not isinstance(values, list) or len(values) != count:
-        raise ValueError(f"expected {counted(count, 'value')}")
+def decode(reply: Mapping[str, Any], call: RewardCall) -> CallValues:
+    """Decodes a worker's reply to a call from JSON. Raises ValueError, or the like, for anything else."""
+    log = RewardLog(len(call))
+    values = [Invalid(readable(value["invalid"])) if isinstance(value, dict) else value for value in reply["values"]]
     for column, logged in reply["extra"].items():
         log.log_extra(column, logged)
     for name, number in reply["metrics"]:
         log.log_metric(name, number)
-    return CallValues([_decoded(value) for value in values], log.extra, log.metrics)
+    checked = checked_values(values, call.keywords["completions"], per_step=call.per_step)
+    return CallValues(checked, log.extra, log.metrics)
 
 
 def gather(scored: PendingValues) -> CallValues:
@@ -381,16 +384,3 @@ def gather(scored: PendingValues) -> CallValues:
         {name: [single.extra.get(name, [None])[0] for single in singles] for name in columns},
         [pair for single in singles for pair in single.metrics],
     )
-
-
-def _decoded(value: object) -> Value:
-    match value:
-        case None:
-            return None
-        case {"invalid": str(reason)}:
-            return Invalid(readable(reason))
-        case float() | int() if abs(value) <= LARGEST:
-            return float(value)
-        case list():
-            return tuple((int(end), float(earned)) for end, earned in value)
-    raise ValueError(f"expected a value, got {value!r:.60}")

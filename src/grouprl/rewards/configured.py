@@ -123,24 +123,21 @@ def configured_scorer(
     verified: bool = False,
     ranks: Ranks | None = None,
     elsewhere: OpenWorkers | None = None,
-    state: TrainingState | None = None,
 ) -> AbstractContextManager[Scorer]:
     """Opens the scorer of a run with its worker processes and the algorithm's length penalty: see `open_scorer`.
 
     `max_invalid` replaces the configuration's share of invalid completions that stops the run. `verified` runs the
-    task's verifier in any case, see `measured_verifier`. `state` is that before
-    the first step (`state_before`); None = without epochs.
+    task's verifier in any case, see `measured_verifier`.
     """
-    verifier = verifier_of(task.verifier, rewards, task.own_rewards)
     scoring = config.rollout.scoring
     return open_scorer(
         rewards,
-        verifier=verifier if verified else measured_verifier(config, task, rewards),
+        verifier=measured_verifier(config, task, rewards, always=verified),
         limits=scoring if max_invalid is None else scoring.model_copy(update={"max_invalid": max_invalid}),
         penalty=LengthPenalty.of(config),
         ranks=ranks,
         elsewhere=elsewhere,
-        state=state or TrainingState(0, config.steps),
+        state=TrainingState(0, config.steps, len(task.problems("train")) / config.rollout.problems_per_step),
     )
 
 
@@ -222,20 +219,21 @@ def _source(reward: WeightedReward) -> Source:
         ) from error
 
 
-def measured_verifier(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> WeightedReward | None:
+def measured_verifier(
+    config: RunConfig, task: Task, rewards: Sequence[WeightedReward], *, always: bool = False
+) -> WeightedReward | None:
     """The task's verifier, where it is one of the run's rewards or the user asked for it; else nothing is correct.
 
     The user asks by naming the verifier (`task.arguments.verifier`, `task_from_list`), by a task of their own, or by
     the order `edge`, which needs pass rates.
     """
     verifier = verifier_of(task.verifier, rewards, task.own_rewards)
-    if verifier is None:
-        return None
+    if verifier is None or always:
+        return verifier
     is_requested = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
     theirs = not type(task).__module__.startswith("grouprl.")
-    if not is_requested and not getattr(task, "verifier_given", theirs):
-        return next((reward for reward in rewards if _same(reward, verifier)), None)
-    return next((reward for reward in rewards if _same(reward, verifier)), verifier)
+    unless_rewarded = verifier if is_requested or getattr(task, "verifier_given", theirs) else None
+    return next((reward for reward in rewards if _same(reward, verifier)), unless_rewarded)
 
 
 def _same(reward: WeightedReward, other: WeightedReward) -> bool:
@@ -243,16 +241,6 @@ def _same(reward: WeightedReward, other: WeightedReward) -> bool:
     if isinstance(ours, FromFile) and isinstance(theirs, FromFile):
         return (Path(ours.path).resolve(), ours.function) == (Path(theirs.path).resolve(), theirs.function)
     return ours is theirs or bool(ours == theirs)
-
-
-def is_measured_by(verifier: WeightedReward | None, rewards: Sequence[WeightedReward]) -> bool:
-    """Whether accuracy measures a run: its verifier is one of the rewards that raise the total."""
-    return any(verifier == reward and reward.weight > 0 for reward in rewards)
-
-
-def state_before(config: RunConfig, task: Task) -> TrainingState:
-    """What rewards get as `trainer_state` in the first step of a run."""
-    return TrainingState(0, config.steps, len(task.problems("train")) / config.rollout.problems_per_step)
 
 
 def check_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> None:

@@ -107,6 +107,12 @@ class Scorer:
         return {reward.name: reward.weight for reward in self.rewards if reward.per_step}
 
     @property
+    def measure(self) -> str:
+        """What measures the run: `greedy_accuracy` where its verifier raises the total, else `reward`."""
+        by_verifier = any(self.verifier == reward and reward.weight > 0 for reward in self.rewards)
+        return "greedy_accuracy" if by_verifier else "reward"
+
+    @property
     def judges(self) -> tuple[WeightedReward, ...]:
         """The rewards that count their requests: each completion may cost money."""
         return tuple(reward for reward in self.called if hasattr(reward.function, "usage"))

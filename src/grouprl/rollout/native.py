@@ -34,8 +34,6 @@ from grouprl.types import Completion, Group, Sampling, counted
 
 # Fewest rows of a part that a thread of its own decodes: products of fewer take as long as products of these.
 _LANE_ROWS = 16
-# Factor on the group slots that full groups need: the last completions of a group occupy a slot but few rows.
-SLOTS = 4
 
 
 class NativeEngine:
@@ -147,9 +145,11 @@ class NativeEngine:
         conversation = self._conversation
         forks = conversation is not None and conversation.forks  # prompts may be cut anywhere, each a slot of its own
         before = shared if packed and not forks else 0
-        groups = min(len(units), SLOTS * max(1, rows // min(len(unit.keys) for unit in units)))
-        if conversation is not None:  # rows may be of any groups; without a tree each has its own slot
-            groups = min(len(units), rows) if packed and not forks else rows
+        groups = prompt_slots(
+            len(units), rows, min(len(unit.keys) for unit in units), episodes=conversation is not None
+        )
+        if conversation is not None and not (packed and not forks):
+            groups = rows  # without a tree each row has its own slot
         shape = CacheShape(
             layers=len(layers),
             kv_heads=layers[0].kv_heads if packed else 0,
@@ -188,6 +188,15 @@ class NativeEngine:
         room = len(forwards) * (shape.rows * shape.own_tokens + shape.groups * shape.prompt_tokens)
         dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
         return PrefixTree(prompt_ids[: shape.before], forward.prefix, room, dtype)
+
+
+def prompt_slots(units: int, rows: int, members: int, *, episodes: bool) -> int:
+    """The prompts in the cache at once, of parts of groups with at least `members` completions.
+
+    Factor 4 on what full groups need: the last completions of a group occupy a slot but few rows. The rows of episodes
+    may be of any groups.
+    """
+    return min(units, rows if episodes else 4 * max(1, rows // members))
 
 
 def common_tokens(requests: Sequence[Request]) -> int:

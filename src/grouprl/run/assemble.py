@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
@@ -18,29 +18,24 @@ from grouprl.learner import Learner, Optimizer
 from grouprl.learner.terms import CriticBeside, Term
 from grouprl.leaves import leaf
 from grouprl.models.adapters import add_adapter, attach_adapter
-from grouprl.models.load import (
-    check_tokens,
-    context_length,
-    fingerprint,
-    frozen_copy,
-    load_model,
-    load_tokenizer,
-)
+from grouprl.models.load import check_tokens, fingerprint, frozen_copy, load_model
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.shard import shard_model, shard_module
 from grouprl.ranks import Ranks
 from grouprl.record.layout import Checkpoint, RunDirectory
 from grouprl.rewards.configured import check_golds, check_rewards, in_memory
 from grouprl.rewards.scorer import Scorer
-from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine, make_requests
-from grouprl.rollout.engine import EarlyEngine, structured_sampling
-from grouprl.rollout.episodes import Conversation, Conversations, bound
+from grouprl.rollout import Engine, NativeEngine, Request, SpreadEngine
+from grouprl.rollout.engine import EarlyEngine
+from grouprl.rollout.episodes import Conversations
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.checkpoint import TrainerState, load_learner, problems_fingerprint
+from grouprl.run.code import refuse_changes
+from grouprl.run.opened import OpenedRun
 from grouprl.step import StepParts
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import EdgeOrder, PassRates, ProblemOrder, UniformOrder
-from grouprl.types import Problem, UserError
+from grouprl.types import UserError
 
 _FEW = 16  # problems
 
@@ -80,39 +75,47 @@ def assemble(
         UserError: model, data or rewards do not fit the run.
     """
     check_rewards(config, task, scorer.rewards)
-    data, evaluated = problems_fingerprint(task.problems("train")), _evaluated(config, task)
-    check_golds(scorer, (task.problems("train"), evaluated))
-    device = resolve_device(config.model.device)
-    start = load_model(config.model, device=device, weights=config.model.weights)
-    found = fingerprint(start)
-    tokenizer = load_tokenizer(config.model)
+    # It ends with this function: a run that does not train its start model does not keep it.
+    run = OpenedRun(config, task)
+    train, held_out = task.problems("train"), run.held_out
+    data = problems_fingerprint(train)
+    check_golds(scorer, (train, held_out))
+    start, tokenizer = run.model, run.tokenizer
+    weights = fingerprint(start)
     has_teacher = config.algorithm.distill is not None
     teacher = leaf("term.distill").make_teacher(config, task, tokenizer, start) if has_teacher else None
     teacher_fingerprint = "" if teacher is None or teacher.model is None else fingerprint(teacher.model)
     (ranks or Ranks()).agree(
-        f"model: {found}\nproblems: {data}\nteacher: {teacher_fingerprint}", "model, problems and teacher"
+        f"model: {weights}\nproblems: {data}\nteacher: {teacher_fingerprint}", "model, problems and teacher"
     )
-    now = TrainerState(start=found, data=data, teacher=teacher_fingerprint, kl_coef=config.algorithm.kl_coef)
+    now = TrainerState(start=weights, data=data, teacher=teacher_fingerprint, kl_coef=config.algorithm.kl_coef)
     _, state = saved or (None, now)
-    _refuse_changes(state, now)
+    refuse_changes("resume", state.origin, now.origin)
     check_tokens(start, tokenizer)
     learner = make_learner(config, start, saved, ranks, teacher)
-    talk = bound(conversations, start, tokenizer, config.rollout.max_tokens)
-    engine = _engine(config, learner, tokenizer, found, samplers, talk)
-    most_tokens = (talk and config.environment.max_tokens) or config.rollout.max_tokens  # that must fit after a prompt
-    opened = None if conversations is None else conversations.opened
-    parts = replace(_parts(config, task, scorer, learner, tokenizer, engine, most_tokens), opened=opened)
-    visits = [(problem, "") for problem in evaluated]
-    held_out = make_requests(visits, tokenizer, completions=1, longest_prompt=parts.longest_prompt, opened=opened)
+    engine = _engine(run, learner, weights, samplers, conversations)
+    parts = StepParts(
+        task=task,
+        scorer=scorer,
+        engine=engine,
+        learner=learner,
+        tokenizer=tokenizer,
+        sampling=run.sampling,
+        longest_prompt=run.longest_prompt,
+        problems_per_step=config.rollout.problems_per_step,
+        group_size=config.rollout.group_size,
+        order=problem_order(config),
+        opened=None if conversations is None else conversations.opened,
+    )
+    held_out_requests = run.requests([(problem, "") for problem in held_out], 1, conversations)
     _check_prompts(parts, state.step + 1, config.steps)
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
             f"rollout.curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: "
             "give the problems an answer, give the task a verifier, or set rollout.curriculum.order=uniform"
         )
-    parts.order.visits(task.problems("train"), step=1, rates=PassRates())  # raises for too few problems
-    train = task.problems("train")
-    scored = (*(in_memory(train) or train[: parts.problems_per_step]), *evaluated)
+    parts.order.visits(train, step=1, rates=PassRates())  # raises for too few problems
+    scored = (*(in_memory(train) or train[: parts.problems_per_step]), *held_out)
     has_objects = conversations is not None and conversations.has_objects
     scorer.check_columns(list({problem.id: problem for problem in scored}.values()), has_objects=has_objects)
     parts.engine.load_weights(state.updates)
@@ -120,11 +123,12 @@ def assemble(
     if saved is None and isinstance(engine, NativeEngine) and {config.model.dtype, config.model.weights} == {"float32"}:
         alone = NativeEngine(learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows)
         check_sampler(alone, learner.policy, most_tokens=config.rollout.max_tokens)
-    return RunParts(parts, held_out, state, _ahead(config, parts, saved))
-
-
-def _evaluated(config: RunConfig, task: Task) -> Sequence[Problem]:
-    return task.problems(config.evaluation.split)[: config.evaluation.problems]
+    ahead = None
+    if config.cluster.max_staleness and isinstance(engine, EarlyEngine):
+        ahead = leaf("cluster.ahead")(parts, engine, config.steps)
+        if saved is not None:
+            ahead.load(state.step + 1, saved[0].ahead)
+    return RunParts(parts, held_out_requests, state, ahead)
 
 
 def make_learner(
@@ -140,46 +144,15 @@ def make_learner(
     """
     checkpoint, state = saved or (None, None)
     ranks = ranks or Ranks(exact=config.distributed.exact)
-    learner = _learner(config, _policy(config, start, checkpoint), start, ranks, teacher)
-    if checkpoint is not None and state is not None:
-        load_learner(checkpoint, learner, state)
-    return learner
-
-
-def _policy(config: RunConfig, start: PreTrainedModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
-    """Returns the policy: the start model, the start model with an adapter, or the model of a checkpoint."""
-    if config.model.lora is not None:
-        if checkpoint is not None:
-            return attach_adapter(start, checkpoint.path)
-        return add_adapter(start, config.model.lora, seed=config.seed)
-    if checkpoint is None:
-        return start
-    return load_model(str(checkpoint.path), device=resolve_device(config.model.device), weights=config.model.weights)
-
-
-def loss_terms(
-    algorithm: Algorithm,
-    policy: PreTrainedModel,
-    reference: PreTrainedModel | None,
-    critic: CriticBeside | None,
-    teacher: Any | None,
-) -> tuple[Term, ...]:
-    """The terms of an algorithm's loss beside the policy's and the entropy's, in the order in which they are added."""
-    terms: list[Term] = []
-    if algorithm.router_aux_coef > 0:
-        terms.append(leaf("term.router")(policy, algorithm.router_aux_coef))
-    if algorithm.distill is not None:
-        terms.append(leaf("term.distill").DistillTerm(teacher, policy, reference))
-    if critic is not None and isinstance(algorithm.critic, SharedCritic):
-        terms.append(leaf("term.critic").CriticTerm(critic))
-    return tuple(terms)
-
-
-def _learner(
-    config: RunConfig, policy: PreTrainedModel, start: PreTrainedModel, ranks: Ranks, teacher: Any | None
-) -> Learner:
     algorithm, settings, device = config.algorithm, config.learner, resolve_device(config.model.device)
     total = config.steps * algorithm.updates.count
+    if config.model.lora is not None and checkpoint is not None:
+        policy = attach_adapter(start, checkpoint.path)
+    elif config.model.lora is not None:
+        policy = add_adapter(start, config.model.lora, seed=config.seed)
+    else:
+        weights = config.model.weights
+        policy = start if checkpoint is None else load_model(str(checkpoint.path), device=device, weights=weights)
     reference: PreTrainedModel | None = None
     if algorithm.kl is not None and config.model.lora is not None:
         reference = policy  # the policy without its adapter, see `grouprl.models.adapters.as_reference`
@@ -205,7 +178,7 @@ def _learner(
             critic, changed, total_updates=total, rate_name="learner.critic_learning_rate", seed=config.seed
         )
         critic_learner = leaf("term.critic").CriticLearner(critic, optimizer, algorithm.critic)
-    return Learner(
+    learner = Learner(
         policy=policy,
         reference=reference,
         optimizer=Optimizer(policy, settings, total_updates=total, seed=config.seed),
@@ -217,72 +190,53 @@ def _learner(
         ranks=ranks,
         further_terms=loss_terms(algorithm, policy, reference, critic_learner, teacher),
     )
+    if checkpoint is not None and state is not None:
+        load_learner(checkpoint, learner, state)
+    return learner
+
+
+def loss_terms(
+    algorithm: Algorithm,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel | None,
+    critic: CriticBeside | None,
+    teacher: Any | None,
+) -> tuple[Term, ...]:
+    """The terms of an algorithm's loss beside the policy's and the entropy's, in the order in which they are added."""
+    terms: list[Term] = []
+    if algorithm.router_aux_coef > 0:
+        terms.append(leaf("term.router")(policy, algorithm.router_aux_coef))
+    if algorithm.distill is not None:
+        terms.append(leaf("term.distill").DistillTerm(teacher, policy, reference))
+    if critic is not None and isinstance(algorithm.critic, SharedCritic):
+        terms.append(leaf("term.critic").CriticTerm(critic))
+    return tuple(terms)
 
 
 def _engine(
-    config: RunConfig,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
-    start: str,
-    samplers: Any | None,
-    conversation: Conversation | None,
+    run: OpenedRun, learner: Learner, start: str, samplers: Any | None, conversations: Conversations | None
 ) -> Engine:
     """Makes the engine that samples; a server is checked now, before the run directory is touched."""
-    policy, rows, seed = learner.policy, config.rollout.max_rows, config.seed
+    config, policy, rows = run.config, learner.policy, run.config.rollout.max_rows
     engine: Engine
     if config.rollout.engine.name == "vllm":
         folder = RunDirectory(Path(config.runs_dir) / config.name).published
         server = leaf("engine.vllm")(
-            config.rollout.engine, policy, tokenizer, seed=seed, max_rows=rows, folder=folder, ranks=learner.ranks
+            config.rollout.engine,
+            policy,
+            run.tokenizer,
+            seed=config.seed,
+            max_rows=rows,
+            folder=folder,
+            ranks=learner.ranks,
         )
         server.check_server()
         return server if learner.ranks.world == 1 else SpreadEngine(server, learner.ranks, None)
     if samplers is not None:
         engine = leaf("cluster.engine")(samplers, policy, start, rows)
     else:
-        dtype = config.model.dtype
-        engine = NativeEngine(policy, tokenizer, seed=seed, max_rows=rows, dtype=dtype, conversation=conversation)
+        engine = run.engine(policy, conversations)
     return engine if learner.ranks.world == 1 else SpreadEngine(engine, learner.ranks, policy)
-
-
-def _ahead(config: RunConfig, parts: StepParts, saved: tuple[Checkpoint, TrainerState] | None) -> Any | None:
-    if not config.cluster.max_staleness or not isinstance(parts.engine, EarlyEngine):
-        return None
-    ahead = leaf("cluster.ahead")(parts, parts.engine, config.steps)
-    if saved is not None:
-        ahead.load(saved[1].step + 1, saved[0].ahead)
-    return ahead
-
-
-def _parts(
-    config: RunConfig,
-    task: Task,
-    scorer: Scorer,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
-    engine: Engine,
-    most_tokens: int,
-) -> StepParts:
-    policy, rollout = learner.policy, config.rollout
-    longest_prompt = context_length(policy) - most_tokens
-    if longest_prompt < 1:
-        name = "rollout" if most_tokens == rollout.max_tokens else "environment"
-        raise UserError(
-            f"{name}.max_tokens: expected less than the model's context of {context_length(policy)} tokens, "
-            f"got {most_tokens}: lower it"
-        )
-    return StepParts(
-        task=task,
-        scorer=scorer,
-        engine=engine,
-        learner=learner,
-        tokenizer=tokenizer,
-        sampling=structured_sampling(rollout.sampling, rollout.regex, policy, tokenizer),
-        longest_prompt=longest_prompt,
-        problems_per_step=rollout.problems_per_step,
-        group_size=rollout.group_size,
-        order=problem_order(config),
-    )
 
 
 def problem_order(config: RunConfig) -> ProblemOrder:
@@ -307,13 +261,3 @@ def _check_prompts(parts: StepParts, first: int, last: int) -> None:
         # An environment may take a second to begin, so that only some begin before the run does.
         if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
             return
-
-
-def _refuse_changes(saved: TrainerState, now: TrainerState) -> None:
-    for what, field in (("model", "start"), ("train problems", "data"), ("teacher", "teacher")):
-        if (then := getattr(saved, field)) != (found := getattr(now, field)):
-            also = " with evaluation.split and eval_task, which leave these of the rows" if field == "data" else ""
-            raise UserError(
-                f"resume: expected the {what} that the run started with (fingerprint {then}), got another ({found}): "
-                f"restore the {what}{also}, or start a new run under another name"
-            )

@@ -47,6 +47,11 @@ class TrainerState:
     critic_updates: int = 0
     run: str = ""  # the id of the run, see `grouprl.run.resume.run_id`
 
+    @property
+    def origin(self) -> dict[str, str | None]:
+        """The fingerprints of what the run started with."""
+        return {"model": self.start, "train problems": self.data, "teacher": self.teacher}
+
 
 def save_checkpoint(
     run: Path,

@@ -52,18 +52,29 @@ def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Colle
         UserError: one of them changed, and it is no code file that the user trusts by name.
     """
     then = read_json(RunDirectory(directory).code)
-    for what in ("tokenizer", "chat_template"):
-        if what in then and then[what] != code[what]:
-            raise UserError(
-                f"resume: expected the {what.replace('_', ' ')} that {directory} started with (SHA-256 "
-                f"{then[what]}), got another ({code[what]}): restore it, or start a new run under another name"
-            )
+    names = {"tokenizer", "chat_template"} & then.keys()
+    refuse_changes("resume", *({name.replace("_", " "): digests[name] for name in names} for digests in (then, code)))
     recorded, changeable = then.get("files", {}), {Path(one).resolve() for one in trusted}
     for path, digest in code["files"].items():
         if recorded.get(path, digest) != digest and Path(path).resolve() not in changeable:
             raise UserError(
                 f"resume: expected {path} as it was when {directory} started (SHA-256 {recorded[path]}), got a "
                 f"changed file ({digest}): restore it, or add --trust-code {path} to continue with the changed one"
+            )
+
+
+def refuse_changes(where: str, then: Mapping[str, str | None], now: Mapping[str, str | None]) -> None:
+    """Checks that what a run started with, as fingerprints by name, is what is here; `where` begins the error.
+
+    Raises:
+        UserError: one of them differs, or only one side has it.
+    """
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            also = " with evaluation.split and eval_task, which leave these of the rows" * (name == "train problems")
+            raise UserError(
+                f"{where}: expected the {name} that the run started with (fingerprint {then.get(name) or 'none'}), got "
+                f"another ({now.get(name) or 'none'}): restore the {name}{also}, or start a new run under another name"
             )
 
 

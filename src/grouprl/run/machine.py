@@ -49,8 +49,11 @@ def with_dtype(config: _Config, begun: str | None = None) -> _Config:
 def machine_facts(device: torch.device) -> dict[str, str | int]:
     """Returns processor, cores, versions and device, without which times and memory mean nothing."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    cpus = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpus[0] if cpus else platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "device": name,
@@ -84,10 +87,3 @@ def networks_mib(learner: Learner) -> dict[str, float]:
 
 def _mib(parts: Iterable[Tensor]) -> float:
     return sum(part.numel() * part.element_size() for part in parts) / (1 << 20)
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

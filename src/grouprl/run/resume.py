@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from grouprl.record.read import incomplete_steps, read_examples, read_json_lines
 from grouprl.record.write import NoRecord, RunRecord
 from grouprl.run.assemble import RunParts
 from grouprl.run.checkpoint import TrainerState, prune_checkpoints, read_state
-from grouprl.run.code import code_of, refuse_changed_code
+from grouprl.run.code import code_of, refuse_changed_code, refuse_changes
 from grouprl.run.display import Display, RunEnd
 from grouprl.run.machine import with_dtype
 from grouprl.tasks import Task
@@ -107,7 +108,7 @@ def choose_checkpoint(
     """
     saved = RunDirectory(directory).saved_models()
     if step is None:
-        chosen = newest_good(saved, announce)
+        chosen = newest_good(directory, announce=announce)
         if chosen is None:
             every = _saved_config(directory, config).checkpoint.every
             last = RunDirectory(directory).newest_metrics().get("step", 0)
@@ -193,23 +194,25 @@ def chosen_on_all(
 
 
 def newest_good(
-    checkpoints: Sequence[Checkpoint], announce: Callable[[str], None] | None = None
+    directory: Path, *, before: float = math.inf, announce: Callable[[str], None] = lambda sentence: None
 ) -> tuple[Checkpoint, TrainerState] | None:
-    """Returns the newest of some checkpoints (oldest first) that is whole, with its state; None = there are none.
+    """The newest whole checkpoint of a run before a step, with its state: the weights that the step began from, or an
+    earlier one did. None = there is none, so the run's start.
 
     Raises:
         UserError: there are some, and none is whole.
     """
     faults = []
+    checkpoints = [saved for saved in RunDirectory(directory).saved_models() if saved.step < before]
     for checkpoint in reversed(checkpoints):
         try:
             chosen = checkpoint, read_state(checkpoint)
         except UserError as error:
             faults.append(str(error))
             continue
-        if faults and announce:
-            for fault in faults:
-                announce(f"The run skips a damaged checkpoint: {fault}")
+        for fault in faults:
+            announce(f"The run skips a damaged checkpoint: {fault}")
+        if faults:
             announce(f"The run continues from {checkpoint.path}.")
         return chosen
     if faults:
@@ -267,7 +270,7 @@ def code_of_run(
     code = code_of(rewards, config.algorithm.name, parts.step_parts.tokenizer, ranks) | {"objects": objects}
     if resumed is not None:
         refuse_changed_code(resumed, code, trusted)
-        refuse_changed_objects(resumed, objects)
+        refuse_changes("resume", read_json(RunDirectory(resumed).code).get("objects", objects), objects)
     return code | {"run": run_id(config, parts.state, code, resumed)}
 
 
@@ -286,21 +289,6 @@ def run_id(config: RunConfig, state: TrainerState, code: Mapping[str, Any], resu
         return str(run)
     text = json_text([_settings(config, _FREE), code, state.start, state.data], default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def refuse_changed_objects(directory: Path, objects: Mapping[str, str]) -> None:
-    """Checks that a resume has the functions and the task that the program of the run had in memory.
-
-    Raises:
-        UserError: one of them has another name or other code, or is missing.
-    """
-    then = read_json(RunDirectory(directory).code).get("objects", objects)
-    for what in sorted({*then, *objects}):
-        if then.get(what) != objects.get(what):
-            raise UserError(
-                f"resume: expected the {what} that {directory} started with ({then.get(what, 'none of a program')}), "
-                f"got {objects.get(what, 'none of a program')}: restore it, or start a new run under another name"
-            )
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -18,11 +18,11 @@ from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
 from grouprl.forward.precision import resolve_device
 from grouprl.leaves import leaf
-from grouprl.ranks import Ranks, open_ranks
+from grouprl.ranks import open_ranks
 from grouprl.record.layout import RunDirectory
 from grouprl.record.queries import recorded_verdicts
 from grouprl.record.write import RunRecord, refuse_run
-from grouprl.rewards.configured import beside_environment, configured_scorer, is_measured_by, state_before
+from grouprl.rewards.configured import beside_environment, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import LearnedReward
 from grouprl.rewards.workers.pool import OpenWorkers
@@ -35,6 +35,7 @@ from grouprl.run.evaluations import Evaluations
 from grouprl.run.findings import GAPS
 from grouprl.run.machine import machine_facts, networks_mib, peak_rss_mib
 from grouprl.run.needs import episode_length, resource_notes, warnings_of
+from grouprl.run.opened import OpenedRun
 from grouprl.run.process import Interrupted, StopRequest, stop_on_signal
 from grouprl.run.resume import (
     chosen_on_all,
@@ -48,7 +49,6 @@ from grouprl.run.watch import Explosion, Health, check_health_on_all_ranks, go_b
 from grouprl.step import grpo_step
 from grouprl.tasks import Task
 from grouprl.tasks.curriculum import PassRates, curriculum_metrics, update, verdicts
-from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.types import StepRecord, import_extra
 
 Callback = Callable[[StepRecord], None]
@@ -82,7 +82,7 @@ def run_to_end(
     Raises:
         UserError: model, data or run directory do not fit the configuration; nothing is overwritten.
     """
-    task = trained_on_the_rest(task, config.evaluation.split if config.evaluation.problems else None)
+    task = OpenedRun(config, task).task
     if config.epochs is not None:  # the last step completes the last epoch
         visits = config.epochs * len(task.problems("train"))
         steps = max(1, math.ceil(visits / config.rollout.problems_per_step))
@@ -96,10 +96,12 @@ def run_to_end(
     directory = Path(config.runs_dir) / config.name
     if not resume and RunDirectory(directory).holder() is None:
         refuse_run(directory)
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
     with ExitStack() as stack:
-        ranks = _ranks(stack, config)
+        device, threads = config.model.device, config.model.threads
+        ranks = stack.enter_context(open_ranks(**dict(config.distributed), device=device, threads=threads))
+        ranks.agree(
+            f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions"
+        )
         if not ranks.leads:
             display = display.silent()
         names = config.trackers.names
@@ -118,10 +120,7 @@ def run_to_end(
             cluster = stack.enter_context(leaf("cluster")(config.cluster, display.say, ranks))
             samplers = stack.enter_context(leaf("cluster.samplers")(cluster, config))
             scorers = partial(leaf("cluster.scorers"), cluster) if config.cluster.scorers else None
-        before = state_before(config, task)
-        scorer = stack.enter_context(
-            configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers, state=before)
-        )
+        scorer = stack.enter_context(configured_scorer(config, task, rewards, ranks=ranks, elsewhere=scorers))
         assembled = partial(assemble, config, task, scorer, ranks=ranks, samplers=samplers, conversations=conversations)
         with display.status("loading the model"):
             parts = assembled(saved=saved)
@@ -148,13 +147,6 @@ def run_to_end(
             with opened(parts=parts, resume=True) as record:
                 record_going_back(record, finding, parts.state.step)
                 return loop(parts, record).run()
-
-
-def _ranks(stack: ExitStack, config: RunConfig) -> Ranks:
-    settings = dict(config.distributed)
-    ranks = stack.enter_context(open_ranks(**settings, device=config.model.device, threads=config.model.threads))
-    ranks.agree(f"{dump_config(config)}torch: {torch.__version__}\ngrouprl: {__version__}\n", "settings and versions")
-    return ranks
 
 
 class _RunLoop:
@@ -200,8 +192,7 @@ class _RunLoop:
             with suppress(Interrupted):
                 evaluations["after"] = self._evaluations.evaluate(self._state.step, "after")
         if finished := evaluations.keys() >= {"before", "after"}:
-            scorer = self._parts.step_parts.scorer
-            measure = "greedy_accuracy" if is_measured_by(scorer.verifier, scorer.rewards) else "reward"
+            measure = self._parts.step_parts.scorer.measure
             change = self._ranks.decided(partial(self._evaluations.change, self._state.step), "change")
             self._display.comparison(evaluations["before"], evaluations["after"], measure=measure)
             evaluations |= {"measure": measure, "change": change}

@@ -130,8 +130,7 @@ def check_health_on_all_ranks(health: Health, step: int, metrics: Mapping[str, f
 
 def go_back(run: Path, explosion: Explosion, display: Display) -> tuple[Checkpoint, TrainerState] | None:
     """Returns the newest good checkpoint from before the explosion, None for the start model."""
-    before = [saved for saved in RunDirectory(run).saved_models() if saved.step < explosion.step]
-    saved = newest_good(before, display.say)
+    saved = newest_good(run, before=explosion.step, announce=display.say)
     display.say(f"The run goes back to {f'step {saved[0].step}' if saved else 'its start'}, once.")
     return saved
 

@@ -15,7 +15,7 @@ from grouprl.algorithms import has_signal, reverse_kl
 from grouprl.algorithms.distillation import Distill
 from grouprl.config.run import RunConfig
 from grouprl.forward.head import output_head
-from grouprl.forward.logprobs import ARRAYS, CHUNK_ELEMENTS
+from grouprl.forward.logprobs import ARRAYS, CHUNK_ELEMENTS, chunk_rows
 from grouprl.forward.precision import autocast, resolve_device
 from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.packs import Pack, pack_hidden
@@ -223,7 +223,7 @@ def token_kls(
     gradient flows to `hidden_SH` and `head` alone; see `reverse_kl`.
     """
     vocabularies = [int(linear.weight.shape[0]) for linear in (head, teacher_head)]  # type: ignore[index]
-    rows, size = max(1, chunk_elements // ARRAYS // max(vocabularies)), min(vocabularies)
+    rows, size = chunk_rows(max(vocabularies), chunk_elements, arrays=ARRAYS), min(vocabularies)
     parts = [
         checkpoint(_chunk_kls, head, part_SH, teacher_head, of_teacher_SH, temperature, size, use_reentrant=False)
         for part_SH, of_teacher_SH in zip(torch.split(hidden_SH, rows), torch.split(teacher_SH, rows), strict=True)

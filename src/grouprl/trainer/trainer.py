@@ -14,19 +14,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import OWNED, PolicyConfig, RewardConfig, RunConfig, TaskConfig
 from grouprl.evaluation.evaluate import Metrics
-from grouprl.evaluation.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.leaves import leaf
 from grouprl.models.names import is_gguf
 from grouprl.models.save import folder_of
 from grouprl.ranks import show_errors_once
-from grouprl.record.layout import RunDirectory, model_at
+from grouprl.record.layout import model_at
 from grouprl.record.write import held_files
 from grouprl.rewards import resolve_rewards
 from grouprl.rewards.configured import configured_rewards
 from grouprl.rewards.functions import RewardFunction, WeightedReward
 from grouprl.run.checkpoint import copy_model
+from grouprl.run.opened import OpenedRun
 from grouprl.run.resume import newest_good, resumes, with_run_dtype
-from grouprl.run.train import Callback
+from grouprl.run.train import Callback, run_to_end
 from grouprl.tasks import Task, load_task, task_from_list
 from grouprl.tasks.base import Split, converses, with_environment
 from grouprl.tasks.examples import with_examples
@@ -34,7 +34,7 @@ from grouprl.tasks.held_out import evaluated_on, trained_on_the_rest
 from grouprl.tasks.rows import first_rows, is_stream, problems_from_rows
 from grouprl.trainer.finished import Run
 from grouprl.trainer.terminal import Terminal, in_notebook
-from grouprl.trainer.train import train
+from grouprl.trainer.trial import SampledGroup, evaluate_model, sample_group, with_newest
 from grouprl.types import Problem, UserError
 
 
@@ -86,7 +86,7 @@ class Trainer:
             )
 
     def train(self, *, resume: bool = False, step: int | None = None) -> Run:
-        """Trains: see `grouprl.trainer.train.train`.
+        """Trains: see `grouprl.run.train.run_to_end`.
 
         In a notebook a cell is run again and again: a name that holds a run becomes the next free one (`run-2`).
         """
@@ -100,7 +100,8 @@ class Trainer:
             self.__dict__["_directory"] = free  # of this object's evaluate and sample too
         config, task, rewards = self._prepared(resume=resume)
         config = config.model_copy(update={"name": self._directory.name})
-        return train(config, task, rewards, resume=resume, step=step, terminal=terminal, callback=self.callback)
+        end = run_to_end(config, task, rewards, display=terminal, resume=resume, step=step, callback=self.callback)
+        return Run(end.directory, end.summary, end.finished)
 
     def evaluate(self) -> Metrics:
         """Evaluates the newest checkpoint of the run, or the model where there is none, on the held-out problems.
@@ -109,7 +110,7 @@ class Trainer:
             The metrics: see `grouprl.evaluation.evaluate.evaluate`.
         """
         config, task, rewards = self._prepared()
-        return evaluate_model(with_newest(config, RunDirectory(self._directory)), task, rewards).metrics
+        return evaluate_model(OpenedRun(with_newest(config, self._directory), task), rewards).metrics
 
     def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
         """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.
@@ -118,9 +119,9 @@ class Trainer:
             prompt: a text, whose completions get no rewards; or a problem; None = the first held-out problem.
         """
         config, task, rewards = self._prepared()
-        problem = task.problems(config.evaluation.split)[0] if prompt is None else prompt
-        newest = with_newest(config, RunDirectory(self._directory))
-        return sample_group(newest, task, problem, () if isinstance(problem, str) else rewards)
+        run = OpenedRun(with_newest(config, self._directory), task)
+        problem = run.task.problems(config.evaluation.split)[0] if prompt is None else prompt
+        return sample_group(run, problem, () if isinstance(problem, str) else rewards)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model of the run's newest checkpoint into a new folder, in Hugging Face layout.
@@ -128,7 +129,7 @@ class Trainer:
         Raises:
             UserError: the run has no checkpoint, or the folder has files.
         """
-        newest = newest_good(RunDirectory(self._directory).checkpoints())
+        newest = newest_good(self._directory)
         if newest is None:
             raise UserError(f"{self._directory}: expected a run with a checkpoint, got none: call train() first")
         return copy_model(newest[0], Path(folder).expanduser())

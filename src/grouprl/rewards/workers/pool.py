@@ -196,7 +196,7 @@ class RewardPool:
                 return _Failure(f"needed more than {limits.memory_mib} MiB of memory", died=True)
             if "values" not in reply:
                 return _Failure(str(reply["error"]), of_call=bool(reply.get("of_call")))
-            return decode(reply, len(call)), int(reply["grown"])
+            return decode(reply, call), int(reply["grown"])
         except TimeoutError:
             return _Failure(f"took longer than {limits.seconds:g} s", hung=True, died=True)
         except (EOFError, OSError):

@@ -12,10 +12,11 @@ from rich.console import Console
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.record.read import RecordedGroup, read_rollouts, read_run
-from grouprl.rewards.configured import beside_recorded, check_rewards, configured_rewards, configured_scorer
+from grouprl.rewards.configured import beside_recorded, check_rewards, configured_scorer
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
-from grouprl.tasks import Task, load_task
+from grouprl.run.opened import OpenedRun
+from grouprl.tasks import Task
 from grouprl.tools.check_reward.findings import (
     KindScores,
     RewardCheck,
@@ -49,24 +50,20 @@ def check_reward(
     Raises:
         UserError: the task or a reward cannot be loaded, or does not fit the run.
     """
-    config, task = with_dtype(config), load_task(**config.task.model_dump())
-    recorded = () if run is None else _last_groups(run, problems)
-    checked = try_rewards(config, task, configured_rewards(config, task), problems=problems, recorded=recorded)
+    opened = OpenedRun(with_dtype(config))
+    recorded: list[RecordedGroup] = []
+    if run is not None:
+        for row in reversed(read_run(run).metrics):
+            recorded += read_rollouts(run, row["step"])[: problems - len(recorded)]
+        if not recorded:
+            raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
+    checked = try_rewards(opened.config, opened.task, opened.rewards, problems=problems, recorded=recorded)
     if as_json:
         kinds = [_flat(scores) for scores in checked.kinds]
         print(json.dumps({**asdict(checked), "kinds": kinds, "beaten": checked.beaten, "passed": checked.passed}))
     else:
         show(Console(highlight=False), checked)
     return checked
-
-
-def _last_groups(run: Path, count: int) -> Sequence[RecordedGroup]:
-    found: list[RecordedGroup] = []
-    for row in reversed(read_run(run).metrics):
-        found += read_rollouts(run, row["step"])[: count - len(found)]
-    if not found:
-        raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
-    return found
 
 
 def try_rewards(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grouprl.tools.check_reward.findings import KindScores, RewardCheck, RewardFacts, Status
+from grouprl.tools.check_reward.findings import KindScores, RewardCheck, Status
 from grouprl.types import counted
 
 _COLORS: dict[Status, str] = {"ok": "green", "tied": "yellow", "beaten": "bold red", "no verdict": "yellow"}
@@ -23,8 +23,16 @@ _WIDE = 1000  # columns; wide enough to measure a table without wrapping
 def show(console: Console, checked: RewardCheck) -> None:
     """Prints all findings; two or three rewards fit a terminal of 80 columns."""
     kinds = sorted(checked.kinds, key=_place)
-    console.print(Text(_title(checked), style="bold"))
-    for table in (*_tables(kinds, console.width), _facts(checked.rewards)):
+    terms = {facts.name: f"{facts.weight:g} {facts.name}" for facts in checked.rewards}
+    steps = [terms.pop(facts.name) for facts in checked.rewards if facts.per_step]
+    beside = f"; steps: {' + '.join(steps)}" if steps else ""
+    title = f"{checked.task}, {counted(checked.problems, 'problem')}: {' + '.join(terms.values())}{beside}"
+    console.print(Text(title, style="bold"))
+    facts_table = _table("reward", "smallest", "largest", "same twice", "failures")
+    for facts in checked.rewards:
+        same_twice, failures = "yes" if facts.repeats == "yes" else "no", str(sum(facts.failures.values()))
+        facts_table.add_row(Text(facts.name), _number(facts.smallest), _number(facts.largest), same_twice, failures)
+    for table in (*_tables(kinds, console.width), facts_table):
         console.print("", table, "", sep="\n")
     for scores in kinds:
         if scores.invalid:
@@ -44,13 +52,6 @@ def _place(scores: KindScores) -> tuple[bool, float]:
     """The sort key of a kind: tricks come last, the best of them first."""
     mean = scores.total.mean if scores.total else -math.inf
     return scores.kind.trick, -mean if scores.kind.trick else 0.0
-
-
-def _title(checked: RewardCheck) -> str:
-    terms = {facts.name: f"{facts.weight:g} {facts.name}" for facts in checked.rewards}
-    steps = [terms.pop(facts.name) for facts in checked.rewards if facts.per_step]
-    beside = f"; steps: {' + '.join(steps)}" if steps else ""
-    return f"{checked.task}, {counted(checked.problems, 'problem')}: {' + '.join(terms.values())}{beside}"
 
 
 def _tables(kinds: Sequence[KindScores], width: int) -> list[Table]:
@@ -85,14 +86,6 @@ def _by_kind(kinds: Sequence[KindScores], rows: Sequence[Mapping[str, str]]) -> 
         for scores, cells in zip(kinds, rows, strict=True):
             if scores.kind.trick is trick:
                 table.add_row(Text(f"  {scores.kind.name}"), *cells.values())
-    return table
-
-
-def _facts(rewards: Sequence[RewardFacts]) -> Table:
-    table = _table("reward", "smallest", "largest", "same twice", "failures")
-    for facts in rewards:
-        same_twice, failures = "yes" if facts.repeats == "yes" else "no", str(sum(facts.failures.values()))
-        table.add_row(Text(facts.name), _number(facts.smallest), _number(facts.largest), same_twice, failures)
     return table
 
 

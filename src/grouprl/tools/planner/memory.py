@@ -15,9 +15,9 @@ from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from grouprl.forward.logprobs import ARRAYS, CHUNK_ELEMENTS
+from grouprl.forward.logprobs import ARRAYS, KEPT_LOGITS, chunk_rows
 from grouprl.forward.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
-from grouprl.rollout.native import SLOTS
+from grouprl.rollout.native import prompt_slots
 from grouprl.tools.planner.shapes import ModelShape
 from grouprl.types import UserError
 
@@ -33,7 +33,6 @@ SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": FLOAT32, "bfloat16": 2
 # Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
 _NF4 = 1 / 2 + (1 + 4 / 256) / 64
 _BYTE = 1 + 4 / 256  # bytes of a number of a moment in 8bit: 256 share a scale (lean/library_adamw.py)
-_KEPT_LOGITS = 1 << 22  # logits of a single chunk that is kept for the backward pass (kernels/functions.py)
 COMPARED = ("Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Llama-3.1-70B")
 """Models of four sizes for which GRPO is compared with PPO."""
 BLOCKS: Mapping[str, str] = MappingProxyType(
@@ -127,8 +126,7 @@ class StepShape:
     def cached_prompts(self) -> int:
         """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
         units = self.problems * -(-self.group_size // self.max_rows)
-        full = SLOTS * max(1, self.max_rows // min(self.group_size, self.max_rows))
-        return min(units, self.rows if self.episodes else full)
+        return prompt_slots(units, self.max_rows, min(self.group_size, self.max_rows), episodes=self.episodes)
 
     @property
     def minibatch_problems(self) -> int:
@@ -375,11 +373,11 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
 
 def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
     """Bytes of a chunk of logits and its copies, of the gradients of its inputs and, unless frozen, the embedding."""
-    dtype, chunk = SIZES[step.dtype], max(1, CHUNK_ELEMENTS // shape.vocabulary)
+    dtype, chunk = SIZES[step.dtype], chunk_rows(shape.vocabulary)
     if step.device == "cpu":
-        kept = predicted <= chunk and predicted * shape.vocabulary <= _KEPT_LOGITS
+        kept = predicted <= chunk and predicted * shape.vocabulary <= KEPT_LOGITS
         logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
     else:
-        logits = FLOAT32 * min(predicted, max(1, chunk // ARRAYS)) * shape.vocabulary * ARRAYS
+        logits = FLOAT32 * min(predicted, chunk_rows(shape.vocabulary, arrays=ARRAYS)) * shape.vocabulary * ARRAYS
     weights = shape.embedding_parameters if head_learns else 0
     return logits + dtype * (predicted * shape.hidden + weights)

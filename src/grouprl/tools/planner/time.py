@@ -19,10 +19,9 @@ from pathlib import Path
 
 from grouprl.config.run import RunConfig
 from grouprl.forward.prefix import shared_tokens
-from grouprl.models.load import load_tokenizer
 from grouprl.models.names import BUNDLED
 from grouprl.models.prompts import prompt_token_ids
-from grouprl.tasks import load_task
+from grouprl.run.opened import OpenedRun
 from grouprl.tools.planner.machine import Rates, product_rate
 from grouprl.tools.planner.memory import FLOAT32, SIZES, Networks, StepShape
 from grouprl.tools.planner.shapes import ModelShape
@@ -106,7 +105,7 @@ class PromptSizes:
     longest: int
     mean: int
     shared: int = 0  # that all begin with
-    held_out: int = 1 << 30  # problems that evaluations can use
+    held_out: int = 1 << 30  # problems that evaluations use
 
 
 def prompt_sizes(config: RunConfig, say: Callable[[str], None]) -> PromptSizes | None:
@@ -115,9 +114,9 @@ def prompt_sizes(config: RunConfig, say: Callable[[str], None]) -> PromptSizes |
     if path not in BUNDLED and not (Path(path) / "tokenizer.json").is_file():
         return None
     try:
-        tokenizer, task = load_tokenizer(config.model), load_task(**config.task.model_dump())
-        asked, held_out = task.problems("train")[:_PROBLEMS], len(task.problems(config.evaluation.split))
-        prompts = [prompt_token_ids(problem, tokenizer, longest=1 << 30) for problem in asked]
+        run = OpenedRun(config)
+        problems, held_out = run.task.problems("train")[:_PROBLEMS], len(run.held_out)
+        prompts = [prompt_token_ids(problem, run.tokenizer, longest=1 << 30) for problem in problems]
     except UserError as error:
         say(f"Assuming prompts of {USUAL_PROMPT} tokens, because they cannot be counted: {error}")
         return None

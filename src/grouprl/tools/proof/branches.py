@@ -11,23 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from grouprl.config.run import RunConfig
 from grouprl.forward.attention import is_packed
-from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts
 from grouprl.record.branches import Branch, BranchedCompletion, BranchedToken
 from grouprl.record.queries import recorded_verdicts
-from grouprl.record.read import RecordedGroup, read_rollouts
-from grouprl.rewards.configured import check_rewards, configured_rewards, configured_scorer, state_before
-from grouprl.rewards.functions import WeightedReward
-from grouprl.rollout.engine import Request, structured_sampling
+from grouprl.record.read import RecordedGroup
+from grouprl.rewards.configured import check_rewards
+from grouprl.rollout.engine import Request
 from grouprl.run.assemble import problem_order
-from grouprl.tasks import Task, load_task
+from grouprl.run.opened import OpenedRun
 from grouprl.tasks.curriculum import PassRates, Visit, update
-from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.tools.proof.branch_engine import BranchEngine, ReadCompletion
-from grouprl.tools.proof.replay import learner_before
-from grouprl.types import Completion, Group, RewardOutcome, Sampling, UserError, unknown_name
+from grouprl.tools.proof.replay import learner_before, recorded_step
+from grouprl.types import Completion, RewardOutcome, UserError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -69,23 +68,44 @@ def branch(
             f"{run}: expected completions of rollout.engine.name=native, got {config.rollout.engine.name}, which draws "
             "random numbers of its own: give a run of the native engine"
         )
-    groups = read_rollouts(run, step)
+    groups = recorded_step(run, step)
     place, recorded = _chosen(run, step, groups, selection)
     completion = recorded.group.completions[selection.completion]
-    split = config.evaluation.split if config.evaluation.problems else None
-    task = trained_on_the_rest(load_task(**config.task.model_dump()), split)
-    rewards = configured_rewards(config, task)
-    check_rewards(config, task, rewards)
-    problem, stream = _visit(run, step, config, task, groups, place)
-    engine, sampling = _engine(run, step, config, completion, learned)
-    read = engine.read(Request(problem, recorded.group.prompt_ids, 1, stream), completion, sampling)
+    opened = OpenedRun(config)
+    check_rewards(config, opened.task, opened.rewards)
+    problem, stream = _visit(run, step, opened, groups, place)
+    learner, _, _ = learner_before(run, opened, step, learned=learned)
+    policy = learner.policy
+    if (updates := learner.optimizer.updates) != completion.weights_version:
+        raise UserError(
+            f"{run}: expected a completion of the weights before step {step}, after {updates} updates, got one after "
+            f"{completion.weights_version}: branches need a run with cluster.max_staleness=0"
+        )
+    if not is_packed(policy):
+        raise UserError(
+            f"{run}: expected a model that reads packed tokens, got {type(policy).__name__}, whose states cannot be "
+            "shared by branches: take another model"
+        )
+    rows, dtype = config.rollout.max_rows, config.model.dtype
+    engine = BranchEngine(policy, opened.tokenizer, seed=config.seed, max_rows=rows, dtype=dtype)
+    engine.load_weights(updates)
+    read = engine.read(Request(problem, recorded.group.prompt_ids, 1, stream), completion, opened.sampling)
     chances = _chances(engine, read, selection)
     begun = [(at, token) for at, found in chances.items() for token in found if token != completion.token_ids[at]]
     kept = min(chances)  # nothing after it may change where its token does not
     begun = [(kept, completion.token_ids[kept]), *begun]
     made = engine.sample(read, begun, on_finished=lambda done: sampled(done, len(begun)))
     _refuse_another(run, step, completion, made[0])
-    outcomes = _scored(config, task, rewards, replace(recorded.group, problem=problem), made, step)
+    # In groups of the recorded size, which is what the time limits of rewards are for.
+    size = len(recorded.group.completions)
+    parts = [
+        tuple(replace(one, index=index) for index, one in enumerate(made[at : at + size]))
+        for at in range(0, len(made), size)
+    ]
+    scored, _ = opened.score(
+        [replace(recorded.group, problem=problem, completions=part) for part in parts], opened.rewards, step
+    )
+    outcomes = [outcome for group in scored for outcome in group]
     _refuse_another_reward(run, recorded.outcomes[selection.completion], outcomes[0])
     prompt = len(recorded.group.prompt_ids)
     return BranchedCompletion(
@@ -95,7 +115,7 @@ def branch(
         problem_id=problem.id,
         token_ids=completion.token_ids,
         reward=_number(outcomes[0].total),
-        tokens=_tokens(config, read, chances, begun, made, outcomes),
+        tokens=_tokens(opened.tokenizer, read, chances, begun, made, outcomes),
         tokens_computed=read.tokens + sum(len(one) - at - 1 for one, (at, _) in zip(made, begun, strict=True)),
         tokens_without_prefix=sum(prompt + len(one) - 1 for one in made),
     )
@@ -103,8 +123,6 @@ def branch(
 
 def _chosen(run: Path, step: int, groups: Sequence[RecordedGroup], selection: Selection) -> tuple[int, RecordedGroup]:
     """The place of the group, and the group."""
-    if not groups:
-        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
     ids = [one.group.problem.id for one in groups]
     if selection.problem is not None and selection.problem not in ids:
         raise unknown_name(f"step {step}, --problem", selection.problem, ids, listed_by=f"grouprl lab {run}")
@@ -130,11 +148,11 @@ def _chosen(run: Path, step: int, groups: Sequence[RecordedGroup], selection: Se
     return place, groups[place]
 
 
-def _visit(run: Path, step: int, config: RunConfig, task: Task, groups: Sequence[RecordedGroup], place: int) -> Visit:
+def _visit(run: Path, step: int, opened: OpenedRun, groups: Sequence[RecordedGroup], place: int) -> Visit:
     """The problem as the task has it, and its random stream, which follows from the order of problems."""
-    known = recorded_verdicts(run, until=step - 1)
-    rates = update(PassRates(), known, half_life=config.rollout.curriculum.half_life)
-    train, order = task.problems("train"), problem_order(config)
+    config, train = opened.config, opened.task.problems("train")
+    verdicts = recorded_verdicts(run, until=step - 1)
+    rates, order = update(PassRates(), verdicts, half_life=config.rollout.curriculum.half_life), problem_order(config)
     visits = order.visits(train, step=step, rates=rates)
     wanted = len(visits)
     for refill in range(1, config.algorithm.group_filter.refills + 1):
@@ -148,27 +166,6 @@ def _visit(run: Path, step: int, config: RunConfig, task: Task, groups: Sequence
             "task's data"
         )
     return visits[place]
-
-
-def _engine(
-    run: Path, step: int, config: RunConfig, completion: Completion, learned: Callable[[int], None]
-) -> tuple[BranchEngine, Sampling]:
-    """The engine with the weights that sampled a completion, and the sampling parameters of the run."""
-    learner, _, _ = learner_before(run, config, step, learned=learned)
-    policy, tokenizer, rollout = learner.policy, load_tokenizer(config.model), config.rollout
-    if (updates := learner.optimizer.updates) != completion.weights_version:
-        raise UserError(
-            f"{run}: expected a completion of the weights before step {step}, after {updates} updates, got one after "
-            f"{completion.weights_version}: branches need a run with cluster.max_staleness=0"
-        )
-    if not is_packed(policy):
-        raise UserError(
-            f"{run}: expected a model that reads packed tokens, got {type(policy).__name__}, whose states cannot be "
-            "shared by branches: take another model"
-        )
-    engine = BranchEngine(policy, tokenizer, seed=config.seed, max_rows=rollout.max_rows, dtype=config.model.dtype)
-    engine.load_weights(updates)
-    return engine, structured_sampling(rollout.sampling, rollout.regex, policy, tokenizer)
 
 
 def _chances(engine: BranchEngine, read: ReadCompletion, selection: Selection) -> dict[int, dict[int, float]]:
@@ -200,27 +197,6 @@ def _refuse_another(run: Path, step: int, completion: Completion, made: Completi
     )
 
 
-def _scored(
-    config: RunConfig,
-    task: Task,
-    rewards: Sequence[WeightedReward],
-    group: Group,
-    made: Sequence[Completion],
-    step: int,
-) -> list[RewardOutcome]:
-    """Scores branches by the run's rewards, in groups of the recorded size, which is what its time limits are for."""
-    size = len(group.completions)
-    groups = [
-        replace(group, completions=tuple(replace(one, index=index) for index, one in enumerate(made[at : at + size])))
-        for at in range(0, len(made), size)
-    ]
-    # max_invalid=1, because nothing is trained on these rewards.
-    with configured_scorer(config, task, rewards, max_invalid=1.0, state=state_before(config, task)) as scorer:
-        scorer.begin_step(step)
-        found = scorer.finish([scorer.begin(one) for one in groups], load_tokenizer(config.model))
-    return [outcome for row in found for outcome in row]
-
-
 def _refuse_another_reward(run: Path, recorded: RewardOutcome, again: RewardOutcome) -> None:
     if recorded.valid != again.valid or (
         again.valid and not math.isclose(recorded.total, again.total, rel_tol=1e-4, abs_tol=1e-6)
@@ -233,14 +209,14 @@ def _refuse_another_reward(run: Path, recorded: RewardOutcome, again: RewardOutc
 
 
 def _tokens(
-    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
     read: ReadCompletion,
     chances: Mapping[int, Mapping[int, float]],
     begun: Sequence[tuple[int, int]],
     made: Sequence[Completion],
     outcomes: Sequence[RewardOutcome],
 ) -> tuple[BranchedToken, ...]:
-    tokenizer, ids = load_tokenizer(config.model), read.completion.token_ids
+    ids = read.completion.token_ids
     branches = dict.fromkeys(chances, tuple[Branch, ...]())
     for (at, token), one, outcome in [*zip(begun, made, outcomes, strict=True)][1:]:
         (text,) = completion_texts([one.token_ids[at:]], tokenizer)

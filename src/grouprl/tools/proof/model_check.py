@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,20 +45,36 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     Raises:
         UserError: the model or its tokenizer cannot be loaded, or its forward pass cannot be reproduced.
     """
+    # In float32, whatever model.weights says: rounding would hide a wrong forward pass.
     model = load_model(config.model, device=resolve_device(config.model.device))
-    tokenizer = load_tokenizer(config.model)
-    yield _sizes(model)
-    yield _form(model)
-    prompt, text = _prompt(tokenizer), model.config.get_text_config()
+    tokenizer, text, context = load_tokenizer(config.model), model.config.get_text_config(), context_length(model)
+    learned = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    frozen = sum(weight.numel() for weight in model.parameters()) - learned
+    beside = f", {frozen:,} frozen ones beside the text tower" if frozen else ""
+    yield ModelLine("model", f"{type(model).__name__}, {learned:,} weights{beside}")
+    rows = "rows: one row per completion; slower, with more memory (docs/models.md)"
+    yield ModelLine("form", "packed: a prompt is read once for its group" if is_packed(model) else rows)
+    question = str(_QUESTION["content"]) if tokenizer.chat_template is None else (_QUESTION,)
+    prompt = prompt_token_ids(Problem("check", question), tokenizer, longest=1 << 30)
     named = [getattr(text, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
     used = {layer.window for layer in attention_layers(model)} - {None} if is_packed(model) else {*named} - {0}
     # A text longer than any window, used or not: a cache or a mask may follow a key that the model ignores.
-    longest = max(len(prompt), min(max(named) + 1, context_length(model) - MOST_SAMPLED))
+    longest = max(len(prompt), min(max(named) + 1, context - MOST_SAMPLED))
     long_prompt = (prompt * (longest // len(prompt) + 1))[:longest]
     yield _gap("learner", gap_to_own(config.model.path, model, longest))
     yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, long_prompt))
-    yield _context(config, model, len(prompt))
-    yield _window(used, len(prompt) + config.rollout.max_tokens, max(named))
+    sequence, said = (
+        len(prompt) + config.rollout.max_tokens,
+        f"{context:,} tokens" if context < 1 << 30 else "not limited",
+    )
+    if sequence <= context:
+        yield ModelLine("context", f"{said}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
+    else:
+        yield ModelLine("context", said, f"expected at least {sequence:,}: lower rollout.max_tokens", stops=True)
+    shortest = min(filter(None, used), default=0)
+    window = f"{shortest:,} tokens{', shorter than a sequence' * (sequence > shortest)}"
+    ignored = f"; the model ignores the {max(named):,} of its configuration" * bool(max(named))
+    yield ModelLine("window", window if shortest else f"none{ignored}")
     yield _tokens(model, tokenizer)
     yield ModelLine(
         "end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer))))
@@ -70,46 +86,11 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     yield _memory(config, len(prompt))
 
 
-def _sizes(model: PreTrainedModel) -> ModelLine:
-    learned = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    frozen = sum(weight.numel() for weight in model.parameters()) - learned
-    beside = f", {frozen:,} frozen ones beside the text tower" if frozen else ""
-    return ModelLine("model", f"{type(model).__name__}, {learned:,} weights{beside}")
-
-
-def _form(model: PreTrainedModel) -> ModelLine:
-    if is_packed(model):
-        return ModelLine("form", "packed: a prompt is read once for its group")
-    return ModelLine("form", "rows: one row per completion; slower, with more memory (docs/models.md)")
-
-
 def _gap(name: str, gap: float) -> ModelLine:
     found = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
     if gap <= TOLERANCE:
         return ModelLine(f"{name} gap", found)
     return ModelLine(f"{name} gap", found, f"expected at most {TOLERANCE}: choose another model", stops=True)
-
-
-def _prompt(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    plain = tokenizer.chat_template is None
-    return prompt_token_ids(
-        Problem("check", str(_QUESTION["content"]) if plain else (_QUESTION,)), tokenizer, longest=1 << 30
-    )
-
-
-def _context(config: RunConfig, model: PreTrainedModel, prompt: int) -> ModelLine:
-    context, needed = context_length(model), prompt + config.rollout.max_tokens
-    found = f"{context:,} tokens" if context < 1 << 30 else "not limited"
-    if needed <= context:
-        return ModelLine("context", f"{found}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
-    return ModelLine("context", found, f"expected at least {needed:,}: lower rollout.max_tokens", stops=True)
-
-
-def _window(used: Set[int | None], sequence: int, named: int) -> ModelLine:
-    if not used:
-        return ModelLine("window", f"none{f'; the model ignores the {named:,} of its configuration' * bool(named)}")
-    shortest = min(window for window in used if window)
-    return ModelLine("window", f"{shortest:,} tokens{', shorter than a sequence' * (sequence > shortest)}")
 
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelLine:

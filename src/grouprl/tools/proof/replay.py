@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +23,20 @@ from grouprl.config.algorithm import refuse_missing_parts
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.metrics import Clock
 from grouprl.files import read_json
-from grouprl.forward.precision import resolve_device
 from grouprl.learner import Learner, Optimizer, ScoredGroups, TokenGrid, token_record, trace_updates
 from grouprl.learner.terms import PolicyTerm
 from grouprl.leaves import leaf
-from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.load import fingerprint
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import RecordedGroup, read_rewards, read_rollouts, read_run
-from grouprl.rewards.configured import (
-    beside_recorded,
-    check_rewards,
-    configured_rewards,
-    configured_scorer,
-    scored_under,
-    state_before,
-)
-from grouprl.rollout.engine import structured_sampling
+from grouprl.rewards.configured import beside_recorded, check_rewards, scored_under
 from grouprl.run.assemble import loss_terms, make_learner
+from grouprl.run.code import refuse_changes
 from grouprl.run.machine import machine_facts
+from grouprl.run.opened import OpenedRun
 from grouprl.run.resume import differences, newest_good
 from grouprl.step import update_policy
-from grouprl.tasks import load_task
-from grouprl.types import RewardOutcome, TokenTrace, UserError
+from grouprl.types import RewardOutcome, Sampling, TokenTrace, UserError
 
 # Settings that may differ from the run's: with any other, the run would have sampled other completions.
 _FREE = ("algorithm", "rewards", "rollout.scoring", "learner.micro_batch_tokens")
@@ -118,8 +111,9 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
             f"replay: expected changes of {', '.join(_FREE)} alone, got {'; '.join(refused)}: the run would have "
             "sampled other completions; start a new run for that"
         )
-    learner, start, first_difference = learner_before(run, config, step)
-    scored, recorded = recorded_groups(run, step, config, learner), read_rollouts(run, step)
+    opened = OpenedRun(config)
+    learner, start, first_difference = learner_before(run, opened, step)
+    scored, recorded = recorded_groups(run, step, opened.sampling), recorded_step(run, step)
     rows = {row["step"]: row for row in read_run(run).metrics}
     other = None if changed is None else _changed_learner(learner, config, changed)
     update = make_update(learner, scored)
@@ -139,12 +133,13 @@ def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = 
 
 
 def learner_before(
-    run: Path, config: RunConfig, step: int, *, learned: Callable[[int], None] = lambda step: None
+    run: Path, opened: OpenedRun, step: int, *, learned: Callable[[int], None] = lambda step: None
 ) -> tuple[Learner, int, int | None]:
     """Computes the learner as it was before a step, from the nearest checkpoint and the recorded steps after it.
 
     Args:
-        run, config, step: see `replay`.
+        run, step: see `replay`.
+        opened: the run as its configuration says.
         learned: called with each step that was learned again.
 
     Returns:
@@ -154,62 +149,51 @@ def learner_before(
     Raises:
         UserError: a step is not recorded, or its weights cannot be computed again.
     """
-    refuse_missing_parts(config.algorithm)
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
+    refuse_missing_parts(opened.config.algorithm)
     rows = {row["step"]: row for row in read_run(run).metrics}
-    learner, start = _nearest_learner(run, config, step)
+    forked = read_json(RunDirectory(run).forked).get("step") or 0
+    saved, newest = newest_good(run, before=step), newest_good(run)
+    if saved is None and forked:
+        raise UserError(
+            f"{run}: expected a checkpoint before step {step}, found none, and steps up to {forked} were made by the "
+            f"run that this one was forked from: replay them there, or keep more checkpoints with checkpoint.keep"
+        )
+    if newest is not None:
+        refuse_changes(str(run), {"model": newest[1].start}, {"model": fingerprint(opened.model)})
+    learner = make_learner(opened.config, opened.model, saved, teacher=_teacher(opened, opened.model))
+    start = 0 if saved is None else saved[0].step
     first_difference = None
     for earlier in range(start + 1, step):
-        update = make_update(learner, recorded_groups(run, earlier, config, learner))
+        update = make_update(learner, recorded_groups(run, earlier, opened.sampling))
         if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
             first_difference = earlier
         learned(earlier)
     return learner, start, first_difference
 
 
-def _nearest_learner(run: Path, config: RunConfig, step: int) -> tuple[Learner, int]:
-    """Returns the learner of the nearest checkpoint before a step, and the checkpoint's step; 0 = the start model."""
-    files = RunDirectory(run)
-    forked = read_json(files.forked).get("step") or 0
-    found = files.saved_models()
-    saved, newest = (newest_good(some) for some in ([one for one in found if one.step < step], found))
-    if saved is None and forked:
-        raise UserError(
-            f"{run}: expected a checkpoint before step {step}, found none, and steps up to {forked} were made by the "
-            f"run that this one was forked from: replay them there, or keep more checkpoints with checkpoint.keep"
-        )
-    start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
-    known = None if newest is None else newest[1].start
-    if known not in (None, fingerprint(start)):
-        raise UserError(
-            f"{run}: expected the model that the run started with (fingerprint {known}), found another one at "
-            f"{config.model.path} ({fingerprint(start)}): restore it"
-        )
-    learner = make_learner(config, start, saved, teacher=_teacher(config, start))
-    return learner, 0 if saved is None else saved[0].step
-
-
-def _teacher(config: RunConfig, policy: PreTrainedModel) -> Any | None:
-    if (part := config.algorithm.distill) is None:
+def _teacher(opened: OpenedRun, policy: PreTrainedModel) -> Any | None:
+    if (part := opened.config.algorithm.distill) is None:
         return None
-    task = load_task(**config.task.model_dump()) if part.reads == "solution" else None
-    return leaf("term.distill").make_teacher(config, task, load_tokenizer(config.model), policy)
+    task = opened.task if part.reads == "solution" else None
+    return leaf("term.distill").make_teacher(opened.config, task, opened.tokenizer, policy)
 
 
-def recorded_groups(run: Path, step: int, config: RunConfig, learner: Learner) -> ScoredGroups:
+def recorded_step(run: Path, step: int) -> Sequence[RecordedGroup]:
+    """The groups of a step that a run recorded; raises UserError for a step without any."""
+    if not (recorded := read_rollouts(run, step)):
+        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
+    return recorded
+
+
+def recorded_groups(run: Path, step: int, sampling: Sampling) -> ScoredGroups:
     """The recorded groups of a step with their rewards, as the learner reads them.
 
     Raises:
         UserError: the step is not recorded.
     """
-    recorded, weights = read_rollouts(run, step), read_rewards(run).weights
-    if not recorded:
-        raise UserError(f"{run}: expected the completions of step {step} in rollouts.sqlite, found none: give another")
+    recorded, weights = recorded_step(run, step), read_rewards(run).weights
     outcomes = [group.outcomes for group in recorded]
     kept = [group.kept for group in recorded]
-    rollout, tokenizer = config.rollout, load_tokenizer(config.model)
-    sampling = structured_sampling(rollout.sampling, rollout.regex, learner.policy, tokenizer)
     return ScoredGroups(step, [group.group for group in recorded], outcomes, kept, weights, sampling)
 
 
@@ -268,13 +252,10 @@ def make_update(learner: Learner, scored: ScoredGroups) -> Update:
 
 
 def _in_groups(scored: ScoredGroups, push: _PushTerm) -> list[list[list[float]]]:
-    found, row = [], 0
-    for group, kept in zip(scored.groups, scored.kept, strict=True):
-        found.append([push.rows.get(row + n, []) if kept else [] for n in range(len(group.completions))])
-        row += len(group.completions) if kept else 0
+    row = count()  # of the batch, which has the kept groups alone
     return [
-        [own or [0.0] * len(one) for own, one in zip(rows, group.completions, strict=True)]
-        for rows, group in zip(found, scored.groups, strict=True)
+        [(kept and push.rows.get(next(row))) or [0.0] * len(completion) for completion in group.completions]
+        for group, kept in zip(scored.groups, scored.kept, strict=True)
     ]
 
 
@@ -346,9 +327,9 @@ def _changed_learner(learner: Learner, config: RunConfig, changed: RunConfig) ->
     elif other.reference is None and config.model.lora is not None:
         other.reference = other.policy
     elif other.reference is None:
-        start = load_model(config.model, device=learner.device, weights=config.model.weights)
-        other.reference = start.requires_grad_(False)
-    other.use_terms(loss_terms(new, other.policy, other.reference, other.critic, _teacher(changed, other.policy)))
+        other.reference = OpenedRun(config).model.requires_grad_(False)
+    teacher = _teacher(OpenedRun(changed), other.policy)
+    other.use_terms(loss_terms(new, other.policy, other.reference, other.critic, teacher))
     return other
 
 
@@ -356,15 +337,11 @@ def _rescored(scored: ScoredGroups, config: RunConfig, changed: RunConfig) -> Sc
     """Scores the recorded completions again where the rewards changed; applies the changed filter."""
     per_step = "step" in {config.algorithm.advantage.credit, changed.algorithm.advantage.credit}
     if changed.rewards != config.rewards or (per_step and changed.algorithm.advantage != config.algorithm.advantage):
-        task = load_task(**changed.task.model_dump())
-        tokenizer = load_tokenizer(changed.model)
-        rewards = beside_recorded(changed, task, configured_rewards(changed, task), scored.groups)
-        check_rewards(changed, task, rewards)
-        # max_invalid=1, because nothing is trained on these rewards.
-        with configured_scorer(changed, task, rewards, max_invalid=1.0, state=state_before(changed, task)) as scorer:
-            scorer.begin_step(scored.step)
-            outcomes = scorer.finish([scorer.begin(group) for group in scored.groups], tokenizer)
-            return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=scorer.weights)
+        opened = OpenedRun(changed)
+        rewards = beside_recorded(changed, opened.task, opened.rewards, scored.groups)
+        check_rewards(changed, opened.task, rewards)
+        outcomes, weights = opened.score(scored.groups, rewards, scored.step)
+        return replace(scored, outcomes=outcomes, kept=_kept(changed, outcomes), weights=weights)
     outcomes, weights = scored_under(changed, scored.groups, scored.outcomes, scored.weights)
     kept = _kept(changed, outcomes) if changed.algorithm.group_filter != config.algorithm.group_filter else scored.kept
     return replace(scored, outcomes=outcomes, kept=kept, weights=weights)

@@ -18,20 +18,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
-from grouprl.forward.precision import resolve_device
-from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.record.read import read_rollouts
-from grouprl.rewards.configured import configured_rewards
-from grouprl.rollout import NativeEngine, make_requests
-from grouprl.rollout.engine import structured_sampling
 from grouprl.run.assemble import make_learner
 from grouprl.run.machine import with_dtype
+from grouprl.run.opened import OpenedRun
 from grouprl.run.process import start_run
-from grouprl.tasks import load_task
+from grouprl.run.train import run_to_end
 from grouprl.tools.proof.checks import Check, exact_gradient, numeric_checks
 from grouprl.trainer.terminal import Terminal
-from grouprl.trainer.train import train
 from grouprl.types import UserError
 
 _PROBLEMS, _COMPLETIONS, _TOKENS = 3, 4, 32  # sampled for the checks
@@ -51,8 +46,6 @@ def selftest(config: RunConfig) -> Iterator[Check]:
             f"model.weights: expected float32, with which the checks compute exactly, got {config.model.weights}: "
             "leave it out here"
         )
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
     yield exact_gradient(config.algorithm)
     yield from _on_groups(config)
     yield _killed_and_resumed(config)
@@ -60,23 +53,11 @@ def selftest(config: RunConfig) -> Iterator[Check]:
 
 def _on_groups(config: RunConfig) -> Iterator[Check]:
     still = config.learner.model_copy(update={"learning_rate": 0.0, "critic_learning_rate": None, "warmup_steps": 0})
-    start = load_model(config.model, device=resolve_device(config.model.device), weights=config.model.weights)
-    tokenizer = load_tokenizer(config.model)
-    learner = make_learner(config.model_copy(update={"learner": still}), start, None)
-    rollout = _short(config)
-    sampling = structured_sampling(rollout.sampling, rollout.regex, start, tokenizer)
-    problems = load_task(**config.task.model_dump()).problems("train")[:_PROBLEMS]
-    asked = make_requests(
-        [(problem, "selftest") for problem in problems],
-        tokenizer,
-        completions=_COMPLETIONS,
-        longest_prompt=context_length(start) - config.rollout.max_tokens,
-    )
-    engine = NativeEngine(
-        learner.policy, tokenizer, seed=config.seed, max_rows=config.rollout.max_rows, dtype=config.model.dtype
-    )
-    groups = engine.generate(asked, sampling)
-    yield from numeric_checks(config, learner, tokenizer, groups, sampling)
+    run = OpenedRun(config.model_copy(update={"learner": still, "rollout": _short(config)}))
+    learner = make_learner(run.config, run.model, None)
+    visits = [(problem, "selftest") for problem in run.task.problems("train")[:_PROBLEMS]]
+    groups = run.engine(learner.policy).generate(run.requests(visits, _COMPLETIONS), run.sampling)
+    yield from numeric_checks(config, learner, run.tokenizer, groups, run.sampling)
 
 
 def _short(config: RunConfig) -> RolloutConfig:
@@ -110,7 +91,8 @@ def _killed_and_resumed(config: RunConfig) -> Check:
             if at == _STEPS:
                 raise UserError(f"selftest: expected to kill the run before step {_STEPS}, got its end: try again")
             killed = start_run(broken, [str(settings)], place / "log", resume=True)
-            _uninterrupted(short.model_copy(update={"name": "whole", "runs_dir": folder}))
+            run = OpenedRun(short.model_copy(update={"name": "whole", "runs_dir": folder}))
+            run_to_end(run.config, run.task, run.rewards, display=Terminal(Console(file=io.StringIO())))
             if killed.wait(_RUN_SECONDS) != 0:
                 return Check(name, math.nan, 0, f"the run failed: {_last_line(place / 'log')}")
         except TimeoutExpired:
@@ -119,11 +101,6 @@ def _killed_and_resumed(config: RunConfig) -> Check:
             killed.kill()
             killed.wait(_RUN_SECONDS)
         return Check(name, _different(whole, broken), 0, f"killed after step {at} of {_STEPS}")
-
-
-def _uninterrupted(config: RunConfig) -> None:
-    task = load_task(**config.task.model_dump())
-    train(config, task, configured_rewards(config, task), terminal=Terminal(Console(file=io.StringIO())))
 
 
 def _short_run(config: RunConfig) -> RunConfig:
