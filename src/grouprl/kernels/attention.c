@@ -87,8 +87,7 @@ static void fill(const Inputs *in, int64_t before, int64_t start, int64_t tokens
   for (int64_t t = 0; t < tokens; t++) {
     int64_t at = ((start + t) * in->kv_heads + head) * d, to = (before + t) * d;
     read_row(in->k, at, raw, d, in->half);
-    rotate(raw, in->cosine + (start + t) * d, in->sine + (start + t) * d, block->keys + to, d, 1, 1,
-           kind_of(in));
+    rotate(raw, in->cosine + (start + t) * d, in->sine + (start + t) * d, block->keys + to, d, 1, 1);
     read_row(in->v, at, block->values + to, d, in->half);
   }
   float *scratch = block->value_tiles + tiles(count) * W * d / 2; /* tiles of PAIRS leave half of their memory */
@@ -117,8 +116,7 @@ static void read_queries(const Inputs *in, const Span *s, int64_t first, int64_t
   for (int64_t i = 0; i < n; i++) {
     int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
     read_row(in->q, (token * in->heads + head) * in->d, raw, in->d, in->half);
-    rotate(raw, in->cosine + token * in->d, in->sine + token * in->d, rows + i * in->d, in->d, in->scaling, 1,
-           kind_of(in));
+    rotate(raw, in->cosine + token * in->d, in->sine + token * in->d, rows + i * in->d, in->d, in->scaling, 1);
   }
 }
 
@@ -151,10 +149,9 @@ static void attend_span(const Inputs *in, const Span *s, const Block *prompt, co
     int64_t width = weigh(in, s, prompt, own, operands(in, rows, n, rows), first, n, scores, kind);
     memset(mixed, 0, n * in->d * sizeof(float));
     const float *own_scores = scores + words(tiles(L) * W, kind);
-    /* With PAIRS in the order of a decode step, so that sampled log-probs are the learner's to the bit. */
-    if (kind == PAIRS) mix_block(in, own_scores, width, 1, own->values, seen_by(s, first + n), mixed, n);
+    /* In the order of a decode step, so that sampled log-probs are the learner's to the bit. */
+    mix_block(in, own_scores, width, 1, own->values, seen_by(s, first + n), mixed, n);
     if (prompt) mix_block(in, scores, width, 1, prompt->values, L, mixed, n);
-    if (kind != PAIRS) mix_block(in, own_scores, width, 1, own->values, seen_by(s, first + n), mixed, n);
     for (int64_t i = 0; i < n; i++) {
       int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
       for (int64_t c = 0; c < in->d; c += W)
@@ -250,7 +247,7 @@ static void backward_span(const Inputs *in, const Span *s, const Block *prompt, 
     float back[512];
     for (int64_t i = 0; i < n; i++) {
       int64_t token = s->start + (first + i) / s->r, head = s->head * s->r + (first + i) % s->r;
-      rotate(d_rows + i * d, in->cosine + token * d, in->sine + token * d, back, d, in->scaling, -1, FLOATS);
+      rotate(d_rows + i * d, in->cosine + token * d, in->sine + token * d, back, d, in->scaling, -1);
       for (int64_t c = 0; c < d; c += W) store(dq, (token * in->heads + head) * d + c, load(back, c, 0), in->half);
     }
   }
@@ -268,7 +265,7 @@ static void spill(const Inputs *in, const Block *block, int64_t before, int64_t 
   float back[512];
   for (int64_t t = before; t < block->tokens; t++, start++) {
     int64_t at = (start * in->kv_heads + head) * in->d, row = start * in->d;
-    rotate(block->keys + t * in->d, in->cosine + row, in->sine + row, back, in->d, 1, -1, FLOATS);
+    rotate(block->keys + t * in->d, in->cosine + row, in->sine + row, back, in->d, 1, -1);
     for (int64_t c = 0; c < in->d; c += W) {
       store(dk, at + c, load(back, c, 0), in->half);
       store(dv, at + c, load(block->values, t * in->d + c, 0), in->half);

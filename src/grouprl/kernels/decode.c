@@ -38,7 +38,7 @@ INLINE void write_token(const void *k, const void *v, int64_t from, const float 
                         int64_t key_at, int64_t value_at, int64_t token, int64_t d, int half, int kind) {
   float raw[512], turned[512];
   read_row(k, from, raw, d, half);
-  rotate(raw, cosine, sine, turned, d, 1, 1, kind);
+  rotate(raw, cosine, sine, turned, d, 1, 1);
   write_key(keys, key_at + token / W * W * d, token % W, d, turned, kind);
   write_value(keys, value_at, token, d, v, from, half, kind);
 }
@@ -82,7 +82,7 @@ INLINE void attend_part(const DecodeStep *s, int64_t part, float *memory, int ki
       float raw[512];
       read_row(s->q, (row * s->heads + head * r + i % r) * d, raw, d, s->half);
       float *turned = rows + (head * count + i) * d;
-      rotate(raw, s->cosine + position * d, s->sine + position * d, turned, d, s->scaling, 1, kind);
+      rotate(raw, s->cosine + position * d, s->sine + position * d, turned, d, s->scaling, 1);
     }
     int64_t at = (s->slot[part] * s->kv_heads + head) * size;
     float *own = rows + head * count * words(d, kind);

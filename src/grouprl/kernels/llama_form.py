@@ -127,8 +127,7 @@ def attend_rotated(layout: Any, layer: int, inputs: AttentionInput) -> Tensor:
     if isinstance(layout, TreeLayout):
         return _attend(layout, layer, inputs)
     if isinstance(layout, KeepingLayout):
-        exact = torch.float64 if inputs.key.dtype == torch.bfloat16 else torch.float32  # as the kernels rotate
-        key = rotate(inputs.key.to(exact), inputs.cosine.to(exact), inputs.sine.to(exact))
+        key = rotate(inputs.key.double(), inputs.cosine.double(), inputs.sine.double())  # as the kernels rotate
         size, rule = layout.size, inputs[5:]
         layout.keep(layer, key[:size].float(), inputs.value[:size])  # without the padding of the products
         attended = layout.by_tree(

@@ -15,15 +15,15 @@ INLINE int64_t words(int64_t numbers, int kind) { return kind == PAIRS ? (number
 
 INLINE int64_t tiles(int64_t tokens) { return (tokens + W - 1) / W; }
 
-/* One head of one token, rotated by its position (sign = 1) or back (-1). With PAIRS in double, where products are exact:
- * then no compiler, nor torch, which rotates the prefix, rounds otherwise. */
+/* One head of one token, rotated by its position (sign = 1) or back (-1). In double, where products are exact: then no
+ * compiler, nor torch, which rotates the prefix, rounds otherwise. */
 INLINE void rotate(const float *x, const float *cosine, const float *sine, float *out, int64_t d, float factor,
-                   float sign, int kind) {
+                   float sign) {
   int64_t half = d / 2;
   for (int64_t i = 0; i < half; i++) {
-    float a = x[i], b = x[i + half], c = cosine[i], s = sine[i] * sign;
-    out[i] = (kind == PAIRS ? (float)((double)a * c - (double)b * s) : a * c - b * s) * factor;
-    out[i + half] = (kind == PAIRS ? (float)((double)b * c + (double)a * s) : b * c + a * s) * factor;
+    double a = x[i], b = x[i + half], c = cosine[i], s = sine[i] * sign;
+    out[i] = (float)(a * c - b * s) * factor;
+    out[i + half] = (float)(b * c + a * s) * factor;
   }
 }
 
@@ -46,25 +46,27 @@ INLINE void fetch(const void *base, int64_t at, int number, int kind) {
 /* scores[row][key] = rows[row] . key for `rows` rows and `span` tiles: enough independent sums to keep a core busy. */
 INLINE void score_tile(const float *row, const void *keys, int64_t at, int64_t ahead, float *scores, int64_t stride,
                        int64_t d, int rows, int span, int kind) {
-  /* 8 sums hide the latency of two multiplications a cycle. With PAIRS a score is the same sum in every shape of tile. */
-  int own = rows * span, parts = kind == PAIRS ? 2 : own < 8 ? 8 / own : 1;
+  /* A score is the same two sums in every shape of tile, so that it does not depend on who is scored beside it. 8 sums at
+   * a time hide the latency of two multiplications a cycle; 16 of them need 32 registers. */
+  enum { PARTS = 2 };
+  int own = rows * span, together = own * PARTS <= REGISTERS / 2 ? PARTS : 1;
   vec sums[16];
-  for (int i = 0; i < own * parts; i++) sums[i] = splat(0);
-  for (int64_t c = 0; c < d; c += parts)
-#pragma GCC unroll 8
-    for (int p = 0; p < parts; p++)
+  for (int i = 0; i < own * PARTS; i++) sums[i] = splat(0);
+  for (int first = 0; first < PARTS; first += together)
+    for (int64_t c = 0; c < d; c += PARTS)
+#pragma GCC unroll 2
+      for (int p = first; p < first + together; p++)
 #pragma GCC unroll 4
-      for (int t = 0; t < span; t++) {
-        vec key = load(keys, at + (t * d + c + p) * W, kind);
-        if (ahead) fetch(keys, at + ahead + (t * d + c + p) * W, parts % 4 ? 0 : p, kind);
+        for (int t = 0; t < span; t++) {
+          vec key = load(keys, at + (t * d + c + p) * W, kind);
+          if (ahead) fetch(keys, at + ahead + (t * d + c + p) * W, 0, kind);
 #pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) {
-          vec *total = sums + p * own + t * rows + i;
-          *total = multiply_add(*total, row + i * d + c + p, key, kind);
+          for (int i = 0; i < rows; i++) {
+            vec *total = sums + p * own + t * rows + i;
+            *total = multiply_add(*total, row + i * d + c + p, key, kind);
+          }
         }
-      }
-  for (int p = 1; p < parts; p++)
-    for (int i = 0; i < own; i++) sums[i] += sums[p * own + i];
+  for (int i = 0; i < own; i++) sums[i] += sums[own + i];
   for (int t = 0; t < span; t++)
     for (int i = 0; i < rows; i++) store(scores, i * stride + t * W, sums[t * rows + i], 0);
 }
