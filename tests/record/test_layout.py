@@ -38,7 +38,9 @@ OTHER = {
     "run/train.py": {"trackers"},
     "tools/compare/report.py": {"summary.json", "plots"},
     "tools/imported/read.py": {"trainer"},
-    "tasks/files.py": {"state.json"},  # of a data set that `datasets` saved
+    # Of a data set that `datasets` saved.
+    "tasks/files.py": {"state.json"},
+    "tasks/sources.py": {"state.json"},
 }
 
 

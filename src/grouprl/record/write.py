@@ -66,9 +66,10 @@ class RunRecord:
         except UserError:
             os.close(lock)
             raise
+        # First, so that a run that is killed from here on can be resumed.
+        atomic_write_text(RunDirectory(directory).config, config_yaml)
         with ExitStack() as on_error:
             record = on_error.enter_context(closing(cls(directory, lock)))
-            record.settings(config_yaml)
             record._drop_after(0)  # a run that failed before its first step left its summary
             on_error.pop_all()
         return record
@@ -152,7 +153,7 @@ class RunRecord:
         atomic_write_text(path, json_text(ordered, indent=2) + "\n")
 
     def settings(self, config_yaml: str) -> None:
-        """Writes config.yaml: a resume may change settings that earlier steps do not depend on."""
+        """Replaces config.yaml: a resume may change settings that earlier steps do not depend on."""
         atomic_write_text(self._files.config, config_yaml)
 
     def rewards(self, weights: Mapping[str, float], process: Mapping[str, float]) -> None:
