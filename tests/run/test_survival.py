@@ -161,7 +161,7 @@ def test_episodes_end_in_the_same_bits_whoever_is_answered_when_and_killed(
     assert status == 0
     assert max(row["episodes/turns"] for row in metrics(straight / "run")) > 1  # else nobody waits for an answer
     digests = {digest(straight / "run")}
-    for number in range(runs):
+    for number in range(runs if KILLS >= 100 else 1):  # 20 runs by `make chaos`
         folder, threads = tmp_path / str(number), 2 - number % 2
         # So early that a run is not over before its second kill.
         for kill_at in (draw.randint(1, changes // 2), draw.randint(1, changes // 4), 0):
