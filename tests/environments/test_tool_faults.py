@@ -24,14 +24,6 @@ NOT_TEXT = "error: TypeError: expected text, a number, a list or a dict as the t
 
 # way, its fault, and the whole text or the start of it
 FAULTS: list[tuple[str, Fault | None, str]] = [
-    ("hang", TIMEOUT, LATE),
-    ("spin", TIMEOUT, LATE),
-    ("deadlock", TIMEOUT, LATE),
-    ("stop itself", TIMEOUT, LATE),
-    ("ignore signals", TIMEOUT, LATE),
-    ("hang in a child", TIMEOUT, LATE),
-    ("slow to print", TIMEOUT, LATE),
-    ("late hang", TIMEOUT, LATE),
     ("segfault", CRASH, "error: act crashed its process (SIGSEGV)"),
     ("abort", CRASH, "error: act crashed its process (SIGABRT)"),
     ("kill itself", CRASH, "error: act was killed, or closed the connection of its process"),
@@ -109,6 +101,20 @@ def one(environment: Any, tool: str, **arguments: Any) -> Observation:
 
 @pytest.mark.parametrize(("way", "fault", "text"), FAULTS, ids=[way for way, _, _ in FAULTS])
 def test_a_fault_of_a_tool_is_an_observation(source: ProcessSource, way: str, fault: Fault | None, text: str) -> None:
+    check_fault(source, way, fault, text)
+    assert source.processes.pids == []
+    assert not sleeping()
+
+
+def test_tools_that_do_not_end_are_ended_side_by_side(source: ProcessSource) -> None:
+    ways = "hang", "spin", "deadlock", "stop itself", "ignore signals", "hang in a child", "slow to print", "late hang"
+    with ThreadPoolExecutor(len(ways)) as threads:
+        list(threads.map(lambda way: check_fault(source, way, TIMEOUT, LATE), ways))
+    assert source.processes.pids == []
+    assert not sleeping()
+
+
+def check_fault(source: ProcessSource, way: str, fault: Fault | None, text: str) -> None:
     environment, other = source.open(PROBLEM), source.open(PROBLEM)
     try:
         other.reset(PROBLEM, 0)
@@ -122,8 +128,6 @@ def test_a_fault_of_a_tool_is_an_observation(source: ProcessSource, way: str, fa
     finally:
         environment.close()
         other.close()
-    assert source.processes.pids == []
-    assert not sleeping()
 
 
 @pytest.mark.parametrize("way", ["bomb", "orphans"])

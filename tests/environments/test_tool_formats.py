@@ -220,8 +220,7 @@ def test_a_mark_across_the_edge_of_a_text_is_none() -> None:
 
 
 @by_style
-@pytest.mark.parametrize("scheme", ["first", "always", "never"])
-@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize(("scheme", "strips"), [("first", False), ("always", True), ("never", False)])
 def test_other_tokenizers_are_as_exact(name: str, scheme: str, strips: bool) -> None:
     """A text that is encoded apart would begin with a space of its own, or keep the one that a token takes."""
     style = STYLES[name]

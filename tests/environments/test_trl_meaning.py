@@ -116,13 +116,7 @@ def ours(runs: Path, row: Row) -> list[Scored]:
 # Rewards of the completions 0 to 3 of two problems, by hand: completion j says j + 1 words, has 4 + 3 j characters, and
 # adds j to the start of its problem, which is n where there are data, else 0.
 BY_HAND: dict[str, tuple[list[str], list[list[float | None]]]] = {
-    "factory, get_reward": (["Count from 0."] * 2, [[0, 2, 4, 6]] * 2),
     "factory, own and get_reward": (["Count from 0."] * 2, [[1, 4, 7, 10]] * 2),
-    "factory, objects": (["Count from 0."] * 2, [[100, 114, 128, 142]] * 2),
-    "factory, data, own and get_reward": (
-        ["Go on. Count from 0.", "Go on. Count from 1."],
-        [[0, 2, 4, 6], [3, 5, 7, 9]],
-    ),
     "factory, data, objects": (["Go on. "] * 2, [[2, 3, 3, 3]] * 2),
     "factory, data, sparse": (["Go on. "] * 2, [[None, 0.5, 0.5, 0.5]] * 2),
     "factory, data, answers": (["Go on. Count from 0.", "Go on. Count from 1."], [[0, 2, 4, 6], [2, 4, 6, 8]]),
@@ -260,13 +254,9 @@ def test_trl_makes_the_same_of_it(name: str, tmp_path: Path, monkeypatch: pytest
 
 
 REFUSED = {
-    "factory, none",
-    "factory, data, none",
-    "several, no data",
-    "several, unknown",
-    "tools, data, none",
+    "factory, none", "factory, data, none", "several, no data", "several, unknown", "tools, data, none",
     "tools, data, objects",
-}
+}  # fmt: skip
 
 
 OF_A_FILE = '''
@@ -323,27 +313,23 @@ def of_files(folder: Path, *rewards: str, reward: str = "0.0") -> list[Scored]:
     return scripted(folder, script, config=config)
 
 
-def test_an_object_of_a_file_is_the_same_class_in_every_file_that_has_it(tmp_path: Path) -> None:
-    found, _ = of_files(tmp_path, "world.py:same_file", "readers.py:imported", "anywhere.py:marks")
+def test_an_object_of_a_file_is_the_same_class_in_every_file_and_what_cannot_be_sent_is_an_error(
+    tmp_path: Path,
+) -> None:
+    rewards = "world.py:same_file", "readers.py:imported", "anywhere.py:marks", "readers.py:locked"
+    found, _ = of_files(tmp_path, *rewards)
     assert [one["same_file"] for one in found.components] == [1.0] * GROUP
     assert [one["imported"] for one in found.components] == [1.0] * GROUP
     assert [one["marks"] for one in found.components] == [7.0, 14.0, 14.0, 14.0]  # before get_reward clears them
     assert [one["environment"] for one in found.components] == [0.0] * GROUP
-
-
-def test_what_cannot_be_sent_is_an_error_and_never_a_value(tmp_path: Path) -> None:
-    found, _ = of_files(tmp_path, "readers.py:locked")
     assert found.rewards == [None] * GROUP
     assert all("locked raised TypeError: World.lock cannot be sent to a reward: " in one for one in found.reasons)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"), [("'good'", "got 'good' (str)"), ("float('nan')", "got nan (float)"), ("1 / 0", "ZeroDivision")]
-)
-def test_a_reward_that_fails_makes_the_episode_invalid(wrong: str, said: str, tmp_path: Path) -> None:
-    found, _ = of_files(tmp_path, "anywhere.py:marks", reward=wrong)
+def test_a_reward_that_fails_makes_the_episode_invalid(tmp_path: Path) -> None:
+    found, _ = of_files(tmp_path, "anywhere.py:marks", reward="1 / 0")
     assert found.rewards == [None] * GROUP
-    assert all(one.startswith("the environment's reward: ") and said in one for one in found.reasons)
+    assert all(one.startswith("the environment's reward: ") and "ZeroDivision" in one for one in found.reasons)
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {

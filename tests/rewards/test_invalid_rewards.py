@@ -13,12 +13,9 @@ from small_runs import ROWS, Ended, grouprl, gsm8k_row, metrics, rollouts, small
 from variants import variant
 
 REASONS = {
-    0: "moody raised ValueError: not today (",
-    1: "moody took longer than 0.5 s",
-    2: "moody ended its process with code 7",
-    3: "moody gave nan",
-    4: "moody cannot read this",
-}
+    0: "moody raised ValueError: not today (", 1: "moody took longer than 0.5 s",
+    2: "moody ended its process with code 7", 3: "moody gave nan", 4: "moody cannot read this",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -114,14 +114,10 @@ def test_values_of_other_types_are_text_of_bounded_length() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"extra": {"c": [1]}},
-        {"extra": {"\x1b": [1, 2]}},
-        {"extra": [1]},
-        {"metrics": [["m", None]]},
-        {"metrics": [["m", "nan"]]},
-        {"metrics": [["m", 1.0]] * 33},
+        {"extra": {"c": [1]}}, {"extra": {"\x1b": [1, 2]}}, {"extra": [1]}, {"metrics": [["m", None]]},
+        {"metrics": [["m", "nan"]]}, {"metrics": [["m", 1.0]] * 33},
     ],
-)
+)  # fmt: skip
 def test_a_reply_that_no_worker_gives_is_refused(change: dict[str, Any]) -> None:
     reply = {"values": [1.0, 2.0], "extra": {"c": [1, None]}, "metrics": [["m", 1.0]]}
     assert decode(reply, 2).extra == {"c": [1, None]}

@@ -206,20 +206,14 @@ def test_a_missing_compiler_is_warned_of_once_with_its_cost(
     assert said.count("no C compiler") == said.count("1.3 to 3 times as long") == warned
 
 
-@pytest.mark.parametrize(("capability", "dtype", "warned"), [("AVX2", "bfloat16", True), ("AVX512", "bfloat16", False)])
 def test_products_in_software_are_warned_of(
-    tiny: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capability: str,
-    dtype: str,
-    warned: bool,
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    config = small_config(tmp_path, steps=1, model={"path": str(tiny), "dtype": dtype})
-    Trainer(tiny, ROWS, [letters], config=config).train()
-    assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
+    for capability, warned in (("AVX2", True), ("AVX512", False)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        config = small_config(tmp_path, capability, steps=1, model={"path": str(tiny), "dtype": "bfloat16"})
+        Trainer(tiny, ROWS, [letters], config=config).train()
+        assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
 
 
 def test_the_model_is_saved_without_the_state_of_its_run(tiny: Path, tmp_path: Path) -> None:
