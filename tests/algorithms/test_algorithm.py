@@ -133,8 +133,8 @@ def test_named_algorithms_have_the_numbers_of_their_papers() -> None:
     dppo = NAMED["dppo"]
     assert dppo.objective == Plain(aggregate="token_mean", divergence_tv=0.15)
     assert (dppo.kl, dppo.updates) == (None, Updates(passes=1, minibatches=4))
-    assert [name for name in NAMED if NAMED[name].groups.overlong_buffer] == ["dapo"]
-    assert not any(NAMED[name].groups.mask_overlong for name in NAMED)
+    assert [name for name in NAMED if NAMED[name].group_filter.overlong_buffer] == ["dapo"]
+    assert not any(NAMED[name].group_filter.mask_overlong for name in NAMED)
 
 
 def test_every_name_is_its_own_and_differs_from_grpo() -> None:

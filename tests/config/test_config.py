@@ -323,7 +323,7 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("model.lora.targets=[]", "expected at least 1 item"),
         ("model.lora.targets=3", "expected a list"),
         ("model.lora.dropout=0.1", "unknown key"),
-        ("model.device=mps", "got 'mps' (device of the computation"),
+        ("model.device=mps", "got 'mps'"),
         ("model.device=mps", "on a Mac GroupRL computes on the CPU: set cpu, or auto"),
         ("algorithm=grop", f"expected one of {', '.join(sorted(NAMED))}, got 'grop': did you mean 'grpo'?"),
         ("temperature=0.5", "unknown key; did you mean rollout.temperature?"),

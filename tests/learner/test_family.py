@@ -15,13 +15,13 @@ from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
 from grouprl.algorithms.named import NAMED
 from grouprl.record.read import read_rollouts
 from letter_rewards import letters, rarely, words
-from small_runs import ROWS, assert_same_run, metrics, rollouts, small_config
+from small_runs import LETTERS, ROWS, assert_same_run, metrics, rollouts, small_config
 from variants import variant
 
 FILE = "model.safetensors"
 pytestmark = pytest.mark.usefixtures("no_page")
 
-LETTERS, WORDS = WeightedReward("letters", letters), WeightedReward("words", words, 0.5, per_step=True)
+WORDS = WeightedReward("words", words, 0.5, per_step=True)
 
 
 def rewards_for(algorithm: Algorithm) -> list[WeightedReward]:

@@ -41,7 +41,7 @@ LEVELS = (
 
 
 def config_of(runs: Path, name: str, **changes: Any) -> RunConfig:
-    usual = {"steps": 4, "checkpoint": {"every": 2, "keep": 9}, "evaluation": {"problems": 2, "samples": 0}}
+    usual = {"steps": 2, "checkpoint": {"every": 1, "keep": 9}, "evaluation": {"problems": 2, "samples": 0}}
     return small_config(runs, name, **usual | changes)
 
 
@@ -65,12 +65,12 @@ def test_a_resumed_run_is_the_same_to_the_bit(
     learner = {"learning_rate": 1e-3, "micro_batch_tokens": 60, "moments": moments}
     chosen = {"algorithm": NAMED[algorithm], "learner": learner}
     whole = train(tiny, config_of(tmp_path, "whole", model=model, **chosen))
-    again = as_killed(whole, tmp_path / "again", after=2)
+    again = as_killed(whole, tmp_path / "again", after=1)
     threads = 1 if model is NF4 else 2  # whose products are a library's
     train(tiny, config_of(tmp_path, "again", model={**model, "threads": threads}, **chosen), resume=True)
     assert metrics(whole) == metrics(again)
     ours, theirs = (
-        {name: text for name, text in tree(RunDirectory(run).checkpoint(4).path).items() if "safetensors" in name}
+        {name: text for name, text in tree(RunDirectory(run).checkpoint(2).path).items() if "safetensors" in name}
         for run in (whole, again)
     )
     assert len(ours) >= 2
