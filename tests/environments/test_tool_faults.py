@@ -100,7 +100,7 @@ def test_a_fault_of_a_tool_is_an_observation(source: ProcessSource, way: str, fa
 
 def test_tools_that_do_not_end_are_ended_side_by_side(source: ProcessSource) -> None:
     ways = "hang", "spin", "deadlock", "stop itself", "ignore signals", "hang in a child", "slow to print", "late hang"
-    with ThreadPoolExecutor(len(ways)) as threads:
+    with ThreadPoolExecutor(4) as threads:  # more would make a loaded machine late
         list(threads.map(lambda way: check_fault(source, way, TIMEOUT, LATE), ways))
     assert source.processes.pids == []
     assert not sleeping()

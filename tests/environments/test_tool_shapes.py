@@ -479,7 +479,7 @@ def test_many_episodes_wait_side_by_side(file: str) -> None:
         started = time.monotonic()
         with ThreadPoolExecutor(32) as threads:
             assert list(threads.map(episode, range(32))) == ["waited"] * 32
-        assert time.monotonic() - started < 4.0  # of which the machine's load may be most
+        assert time.monotonic() - started < 6.0  # of which the machine's load may be most
         assert source.processes.pids == []
 
 
