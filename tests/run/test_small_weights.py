@@ -52,13 +52,10 @@ def train(tiny: Path, config: RunConfig, *, resume: bool = False) -> Path:
 @pytest.mark.parametrize(
     ("model", "algorithm", "moments"),
     [
-        (BFLOAT16, "grpo", "bfloat16"),
-        (BFLOAT16, "ppo", "float32"),
-        ({}, "grpo", "8bit"),
-        ({}, "ppo", "8bit"),
+        (BFLOAT16, "grpo", "bfloat16"), (BFLOAT16, "ppo", "float32"), ({}, "grpo", "8bit"), ({}, "ppo", "8bit"),
         pytest.param(NF4, "grpo", "float32", marks=needs_bitsandbytes),
     ],
-)
+)  # fmt: skip
 def test_a_resumed_run_is_the_same_to_the_bit(
     tiny: Path, tmp_path: Path, model: dict[str, Any], algorithm: str, moments: str
 ) -> None:
