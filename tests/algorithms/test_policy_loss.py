@@ -230,13 +230,10 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, object], name
 @pytest.mark.parametrize(
     "shapes",
     [
-        [(2, 3), (2, 2), (2,), (2, 3)],
-        [(2, 3), (2, 3), (2,), (2, 1)],
-        [(2, 3), (2, 3), (3,), (2, 3)],
-        [(2, 3), (2, 3), (2, 1), (2, 3)],
-        [(3,), (3,), (3,), (3,)],
+        [(2, 3), (2, 2), (2,), (2, 3)], [(2, 3), (2, 3), (2,), (2, 1)], [(2, 3), (2, 3), (3,), (2, 3)],
+        [(2, 3), (2, 3), (2, 1), (2, 3)], [(3,), (3,), (3,), (3,)],
     ],
-)
+)  # fmt: skip
 def test_shapes_that_differ_are_refused(shapes: list[tuple[int, ...]]):
     with pytest.raises(ValueError, match="shape"):
         policy_loss(*(torch.zeros(shape) for shape in shapes))

@@ -24,106 +24,42 @@ from variants import variant
 # Three groups of three, one of them of equal rewards; log-probs far enough apart for every bound to be met.
 REWARDS = [1.0, 0.25, 0.0, 2.0, 0.25, 1.0, 0.5, 0.5, 0.5]
 POLICY = [
-    [-0.5, -1.2, -0.3, -2.0],
-    [-0.9, -0.4],
-    [-1.1, -0.7, -1.5],
-    [-0.2],
-    [-1.3, -0.6, -0.8, -0.1],
-    [-2.2, -0.35],
-    [-0.45, -1.6, -0.25],
-    [-0.15, -0.95],
-    [-1.0, -0.55, -1.75, -0.65],
-]
+    [-0.5, -1.2, -0.3, -2.0], [-0.9, -0.4], [-1.1, -0.7, -1.5], [-0.2], [-1.3, -0.6, -0.8, -0.1], [-2.2, -0.35],
+    [-0.45, -1.6, -0.25], [-0.15, -0.95], [-1.0, -0.55, -1.75, -0.65],
+]  # fmt: skip
 OLD = [
-    [-0.8, -1.25, -0.2, -1.6],
-    [-0.85, -0.5],
-    [-0.7, -2.2, -1.45],
-    [-0.6],
-    [-1.2, -1.0, -0.75, -0.3],
-    [-2.0, -0.4],
-    [-0.5, -1.5, -0.3],
-    [-0.25, -0.9],
-    [-1.05, -0.5, -1.7, -0.75],
-]
+    [-0.8, -1.25, -0.2, -1.6], [-0.85, -0.5], [-0.7, -2.2, -1.45], [-0.6], [-1.2, -1.0, -0.75, -0.3], [-2.0, -0.4],
+    [-0.5, -1.5, -0.3], [-0.25, -0.9], [-1.05, -0.5, -1.7, -0.75],
+]  # fmt: skip
 REFERENCE = [
-    [-0.6, -1.0, -0.35, -2.3],
-    [-1.0, -0.3],
-    [-1.3, -0.65, -1.2],
-    [-0.25],
-    [-2.8, -0.75, -0.9, -0.2],
-    [-2.0, -0.5],
-    [-0.4, -1.8, -0.2],
-    [-0.3, -0.8],
-    [-0.9, -0.6, -1.6, -0.7],
-]
+    [-0.6, -1.0, -0.35, -2.3], [-1.0, -0.3], [-1.3, -0.65, -1.2], [-0.25], [-2.8, -0.75, -0.9, -0.2], [-2.0, -0.5],
+    [-0.4, -1.8, -0.2], [-0.3, -0.8], [-0.9, -0.6, -1.6, -0.7],
+]  # fmt: skip
 
+TRL = [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0]
+VERL = [1.120895028, -0.320255667, -0.800639212, 1.044072509, -0.949156940, -0.094915733, 0.0, 0.0, 0.0]
 # name: algorithm, advantages of completions or of their tokens, loss, norm of the loss's gradient in the log-probs
 PRINTED = {
     # trl 1.16.0, GRPOTrainer with GRPOConfig's defaults: advantages from _generate_and_score_completions, loss from
     # _compute_loss, completions and log-probs replaced by the ones above.
-    "trl": (
-        NAMED["trl"],
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        0.184832990,
-        0.185754314,
-    ),
+    "trl": (NAMED["trl"], TRL, 0.184832990, 0.185754314),
     # beta=0.001, use_bias_correction_kl=False
-    "trl with a KL": (
-        variant("trl", kl_coef=0.001),
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        0.184872538,
-        0.185759619,
-    ),
+    "trl with a KL": (variant("trl", kl_coef=0.001), TRL, 0.184872538, 0.185759619),
     # beta=0.04 and everything else the default: use_bias_correction_kl=True
-    "trl with its unbiased KL": (
-        variant("trl", kl_coef=0.04, kl_unbiased=True),
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        0.186283931,
-        0.186022744,
-    ),
+    "trl with its unbiased KL": (variant("trl", kl_coef=0.04, kl_unbiased=True), TRL, 0.186283931, 0.186022744),
     # off_policy_mask_threshold=0.01
-    "trl without what is far off-policy": (
-        variant("trl", off_policy_delta=0.01),
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        0.177734077,
-        0.185685411,
-    ),
+    "trl without what is far off-policy": (variant("trl", off_policy_delta=0.01), TRL, 0.177734077, 0.185685411),
     # loss_type="sapo"
-    "sapo": (
-        replace(NAMED["sapo"], advantage=NAMED["trl"].advantage),
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        -0.020552712,
-        0.190034568,
-    ),
+    "sapo": (replace(NAMED["sapo"], advantage=NAMED["trl"].advantage), TRL, -0.020552712, 0.190034568),
     # loss_type="luspo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4; over max_tokens
-    "luspo": (
-        replace(NAMED["luspo"], advantage=NAMED["trl"].advantage),
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        0.348922342 / 4,
-        0.404591501 / 4,
-    ),
+    "luspo": (replace(NAMED["luspo"], advantage=NAMED["trl"].advantage), TRL, 0.348922342 / 4, 0.404591501 / 4),
     # trl.experimental.gmpo.GMPOTrainer with epsilon=-log(0.67), epsilon_high=log(1.49)
-    "gmpo": (
-        replace(NAMED["gmpo"], advantage=NAMED["trl"].advantage),
-        [1.120681763, -0.320194751, -0.800486922, 1.043954849, -0.949049890, -0.094905034, 0.0, 0.0, 0.0],
-        -0.002286525,
-        0.114459306,
-    ),
+    "gmpo": (replace(NAMED["gmpo"], advantage=NAMED["trl"].advantage), TRL, -0.002286525, 0.114459306),
     # verl 0.9.1: core_algos.compute_grpo_outcome_advantage, then workers/utils/losses.ppo_loss with
     # _generated_ppo_trainer.yaml and use_kl_loss=True.
-    "verl": (
-        NAMED["verl"],
-        [1.120895028, -0.320255667, -0.800639212, 1.044072509, -0.949156940, -0.094915733, 0.0, 0.0, 0.0],
-        0.137445658,
-        0.117977373,
-    ),
+    "verl": (NAMED["verl"], VERL, 0.137445658, 0.117977373),
     # use_kl_loss left at False
-    "verl without a KL": (
-        variant("verl", kl_coef=0.0),
-        [1.120895028, -0.320255667, -0.800639212, 1.044072509, -0.949156940, -0.094915733, 0.0, 0.0, 0.0],
-        0.137406126,
-        0.117966525,
-    ),
+    "verl without a KL": (variant("verl", kl_coef=0.0), VERL, 0.137406126, 0.117966525),
     # openrlhf 0.11.2: RemoteExperienceMaker.compute_advantages_and_returns, then PolicyLoss and aggregate_loss as in
     # ActorPPOTrainer.training_step; --algo.advantage.estimator group_norm. The group's deviation divides the reward
     # alone, then every token loses the k1 of itself and of the tokens after it.

@@ -63,15 +63,10 @@ def test_wilson_refuses_what_makes_no_sense(successes: int, total: int, confiden
     ("degrees", "confidence", "quantile"),
     # The t tables that every statistics book prints.
     [
-        (1, 0.95, 12.706),
-        (2, 0.95, 4.303),
-        (3, 0.99, 5.841),
-        (4, 0.9, 2.132),
-        (9, 0.95, 2.262),
-        (30, 0.95, 2.042),
+        (1, 0.95, 12.706), (2, 0.95, 4.303), (3, 0.99, 5.841), (4, 0.9, 2.132), (9, 0.95, 2.262), (30, 0.95, 2.042),
         (499, 0.95, 1.965),
     ],
-)
+)  # fmt: skip
 def test_mean_interval_has_the_width_of_the_t_table(degrees: int, confidence: float, quantile: float) -> None:
     values = [0.0, 1.0] + [0.5] * (degrees - 1)  # mean 1/2, squared deviations sum to 1/2
     low, high = mean_interval(values, confidence)

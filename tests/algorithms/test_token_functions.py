@@ -110,15 +110,12 @@ FILTERED = [[1, 0], [1, 1], [0, 0], [1, NAN], [0.5, 0.0, NAN]]
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({}, {0, 1, 2, 3, 4}),
-        ({"drop_equal": True}, {0, 4}),
-        ({"drop_below": 0.5}, {0, 1, 3}),
-        ({"drop_above": 0.5}, {0, 2, 4}),
-        ({"drop_below": 0.2, "drop_above": 0.3}, {4}),
+        ({}, {0, 1, 2, 3, 4}), ({"drop_equal": True}, {0, 4}), ({"drop_below": 0.5}, {0, 1, 3}),
+        ({"drop_above": 0.5}, {0, 2, 4}), ({"drop_below": 0.2, "drop_above": 0.3}, {4}),
         ({"drop_equal": True, "drop_below": 0.3}, {0}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_groups_are_kept_or_dropped_whole(options: dict[str, object], kept: set[int]) -> None:
     assert kept_groups(FILTERED, **options) == [group in kept for group in range(5)]
 

@@ -1,11 +1,12 @@
 import functools
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
@@ -58,11 +59,6 @@ def mistakes(*overrides: str, files: tuple[Path, ...] = (), kind: type[BaseModel
 # Values
 
 
-def test_nothing_given_is_the_default_run():
-    assert run() == RunConfig()
-    assert run().algorithm == Algorithm()
-
-
 def test_sampling_carries_every_field_of_the_rollout():
     rollout = RolloutConfig(
         max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"), repetition_penalty=1.2
@@ -70,11 +66,6 @@ def test_sampling_carries_every_field_of_the_rollout():
     assert rollout.sampling == Sampling(
         max_tokens=5, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=("a", "b"), repetition_penalty=1.2
     )
-
-
-def test_a_configuration_does_not_change():
-    with pytest.raises(ValidationError, match="frozen"):
-        RunConfig().steps = 3
 
 
 def test_supervised_runs_have_their_own_learning_rate_whatever_else_is_set():
@@ -99,11 +90,7 @@ def test_later_files_change_earlier_ones_and_overrides_change_all(tmp_path: Path
         ("steps: 60", "epochs=2", {"steps": 100, "epochs": 2.0}),
         ("steps: 60", "epochs=null", {"steps": 60, "epochs": None}),
         ("{steps: 100, epochs: 3}", "steps=7", {"steps": 7, "epochs": None}),
-        (
-            "distributed: {exact: true}",
-            "distributed.shard=true",
-            {"distributed.exact": False, "distributed.shard": True},
-        ),
+        ("distributed: {exact: true}", "distributed.shard=true", {"distributed.exact": False}),
         (
             "rollout: {engine: {name: vllm, address: 'http://a:1'}}",
             "rollout.engine.addresses=['http://b:2']",
@@ -112,21 +99,13 @@ def test_later_files_change_earlier_ones_and_overrides_change_all(tmp_path: Path
         ("task: {name: jsonl, path: a.jsonl}", "task=b.jsonl", {"task.name": "jsonl", "task.path": "b.jsonl"}),
         ("new_model: {layers: 2}", "model=abacus", {"new_model": None, "model.path": "abacus"}),
         ("model: {path: a/b}", "new_model.layers=2", {"new_model.layers": 2, "model.path": "abacus"}),
-        (
-            "pairs: {count: 5, worked_share: 0.5}",
-            "pairs.path=a.jsonl",
-            {"pairs.count": 100_000, "pairs.path": "a.jsonl"},
-        ),
+        ("pairs: {count: 5, worked_share: 0.5}", "pairs.path=a.jsonl", {"pairs.count": 100_000}),
         (
             "preferences: {run: runs/a, per_group: 3}",
             "preferences.path=a.jsonl",
             {"preferences.run": None, "preferences.path": "a.jsonl", "preferences.per_group": 1},
         ),
-        (
-            "preferences: {path: a.jsonl}",
-            "preferences.run=runs/a",
-            {"preferences.run": "runs/a", "preferences.path": None},
-        ),
+        ("preferences: {path: a.jsonl}", "preferences.run=runs/a", {"preferences.path": None}),
     ],
 )
 def test_of_settings_that_exclude_each_other_the_later_counts(
@@ -144,11 +123,7 @@ def test_of_settings_that_exclude_each_other_the_later_counts(
         (RunConfig, "{steps: 3, epochs: 2}", "steps: expected none beside epochs, got 3, which would have no effect"),
         (SftConfig, "pairs: {path: a.jsonl, count: 5}", "pairs.count: expected none beside pairs.path, got 5"),
         (SftConfig, "{new_model: {layers: 2}, model: a/b}", "model.path: expected none beside new_model, got a/b"),
-        (
-            DpoConfig,
-            "preferences: {path: a.jsonl, last_step: 5}",
-            "last_step: expected none beside preferences.path, got 5",
-        ),
+        (DpoConfig, "preferences: {path: a.jsonl, last_step: 5}", "last_step: expected none beside preferences.path"),
         (DpoConfig, "preferences: {path: a.jsonl, run: runs/a}", "expected either preferences.run or preferences.path"),
     ],
 )
@@ -168,35 +143,13 @@ def test_lists_are_replaced_whole_and_items_changed_by_number(tmp_path: Path):
     assert run("rewards=[{name: brief}]", files=(path,)).rewards == (RewardConfig(name="brief"),)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("1e-6", 1e-6), ("1E+2", 100.0), ("2.", 2.0), (".5", 0.5), ("3", 3.0), ("1_000.5", 1000.5)]
-)
-def test_numbers_of_a_rate(text: str, value: float):
-    assert run(f"learner.learning_rate={text}").learner.learning_rate == value
-
-
-@pytest.mark.parametrize("text", ["no", "on", "2024-01-01", "1.5.2", "007", "12e", "0x1f"])
-def test_words_that_other_yaml_readers_take_for_something_else(text: str):
-    assert run(f"name={text}").name == text
-
-
-@pytest.mark.parametrize(("text", "value"), [("7", "7"), ("'7'", "7"), ("1.5", "1.5")])
-def test_a_number_may_be_a_name(text: str, value: str):
-    assert run(f"name={text}").name == value
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        ("temperature=0.5", "rollout.temperature"),
-        ("rollout.engine.regex=a", "rollout.regex"),
-        ("rollout.engine.repetition_penalty=1.1", "rollout.repetition_penalty"),
-        ("rollout.engine={top_p: 0.5}", "rollout.top_p"),
-    ],
-)
-def test_a_key_in_another_section_is_told_its_place(change: str, place: str):
-    (line,) = mistakes(change)
-    assert line.endswith(f": unknown key; did you mean {place}?")
+def test_numbers_of_a_rate_and_names_that_other_yaml_readers_take_for_something_else():
+    for text, rate in (("1e-6", 1e-6), ("1E+2", 100.0), ("2.", 2.0), (".5", 0.5), ("3", 3.0), ("1_000.5", 1000.5)):
+        assert run(f"learner.learning_rate={text}").learner.learning_rate == rate
+    for text in ("no", "on", "2024-01-01", "1.5.2", "007", "12e", "0x1f", "7", "1.5"):
+        assert run(f"name={text}").name == text
+    assert run("name='7'").name == "7"
+    assert run("task.path=", "task.difficulty=~") == RunConfig()  # null is the absence of a choice
 
 
 def test_a_setting_may_stand_without_its_section():
@@ -206,10 +159,6 @@ def test_a_setting_may_stand_without_its_section():
     config = RunConfig(threads=2, model=PolicyConfig(path="x"), scoring=scoring, rollout=rollout)
     assert config.model == PolicyConfig(path="x", threads=2)
     assert config.rollout == RolloutConfig(group_size=4, scoring=scoring)
-
-
-def test_null_is_the_absence_of_a_choice():
-    assert run("task.path=", "task.difficulty=~") == RunConfig()
 
 
 # Sections by name
@@ -231,42 +180,6 @@ def test_naming_a_section_again_starts_it_anew(tmp_path: Path):
     path = written(tmp_path, "algorithm: {name: dapo, clip_low: 0.1}\n")
     assert run("algorithm.passes=2", files=(path,)).algorithm.objective.clip_low == 0.1
     assert run("algorithm=grpo", files=(path,)).algorithm == Algorithm()
-
-
-def test_an_unknown_name_lists_the_known_ones():
-    assert mistakes("algorithm=grop") == [
-        f"override algorithm=grop: algorithm.name: expected one of {', '.join(sorted(NAMED))}, got 'grop': "
-        "did you mean 'grpo'?"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "meant"),
-    [
-        ("algorithm=GRPO", "'grpo'"),
-        ("algorithm=dr-grpo", "'dr_grpo'"),
-        ("algorithm.surrogate=CISPO", "'cispo'"),
-        ("algorithm.aggregate=token-mean", "'token_mean'"),
-        ("algorithm.Clip-High=0.3", "algorithm.clip_high"),
-        ("model.dtype=bf16", "'bfloat16'"),
-        ("model.dtype=Float32", "'float32'"),
-        ("trackers=WandB", "'wandb'"),
-        ("rollout.curriculum.order=Edge", "'edge'"),
-        ("evaluation.split=Test", "'test'"),
-        ("rollout.group-size=4", "rollout.group_size"),
-        ("learning-rate=1e-5", "learner.learning_rate"),
-        ("task.Format=think", "task.format"),
-    ],
-)
-def test_a_value_or_key_that_is_nearly_right_is_named(change: str, meant: str):
-    (mistake,) = mistakes(change)
-    assert f"did you mean {meant}?" in mistake
-
-
-def test_a_mac_is_told_what_its_device_is():
-    (mistake,) = mistakes("model.device=mps")
-    assert "got 'mps'" in mistake
-    assert "on a Mac GroupRL computes on the CPU: set cpu, or auto" in mistake
 
 
 @pytest.mark.parametrize(
@@ -410,6 +323,29 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("model.lora.targets=[]", "expected at least 1 item"),
         ("model.lora.targets=3", "expected a list"),
         ("model.lora.dropout=0.1", "unknown key"),
+        ("model.device=mps", "got 'mps'"),
+        ("model.device=mps", "on a Mac GroupRL computes on the CPU: set cpu, or auto"),
+        ("algorithm=grop", f"expected one of {', '.join(sorted(NAMED))}, got 'grop': did you mean 'grpo'?"),
+        ("temperature=0.5", "unknown key; did you mean rollout.temperature?"),
+        ("rollout.engine.regex=a", "unknown key; did you mean rollout.regex?"),
+        ("rollout.engine.repetition_penalty=1.1", "unknown key; did you mean rollout.repetition_penalty?"),
+        ("rollout.engine={top_p: 0.5}", "unknown key; did you mean rollout.top_p?"),
+        ("algorithm=GRPO", "did you mean 'grpo'?"),
+        ("algorithm=dr-grpo", "did you mean 'dr_grpo'?"),
+        ("algorithm.surrogate=CISPO", "did you mean 'cispo'?"),
+        ("algorithm.aggregate=token-mean", "did you mean 'token_mean'?"),
+        ("algorithm.Clip-High=0.3", "did you mean algorithm.clip_high?"),
+        ("model.dtype=bf16", "did you mean 'bfloat16'?"),
+        ("model.dtype=Float32", "did you mean 'float32'?"),
+        ("trackers=WandB", "did you mean 'wandb'?"),
+        ("rollout.curriculum.order=Edge", "did you mean 'edge'?"),
+        ("evaluation.split=Test", "did you mean 'test'?"),
+        ("rollout.group-size=4", "did you mean rollout.group_size?"),
+        ("learning-rate=1e-5", "did you mean learner.learning_rate?"),
+        ("task.Format=think", "did you mean task.format?"),
+        ("rollout.engine.token_env=A", "rollout.engine.token_env: expected name=vllm with it, got native"),
+        ("rollout.engine.name=sglang", "rollout.engine.name: expected 'native' or 'vllm', got 'sglang'"),
+        ("rollout.engine=vllm", "did you mean rollout.engine.name=vllm?"),
     ],
 )
 def test_what_makes_no_sense_is_refused(override: str, text: str):
@@ -460,13 +396,6 @@ def test_files_and_overrides_that_cannot_be_read_are_told_together(tmp_path: Pat
         "override a..b=1",
     ]
     assert "again in line 4" in told[5]
-
-
-def test_python_users_are_checked_too():
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        RolloutConfig(group_size=0)
-    with pytest.raises(UserError, match="every name once"):
-        RunConfig(rewards=(RewardConfig(name="a"), RewardConfig(name="a")))
 
 
 def test_an_adapter_is_asked_for_by_any_of_its_settings(tmp_path: Path):
@@ -541,10 +470,7 @@ def test_an_engine_is_native_or_a_server():
         ((VLLM[0], "rollout.engine.address=http://b/v1"), "such as http://127.0.0.1:8000"),
         ((*VLLM, "rollout.engine.token_env=hf-s3cret"), "rollout.engine.token_env: expected the NAME of an"),
         (VLLM[1:], "rollout.engine.address: expected name=vllm with it, got native"),
-        (("rollout.engine.token_env=A",), "rollout.engine.token_env: expected name=vllm with it, got native"),
         ((*VLLM, "rollout.engine.seconds=0"), "rollout.engine.seconds: expected greater than 0"),
-        (("rollout.engine.name=sglang",), "rollout.engine.name: expected 'native' or 'vllm', got 'sglang'"),
-        (("rollout.engine=vllm",), "did you mean rollout.engine.name=vllm?"),
     ],
 )
 def test_an_engine_that_cannot_be_is_refused_and_no_secret_is_shown(changes: tuple[str, ...], expected: str):
@@ -558,20 +484,14 @@ def test_an_engine_that_cannot_be_is_refused_and_no_secret_is_shown(changes: tup
     [
         (VLLM[:1], r"rollout.engine.address: expected the address of the server .* got none"),
         ((*VLLM, "cluster.backend=ray"), r"rollout.engine.name: expected native with cluster.backend=ray, got vllm"),
-        (
-            (*VLLM, "rollout.min_p=0.1", "rollout.top_p=0.9"),
-            r"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got 0.1",
-        ),
+        ((*VLLM, "rollout.min_p=0.1", "rollout.top_p=0.9"), r"rollout.min_p: expected 0 with top_p below 1 and engine"),
+        ((*VLLM, "rollout.min_p=0.1", "rollout.top_k=5"), ""),  # in one order both engines sample alike
+        (("rollout.min_p=0.1", "rollout.top_p=0.9"), ""),
     ],
 )
 def test_what_does_not_go_with_a_server_is_refused(changes: tuple[str, ...], message: str):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) if message else nullcontext():
         check_sections(run(*changes))
-
-
-def test_in_one_order_both_engines_sample_alike():
-    check_sections(run(*VLLM, "rollout.min_p=0.1", "rollout.top_k=5"))
-    check_sections(run("rollout.min_p=0.1", "rollout.top_p=0.9"))
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,15 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\n"
 DEEP = b"[" * 100_000
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(endpoint, "_REQUEST_SECONDS", 0.5)
-    opened = endpoint._Endpoint("tok", SimpleQueue())
-    threading.Thread(target=opened.serve_forever, daemon=True).start()
-    yield opened
-    opened.shutdown()
-    opened.server_close()
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(endpoint, "_REQUEST_SECONDS", 0.5)
+        opened = endpoint._Endpoint("tok", SimpleQueue())
+        threading.Thread(target=opened.serve_forever, daemon=True).start()
+        yield opened
+        opened.shutdown()
+        opened.server_close()
 
 
 def answer(server: Any, sent: bytes) -> bytes:

@@ -14,6 +14,7 @@ BY_NAME = {form.name: form for form in FORMS}
 SUM, TIME, F = Call("add", {"a": 4, "b": 5}), Call("time", {}), Call("f", {})
 SEP, BEGIN, END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+Q, TEXT = '<|"|>', 'It\'s "5" <b>\n{"a": 1}\n</x> é😀'
 
 
 def read(form: str, text: str, *, in_thought: bool = False) -> list[Call | WrongCall]:
@@ -53,6 +54,17 @@ def read(form: str, text: str, *, in_thought: bool = False) -> list[Call | Wrong
         ("DeepSeek", f'{ALL}{BEGIN}function{SEP}add\n```json\n{{"a": 4, "b": 5}}\n```{END}{ALL_END}', [SUM]),
         ("DeepSeek", f"{ALL}{BEGIN}time{SEP}{{}}{END}\n{BEGIN}time{SEP}{{}}{END}{ALL_END}", [TIME, TIME]),
         ("DeepSeek", f"Now. {BEGIN}function{SEP}time\n```json\n{{}}", [TIME]),
+        ("gpt-oss", ' to=functions.f<|channel|>commentary json<|message|>{"n": 5}', [Call("f", {"n": 5})]),
+        ("gpt-oss", "<|channel|>analysis<|message|>I call to=functions.g<|end|><|start|>assistant<|channel|>commentary "
+         'to=functions.f <|constrain|>json<|message|>{"n": 5}<|call|>', [Call("f", {"n": 5})]),
+        ("gpt-oss", "<|channel|>final<|message|>Done.", []),
+        ("Gemma", "<|tool_call>call:f{}<tool_call|><|tool_call>call:f{}<tool_call|>", [F, F]),
+        ("Gemma", f"<|tool_call>call:f{{s:{Q}{TEXT}{Q},n:5,b:true,o:{{k:[1,{Q}x{Q}]}},maybe:None}}<tool_call|>",
+         [Call("f", {"s": TEXT, "n": 5, "b": True, "o": {"k": [1, "x"]}, "maybe": None})]),
+        ("LFM", "<|tool_call_start|>[f(), f()]<|tool_call_end|>", [F, F]),
+        ("LFM", "<|tool_call_start|>[f(s='It\\'s \\n \"5\"', n=5, b=True, o={\"k\": [1, 'x']}, maybe=None)]",
+         [Call("f", {"s": 'It\'s \n "5"', "n": 5, "b": True, "o": {"k": [1, "x"]}, "maybe": None})]),
+        ("LFM", "<|tool_call_start|>[f(s='It's\nso')]", [Call("f", {"s": "It's\nso"})]),
     ],
 )  # fmt: skip
 def test_calls_are_read(form: str, text: str, calls: list[Call]) -> None:
@@ -63,7 +75,6 @@ SCHEMA = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "obje
 SCHEMA |= {"x": {"type": "number"}, "maybe": {"type": "string", "nullable": True}, "l": {"type": "array"}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": SCHEMA}}}]
 XML, XML_END = "<tool_call>\n<function=f>\n", "</function>\n</tool_call>"
-TEXT = 'It\'s "5" <b>\n{"a": 1}\n</x> é😀'
 
 
 def xml(**arguments: str) -> str:
@@ -107,39 +118,6 @@ def test_values_between_tags_have_the_type_of_the_schema(
     found = read_calls(f"So: {write(**written)}\n{write(s='x')}", BY_NAME[form], TOOLS)
     assert [one.arguments for one in found if isinstance(one, Call)] == [value, {"s": "x"}]
     assert repr(found[0].arguments) == repr(value)  # 5 is no 5.0
-
-
-Q = '<|"|>'
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "calls"),
-    [
-        ("gpt-oss", ' to=functions.f<|channel|>commentary json<|message|>{"n": 5}', [Call("f", {"n": 5})]),
-        (
-            "gpt-oss",
-            "<|channel|>analysis<|message|>I call to=functions.g<|end|><|start|>assistant<|channel|>commentary "
-            'to=functions.f <|constrain|>json<|message|>{"n": 5}<|call|>',
-            [Call("f", {"n": 5})],
-        ),
-        ("gpt-oss", "<|channel|>final<|message|>Done.", []),
-        ("Gemma", "<|tool_call>call:f{}<tool_call|><|tool_call>call:f{}<tool_call|>", [F, F]),
-        (
-            "Gemma",
-            f"<|tool_call>call:f{{s:{Q}{TEXT}{Q},n:5,b:true,o:{{k:[1,{Q}x{Q}]}},maybe:None}}<tool_call|>",
-            [Call("f", {"s": TEXT, "n": 5, "b": True, "o": {"k": [1, "x"]}, "maybe": None})],
-        ),
-        ("LFM", "<|tool_call_start|>[f(), f()]<|tool_call_end|>", [F, F]),
-        (
-            "LFM",
-            "<|tool_call_start|>[f(s='It\\'s \\n \"5\"', n=5, b=True, o={\"k\": [1, 'x']}, maybe=None)]",
-            [Call("f", {"s": 'It\'s \n "5"', "n": 5, "b": True, "o": {"k": [1, "x"]}, "maybe": None})],
-        ),
-        ("LFM", "<|tool_call_start|>[f(s='It's\nso')]", [Call("f", {"s": "It's\nso"})]),
-    ],
-)
-def test_calls_in_other_letters(form: str, text: str, calls: list[Call]) -> None:
-    assert read(form, text) == calls
 
 
 @pytest.mark.parametrize(
@@ -200,11 +178,8 @@ def test_a_broken_call_has_its_reason_and_the_next_is_read(text: str) -> None:
         ("Qwen XML", '<tool_call>{"name": "f"}</tool_call>', "expected <function=NAME>"),
         ("Qwen XML", "<tool_call><function=f><parameter=a>5</tool_call>", "the value of a is not closed"),
         ("Qwen XML", "<tool_call><function=f>5</function></tool_call>", "expected <function=NAME>"),
-        (
-            "Qwen XML",
-            "<tool_call><function=f><parameter=a><tool_call></parameter><parameter=b>5</tool_call>",
-            "the value of b is not closed",
-        ),
+        ("Qwen XML", "<tool_call><function=f><parameter=a><tool_call></parameter><parameter=b>5</tool_call>",
+         "the value of b is not closed"),
         ("GLM", "<tool_call></tool_call>", "expected NAME"),
         ("GLM", "<tool_call>f<arg_key>a</arg_key></tool_call>", "expected NAME"),
         ("Muse", "<atem:function_calls>f()", "expected <atem:invoke"),
@@ -247,45 +222,24 @@ CALL = '<tool_call>{"name": "time"}</tool_call>'
 @pytest.mark.parametrize(
     ("text", "in_thought", "count"),
     [
-        (f"<think>{CALL}</think>", False, 0),
-        (f"<think>{CALL}</think>{CALL}", False, 1),
-        (f"{CALL}<think>{CALL}</think>{CALL}", False, 2),
-        (f"<think>{CALL}", False, 0),
-        (f"{CALL}</think>{CALL}", True, 1),
-        (CALL, True, 0),
-        (f"{CALL}</think>", True, 0),
+        (f"<think>{CALL}</think>", False, 0), (f"<think>{CALL}</think>{CALL}", False, 1),
+        (f"{CALL}<think>{CALL}</think>{CALL}", False, 2), (f"<think>{CALL}", False, 0),
+        (f"{CALL}</think>{CALL}", True, 1), (CALL, True, 0), (f"{CALL}</think>", True, 0),
         (f"{CALL}</think><think>{CALL}</think>{CALL}", True, 1),
     ],
-)
+)  # fmt: skip
 def test_a_call_inside_a_thought_is_none(text: str, in_thought: bool, count: int) -> None:
     assert read("Hermes", text, in_thought=in_thought) == [TIME] * count
 
 
+T, M, AT = "<tool_call>", "[TOOL_CALLS]", "<|channel|>"
 MARKS = {
-    "Hermes": [
-        "<tool_call>",
-        "<tool_",
-        '<tool_call>{"a":"',
-        "<tool_call>{",
-        "</tool_call>",
-        '<tool_call>{"name": "f"}',
-    ],
+    "Hermes": [T, "<tool_", T + '{"a":"', T + "{", "</tool_call>", T + '{"name": "f"}'],
     "Qwen XML": [XML, XML + "<parameter=a>", "<parameter=a>", XML + XML_END, "</parameter>", "<function=", xml(a="1")],
-    "GLM": ["<tool_call>f", "<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value>", "<arg_key>", glm(a="1")],
-    "Mistral": [
-        "[TOOL_CALLS]",
-        "[TOOL_CALLS]f[ARGS]",
-        '[TOOL_CALLS]f[ARGS]{"a":"',
-        "[TOOL_CALLS] [",
-        "[TOOL_CALLS]f{}",
-    ],
+    "GLM": [T + "f", T + "f<arg_key>a</arg_key><arg_value>", "</arg_value>", "<arg_key>", glm(a="1")],
+    "Mistral": [M, M + "f[ARGS]", M + 'f[ARGS]{"a":"', M + " [", M + "f{}"],
     "DeepSeek": [BEGIN, SEP, BEGIN + SEP, f"{BEGIN}f{SEP}\n```json\n", f"{BEGIN}f{SEP}{{", ALL, END, "<｜tool"],
-    "gpt-oss": [
-        "<|channel|>x to=functions",
-        " to=functions.f",
-        "<|channel|>",
-        "<|channel|>x to=functions.f<|message|>{",
-    ],
+    "gpt-oss": [AT + "x to=functions", " to=functions.f", AT, AT + "x to=functions.f<|message|>{"],
     "Gemma": ["<|tool_call>", f"<|tool_call>call:f{{a:{Q}", Q, "<tool_call|>", "<|tool_call>call:f{a:[1,"],
     "LFM": ["<|tool_call_start|>", "<|tool_call_start|>[f(a='", "<|tool_call_start|>[f(", "<|tool_call_end|>", "'"],
     "Muse": ["<atem:function_calls>", '<atem:function_calls><atem:invoke name="f"><atem:parameter name="a">'],
@@ -296,7 +250,7 @@ ROWS = [(form, mark) for form, marks in MARKS.items() for mark in (*marks, "<thi
 
 @pytest.mark.parametrize(("form", "mark"), ROWS)
 def test_reading_is_linear_in_the_text(form: str, mark: str) -> None:
-    """65,536 marks take at most 5 times as long as 16,384, and a moment; a quadratic reader takes 16 times as long."""
+    """16,384 marks take at most 5 times as long as 4,096, and a moment; a quadratic reader takes 16 times as long."""
     assert BY_NAME.keys() == MARKS.keys()
 
     def seconds(count: int) -> float:
@@ -307,7 +261,7 @@ def test_reading_is_linear_in_the_text(form: str, mark: str) -> None:
             tries.append(time.process_time() - started)
         return min(tries)
 
-    assert seconds(65_536) <= 5 * seconds(16_384) + 0.25
+    assert seconds(16_384) <= 5 * seconds(4_096) + 0.25
 
 
 def test_a_turn_of_endless_calls_ends() -> None:
@@ -318,19 +272,8 @@ def test_a_turn_of_endless_calls_ends() -> None:
     assert rest.reason == "a turn makes at most 1,000 calls"
 
 
-PARTS = [
-    "<tool_call>",
-    "</tool_call>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "<think>",
-    "</think>",
-    "<|python_tag|>",
-    ALL,
-    BEGIN,
-    SEP,
-]
-PARTS += [END, "```json\n", "{", "}", "[", "]", '"name"', ":", '"f"', ",", '"arguments"', " ", "x", "\\"]
+PARTS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|python_tag|>", ALL]
+PARTS += [BEGIN, SEP, END, "```json\n", "{", "}", "[", "]", '"name"', ":", '"f"', ",", '"arguments"', " ", "x", "\\"]
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=20).map("".join), st.booleans())

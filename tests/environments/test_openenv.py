@@ -1,17 +1,22 @@
 """An OpenEnv server by its address: what the policy sees, and what happens when the server does not do its part."""
 
+import json
+import socket
 import time
 from collections.abc import Iterator
 from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Self
 
 import pytest
-from websockets.sync.server import serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
 
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.base import Call, Fault, Opening, Verdict
 from grouprl.environments.openenv import OpenEnvEnvironment, OpenEnvSource, _Session
 from grouprl.types import Problem, UserError
-from openenv_server import OpenEnvServer
 
 LIMITS = EnvironmentConfig(tool_seconds=1.0, result_characters=200)
 PROBLEM = Problem("p-3", "Count.", {"target": 3})
@@ -22,6 +27,86 @@ SHOWN = {
     "properties": {"step": {"type": "integer", "description": "How much."}},
     "required": ["step"],
 }
+
+
+STEP = {"title": "Count", "type": "integer", "description": "How much."}
+PARAMETERS = {"type": "object", "properties": {"step": STEP}, "required": ["step"]}
+ACTION = {"description": "Counts.", "properties": {"metadata": {"type": "object"}, "step": STEP}, "required": ["step"]}
+NAMED = {"properties": {"type": {"const": "call_tool"}, "tool_name": {"type": "string"}, "arguments": {}}}
+TOOL = {"name": "increment", "description": "Increments the counter.", "input_schema": PARAMETERS}
+
+
+class OpenEnvServer:
+    """Answers as openenv 0.10 does where GroupRL asks it (core/env_server/http_server.py), or otherwise.
+
+    Its environment is a counter, offered as one action, or with `calls_tools` as a tool that is called by name.
+    """
+
+    def __init__(self, *, calls_tools: bool = False, schema: object = None) -> None:
+        self._schema = schema or {"action": NAMED if calls_tools else ACTION, "observation": {}, "state": {}}
+        self.connections, self.resets = 0, list[dict[str, Any]]()
+        self._server = serve(self._session, "127.0.0.1", 0, process_request=self._other_than_ws, close_timeout=0.1)
+        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+
+    def _other_than_ws(self, connection: ServerConnection, request: Request) -> Response | None:
+        data = json.dumps(self._schema).encode()
+        return None if request.path == "/ws" else Response(200, "OK", Headers({"Content-Length": str(len(data))}), data)
+
+    def _session(self, connection: ServerConnection) -> None:
+        self.connections += 1
+        count = 0
+        for received in connection:
+            message = json.loads(received)
+            data = message["data"]
+            if message["type"] == "reset":
+                self.resets.append(data)
+                count = 0
+                _send(connection, {"observation": {"text": f"Reach {data['target']}."}, "reward": 9.0})
+                continue
+            if data.get("type") == "list_tools":
+                _send(connection, {"observation": {"tools": [TOOL], "metadata": {}}, "reward": None})
+                continue
+            step = data.get("arguments", data)["step"]
+            count += step
+            seen: dict[str, Any] = {"count": count, "metadata": {}}
+            if "tool_name" in data:
+                result = {"content": [], "structured_content": {"result": count}, "data": count, "is_error": False}
+                seen = {"tool_name": "increment", "result": result, "error": None, "metadata": {}}
+            match step:
+                case 100:
+                    time.sleep(1.5)  # a late answer
+                case 101:
+                    return
+                case 102:
+                    connection.send("abc")
+                    continue
+                case 103:
+                    _send(connection, {"message": "no such step", "code": "VALIDATION_ERROR"}, "error")
+                    continue
+                case 104:
+                    _send(connection, {"message": "it failed", "code": "EXECUTION_ERROR"}, "error")
+                    continue
+                case 105:
+                    seen["error"] = {"error_type": "execution_error", "message": "the tool failed"}
+                case 106:
+                    seen = {"text": "x" * 100_000}
+                case 107:
+                    connection.ping()  # before the answer
+            _send(connection, {"observation": seen, "reward": step / 2, "done": count >= 5})
+
+    def __enter__(self) -> Self:
+        Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+
+
+def _send(connection: ServerConnection, data: object, kind: str = "observation") -> None:
+    text = json.dumps({"type": kind, "data": data})
+    connection.send([text[: len(text) // 2], text[len(text) // 2 :]])  # fragmented, as a server may do
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ results = st.lists(st.lists(st.tuples(calls, words), min_size=1, max_size=3), mi
 
 
 @by_style
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(turns=results)
 def test_turns_with_calls_and_their_results_are_the_whole_conversation(name: str, turns: list[Any]) -> None:
     found = format_of(name)
@@ -100,7 +100,7 @@ def test_turns_with_calls_and_their_results_are_the_whole_conversation(name: str
 
 
 @by_style
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(turns=st.lists(st.tuples(words, words), min_size=1, max_size=3))
 def test_turns_and_messages_are_the_whole_conversation(name: str, turns: list[Any]) -> None:
     if not STYLES[name].takes_messages:
@@ -143,7 +143,7 @@ WITH_WORDS = ("Qwen XML", "GLM", "Gemma", "LFM", "Muse")  # forms whose keys are
 
 
 @by_style
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), thought=any_text)
 def test_calls_come_back_exactly(name: str, data: st.DataObject, thought: str) -> None:
     """What the template writes, encoded and decoded, is the calls again: names, arguments, unicode, escapes."""
@@ -185,7 +185,7 @@ def test_an_end_token_is_added_where_the_policy_wrote_none(name: str, ended: boo
 
 
 @by_style
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_a_text_cannot_write_special_tokens(name: str, data: st.DataObject) -> None:
     """A result, a name or an id that is hostile stays a text: the marks are those of an empty result."""
@@ -220,8 +220,7 @@ def test_a_mark_across_the_edge_of_a_text_is_none() -> None:
 
 
 @by_style
-@pytest.mark.parametrize("scheme", ["first", "always", "never"])
-@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize(("scheme", "strips"), [("first", False), ("always", True), ("never", False)])
 def test_other_tokenizers_are_as_exact(name: str, scheme: str, strips: bool) -> None:
     """A text that is encoded apart would begin with a space of its own, or keep the one that a token takes."""
     style = STYLES[name]

@@ -135,12 +135,8 @@ def test_pass_at_k_of_a_problem_is_the_share_of_its_subsets_with_a_correct_one(k
 
 
 LINE = {
-    "problem_ids": ["a", "b"],
-    "greedy": [1, 0],
-    "correct": [3, 0],
-    "samples": 4,
-    "rewards": {"reward": [0.5, None]},
-}
+    "problem_ids": ["a", "b"], "greedy": [1, 0], "correct": [3, 0], "samples": 4, "rewards": {"reward": [0.5, None]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_gradient_by_finite_differences_and_none_for_the_teacher() -> None:
 
 
 @pytest.mark.parametrize(("own", "others"), [(V, V), (V, V + 3), (V + 3, V)])  # padding behind an equal vocabulary
-@pytest.mark.parametrize("chunk_elements", [1, 8 * V, 24 * V, 10**6])
+@pytest.mark.parametrize("chunk_elements", [1, 24 * V])
 def test_chunks_are_the_full_logits(chunk_elements: int, own: int, others: int) -> None:
     generator = torch.Generator().manual_seed(4)
     heads = [nn.Linear(size, rows, bias=False) for size, rows in ((6, own), (9, others))]
@@ -252,22 +252,21 @@ def test_another_model_teaches_alone_where_nothing_is_compared(tiny: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"algorithm": {"distill_coef": 0.1}}, "distill_reads: expected a task with solutions, got none for problem"),
+        ({}, "distill_reads: expected a task with solutions, got none for problem"),
+        ({"algorithm": {"distill_teacher": "abacus"}}, "model with the policy's tokenizer, got abacus"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p: expected 1.0 with"),
+        ({"distributed": {"shard": True}}, "distributed.shard: expected false"),
+        ({"algorithm": {"distill_teacher": "reference"}, "model": {"reference": "cpu"}}, "reference: expected device"),
         (
-            {"algorithm": {"distill_coef": 0.1, "distill_teacher": "abacus"}},
-            "model with the policy's tokenizer, got abacus",
-        ),
-        ({"algorithm": {"distill_coef": 0.1}, "rollout": {"top_p": 0.9}}, "rollout.top_p: expected 1.0 with"),
-        ({"algorithm": {"distill_coef": 0.1}, "distributed": {"shard": True}}, "distributed.shard: expected false"),
-        (
-            {"algorithm": {"distill_coef": 0.1, "distill_teacher": "reference"}, "model": {"reference": "cpu"}},
-            "model.reference: expected device",
+            {"task": "guess_number", "model": {"chat_template": "tools"}},
+            "distill: expected a task with one turn, got gues",
         ),
     ],
 )
 def test_what_a_teacher_cannot_do_is_refused(tiny: Path, tmp_path: Path, changes: Any, said: str) -> None:
+    algorithm = {"distill_coef": 0.1, **changes.get("algorithm", {})}
     with pytest.raises(UserError, match=said):
-        run(tiny, tmp_path, "refused", ROWS, **changes)
+        run(tiny, tmp_path, "refused", **{"task": ROWS, **changes, "algorithm": algorithm})
 
 
 @pytest.mark.parametrize(
@@ -280,15 +279,10 @@ def test_what_a_teacher_cannot_do_is_refused(tiny: Path, tmp_path: Path, changes
         (
             "grpo",
             {"distill_reads": "prompt"},
-            "distill_reads: expected another value with algorithm.distill_teacher='policy'",
+            "distill_reads: expected another value with algorithm.distill_teacher='p",
         ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(base: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         variant(base, distill_coef=0.1, **options)
-
-
-def test_a_task_with_tools_is_refused(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="distill: expected a task with one turn, got guess_number"):
-        run(tiny, tmp_path, "game", "guess_number", algorithm={"distill_coef": 0.1}, model={"chat_template": "tools"})

@@ -1,12 +1,10 @@
 """The learner: its gradient is that of plain padded rows, whatever the packs, and its log-probs are the sampler's."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,11 +12,10 @@ from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Optimizer, make_batch, trace_updates
-from grouprl.models.load import fingerprint, frozen_copy
+from grouprl.models.load import frozen_copy
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import (
     ADVANTAGES,
-    SAMPLING,
     batch_of,
     credit_of,
     gap,
@@ -73,17 +70,11 @@ def usual(tiny: Path, padded: tuple[Batch, Tensor, Tensor]) -> float:
 @pytest.mark.parametrize(
     "options",
     [
-        {"surrogate": "plain"},
-        {"surrogate": "cispo"},
-        {"ratio": "sequence"},
-        {"clip_low": 0.05},
-        {"clip_high": 0.05},
-        {"kl": "k1"},
-        {"kl_coef": 0.9},
-        {"dual_clip": 1.05},
+        {"surrogate": "plain"}, {"surrogate": "cispo"}, {"ratio": "sequence"}, {"clip_low": 0.05},
+        {"clip_high": 0.05}, {"kl": "k1"}, {"kl_coef": 0.9}, {"dual_clip": 1.05},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_every_field_of_the_algorithm_reaches_the_loss(
     tiny: Path, padded: tuple[Batch, Tensor, Tensor], usual: float, options: dict[str, Any]
 ):
@@ -95,32 +86,18 @@ def test_every_field_of_the_algorithm_reaches_the_loss(
 @pytest.mark.parametrize(
     "algorithm", [variant(kl_coef=0.3, passes=2), variant(kl_coef=0.0, passes=2, ratio="sequence")], ids=named
 )
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str)
-def test_no_division_into_packs_changes_gradient_or_figures(
-    tiny: Path, groups: list[Group], algorithm: Algorithm, dtype: torch.dtype, tolerance: float
-):
-    model = loaded(tiny).to(dtype)
+def test_no_division_into_packs_changes_gradient_or_figures(tiny: Path, groups: list[Group], algorithm: Algorithm):
+    model = loaded(tiny).double()
     batch = moved(batch_of(groups))
     whole = learner_of(model, algorithm)
     expected = learn(whole, batch)
     for budget in (1, 33, 60):
         learner = learner_of(model, algorithm, micro_batch_tokens=budget)
         figures = learn(learner, batch)
-        assert gap(learner.optimizer.gradient, whole.optimizer.gradient) < tolerance
+        assert gap(learner.optimizer.gradient, whole.optimizer.gradient) < 1e-6
         for name in expected:
             if not name.startswith("time/"):
                 assert figures[name] == pytest.approx(expected[name], abs=1e-5), name
-
-
-def test_a_gradient_that_is_not_finite_makes_no_update(tiny: Path, groups: list[Group]):
-    model = loaded(tiny)
-    before = fingerprint(model)
-    learner = learner_of(model, optimizer=Optimizer(model, LearnerConfig(learning_rate=0.1)))
-    figures = learn(learner, batch_of(groups), ADVANTAGES * math.inf)
-    assert (fingerprint(model), learner.optimizer.updates) == (before, 0)
-    assert figures["skipped_updates"] == 1
-    assert math.isnan(figures["grad_norm"])
-    assert math.isfinite(learner.kl_coef)
 
 
 # Sampler and learner
@@ -129,8 +106,6 @@ def test_a_gradient_that_is_not_finite_makes_no_update(tiny: Path, groups: list[
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_tokens=12),
-        SAMPLING,
         Sampling(max_tokens=12, temperature=1.4, top_k=20, min_p=0.05),
         Sampling(max_tokens=12, temperature=1.1, top_p=0.95, repetition_penalty=1.3),
     ],

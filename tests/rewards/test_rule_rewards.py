@@ -38,26 +38,17 @@ def value(reward: Callable[..., Any], text: str, ids: list[int] | None = None, *
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<think>so</think><answer>7</answer>", 1.0),
-        ("\n<think>\nso\n</think>\n\n<answer>\n7\n</answer>\n", 1.0),
-        ("<think>a < b</think><answer><b>7</b></answer>", 1.0),
-        ("<think>so</think> so <answer>7</answer>", 0.0),
-        ("so <think>so</think><answer>7</answer>", 0.0),
-        ("<think>so</think><answer>7</answer> so", 0.0),
-        ("<think> </think><answer>7</answer>", 0.0),
-        ("<think>so</think><answer>\n</answer>", 0.0),
-        ("<think>so</think><answer>7", 0.0),
-        ("<think>so<answer>7</answer>", 0.0),
-        ("so</think><answer>7</answer>", 0.0),
-        ("<answer>7</answer><think>so</think>", 0.0),
+        ("<think>so</think><answer>7</answer>", 1.0), ("\n<think>\nso\n</think>\n\n<answer>\n7\n</answer>\n", 1.0),
+        ("<think>a < b</think><answer><b>7</b></answer>", 1.0), ("<think>so</think> so <answer>7</answer>", 0.0),
+        ("so <think>so</think><answer>7</answer>", 0.0), ("<think>so</think><answer>7</answer> so", 0.0),
+        ("<think> </think><answer>7</answer>", 0.0), ("<think>so</think><answer>\n</answer>", 0.0),
+        ("<think>so</think><answer>7", 0.0), ("<think>so<answer>7</answer>", 0.0),
+        ("so</think><answer>7</answer>", 0.0), ("<answer>7</answer><think>so</think>", 0.0),
         ("<think>so</think><answer>7</answer><answer>8</answer>", 0.0),
-        ("<think><think>so</think></think><answer>7</answer>", 0.0),
-        ("<think>so<answer></think>7</answer>", 0.0),
-        ("<think>so</think><answer>7<think></answer>", 0.0),
-        ("<THINK>so</THINK><ANSWER>7</ANSWER>", 0.0),
-        ("", 0.0),
+        ("<think><think>so</think></think><answer>7</answer>", 0.0), ("<think>so<answer></think>7</answer>", 0.0),
+        ("<think>so</think><answer>7<think></answer>", 0.0), ("<THINK>so</THINK><ANSWER>7</ANSWER>", 0.0), ("", 0.0),
     ],
-)
+)  # fmt: skip
 def test_think_format(text: str, expected: float) -> None:
     assert value(ThinkFormat(), text) == expected
 
@@ -186,29 +177,17 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"name": "Ann"}', 1.0),
-        (' \n{"name": "Ann", "age": 7}\n', 1.0),
-        ('Here:\n```json\n{"name": "Ann"}\n```\nDone.', 1.0),
-        ('  ```JSON\r\n{"name": "Ann"}\r\n  ```', 1.0),
+        ('{"name": "Ann"}', 1.0), (' \n{"name": "Ann", "age": 7}\n', 1.0),
+        ('Here:\n```json\n{"name": "Ann"}\n```\nDone.', 1.0), ('  ```JSON\r\n{"name": "Ann"}\r\n  ```', 1.0),
         ('```json\n{"nom": "Ann"}\n```\n```json\n{"name": "Ann"}\n```', 1.0),
         ('```json\n{"name": "Ann"}\n```\n```json\n{"nom": "Ann"}\n```', 0.0),
-        ('```json\n{"name": "Ann"}\n```\n```json\n{"name', 1.0),
-        ('```json\n{"name": "A\u2028n"}\n```', 1.0),
-        ('```json\n{"name": "Ann"}', 0.0),
-        ('```\n{"name": "Ann"}\n```', 0.0),
-        ('Here: {"name": "Ann"}', 0.0),
-        ('{"name": ""}', 0.0),
-        ('{"name": "Ann", "age": 7.5}', 0.0),
-        ('{"name": "Ann", "more": 1}', 0.0),
-        ('{"name": "Bob", "name": "Ann"}', 0.0),
-        ("{'name': 'Ann'}", 0.0),
-        ('{"name": "Ann", "age": NaN}', 0.0),
-        ('{"name": "Ann", "age": -Infinity}', 0.0),
-        ('{"name": "Ann", "age": 1e999}', 0.0),
-        ("[]", 0.0),
-        ("", 0.0),
+        ('```json\n{"name": "Ann"}\n```\n```json\n{"name', 1.0), ('```json\n{"name": "A\u2028n"}\n```', 1.0),
+        ('```json\n{"name": "Ann"}', 0.0), ('```\n{"name": "Ann"}\n```', 0.0), ('Here: {"name": "Ann"}', 0.0),
+        ('{"name": ""}', 0.0), ('{"name": "Ann", "age": 7.5}', 0.0), ('{"name": "Ann", "more": 1}', 0.0),
+        ('{"name": "Bob", "name": "Ann"}', 0.0), ("{'name': 'Ann'}", 0.0), ('{"name": "Ann", "age": NaN}', 0.0),
+        ('{"name": "Ann", "age": -Infinity}', 0.0), ('{"name": "Ann", "age": 1e999}', 0.0), ("[]", 0.0), ("", 0.0),
     ],
-)
+)  # fmt: skip
 def test_json_schema(text: str, expected: float) -> None:
     assert value(JsonSchema(SCHEMA), text) == expected
     assert value(JsonSchema(), text, schema=SCHEMA) == expected

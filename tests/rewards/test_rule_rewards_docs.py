@@ -18,13 +18,9 @@ from grouprl.rewards.resolve import REWARDS, STEP_REWARDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 BUILT_IN: dict[str, Any] = {
-    "cosine_length": CosineLength,
-    "json_schema": JsonSchema,
-    "near_length": NearLength,
-    "regex": Regex,
-    "repetition": Repetition,
-    "think_format": ThinkFormat,
-}
+    "cosine_length": CosineLength, "json_schema": JsonSchema, "near_length": NearLength, "regex": Regex,
+    "repetition": Repetition, "think_format": ThinkFormat,
+}  # fmt: skip
 
 
 def blocks(language: str) -> list[str]:

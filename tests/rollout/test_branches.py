@@ -70,8 +70,7 @@ def slow_branch(setting: Setting, read: ReadCompletion, position: int, token: in
         written.append(bisect_right(sums, number * sums[-1]))
 
 
-@pytest.mark.parametrize("kernels", ["on", "off"])
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(("name", "kernels"), [*((name, "on") for name in SAMPLINGS), ("truncated", "off")])
 def test_the_completions_own_token_gives_the_completion_again(
     setting: Setting, name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

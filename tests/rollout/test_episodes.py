@@ -129,7 +129,7 @@ def test_in_bfloat16_they_are_those_to_rounding(setting: Setting):
     assert gaps[0] < 2 * gaps[1] < 0.5
 
 
-@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5), (0.0, 1)])
+@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5)])
 def test_a_fork_is_read_from_where_it_begins(setting: Setting, latency: float, max_rows: int):
     found = sampled(setting, Talk(latency, kept=KEPT), max_rows)
     assert [one.episode.forks for one in all_of(found)[:4] if one.episode] == [0, 1, 1, 2]
@@ -137,7 +137,7 @@ def test_a_fork_is_read_from_where_it_begins(setting: Setting, latency: float, m
     assert_same(found, sampled(setting, Talk(kept=KEPT)))
 
 
-@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5), (0.0, 1)])
+@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 5), (0.0, 1)])
 def test_episodes_do_not_depend_on_latencies_or_rows(
     setting: Setting, groups: list[Group], latency: float, max_rows: int
 ):
@@ -156,10 +156,7 @@ def test_a_model_that_is_not_packed_has_the_same_episodes(tiny: Path, groups: li
     assert_same(sampled(setting, Talk(0.02), max_rows=5), groups)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "fewest", "dtype"),
-    [(1.0, 0, "float32"), (0.1, 16, "float32"), (1.0, 16, "bfloat16"), (0.1, 0, "bfloat16")],
-)
+@pytest.mark.parametrize(("temperature", "fewest", "dtype"), [(1.0, 0, "float32"), (0.1, 16, "bfloat16")])
 def test_the_bits_do_not_depend_on_who_is_answered_when(
     setting: Setting, temperature: float, fewest: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -226,9 +223,8 @@ def request_of(ids: Sequence[int], before: int = 0) -> Request:
     return Request(Problem(str(ids), ""), tuple(ids), GROUP, before=before)
 
 
-@pytest.mark.parametrize("latency", [0.0, 0.05])
-def test_a_later_turn_reads_what_it_was_shown_and_a_group_its_prompt_once(setting: Setting, latency: float):
-    engine = engine_of(setting, Talk(latency))
+def test_a_later_turn_reads_what_it_was_shown_and_a_group_its_prompt_once(setting: Setting):
+    engine = engine_of(setting, Talk(0.05))
     groups = engine.generate([request_of(range(90, 112)), request_of(range(150, 160))], DRAWN)
     firsts = [one.token_ids[: one.episode.ends[0] + 1] for one in all_of(groups) if one.episode]
     assert len(set(firsts)) == 2 * GROUP
@@ -252,7 +248,7 @@ def test_episodes_that_write_and_are_shown_the_same_read_it_once(setting: Settin
     assert plain_gap(setting, [group]) < 1e-5
 
 
-@pytest.mark.parametrize("limit", [0, 1, 60])
+@pytest.mark.parametrize("limit", [0, 60])
 def test_what_is_evicted_is_read_again(
     setting: Setting, groups: list[Group], limit: int, monkeypatch: pytest.MonkeyPatch
 ):

@@ -145,12 +145,9 @@ def test_rows_are_rounded_up_by_at_most_a_quarter_above_64(rows: int, most: int)
 
 
 READS: dict[str, Callable[[Tensor], Any]] = {
-    "number": lambda x: x.sum().item(),
-    "truth": lambda x: bool((x > 0).any()),
-    "mask": lambda x: x[x > 0].sum(),
-    "places": lambda x: torch.nonzero(x > 0),
-    "kinds": lambda x: torch.unique(x),
-}
+    "number": lambda x: x.sum().item(), "truth": lambda x: bool((x > 0).any()), "mask": lambda x: x[x > 0].sum(),
+    "places": lambda x: torch.nonzero(x > 0), "kinds": lambda x: torch.unique(x),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

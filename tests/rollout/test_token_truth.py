@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -35,6 +35,7 @@ def ids_of(prompt: object, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 @pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=25)
 @given(system=SYSTEMS, contents=st.lists(TEXTS, min_size=1, max_size=5).filter(lambda texts: len(texts) % 2))
 def test_messages_are_the_ids_of_the_rendered_text(style: str, system: str, contents: list[str]):
     turns = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(contents)]

@@ -51,23 +51,17 @@ def test_a_run_with_a_template_of_its_own(settings: list[str], tmp_path: Path, m
         assert text.startswith("#Be short.\n\nSay ")
         assert text.endswith(".#All.<|assistant|>")
     # A checkpoint needs no file; a resume needs the same, and another user's run is not trusted.
+    assert grouprl("train", "--resume", *settings, "steps=2").code == 0
     (tmp_path / "own.jinja").rename(tmp_path / "moved.jinja")
     assert grouprl("eval", run / "checkpoints" / "step-000001", "--json").code == 0
     (tmp_path / "own.jinja").write_text(DROPS + " ")
-    changed = grouprl("train", "--resume", *settings, "steps=2", "--trust-code", tmp_path / "own.jinja")
+    changed = grouprl("train", "--resume", *settings, "steps=3", "--trust-code", tmp_path / "own.jinja")
     assert changed.code == 2
     assert "expected the chat template that" in changed.text
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
     received = grouprl("train", run / "config.yaml", f"runs_dir={tmp_path}/more", "rewards=[{name: boxed_format}]")
     assert received.code == 2
     assert f"names the code file {tmp_path / 'own.jinja'}, which you have not run here" in received.text
-
-
-def test_a_resume_with_the_same_template_continues(settings: list[str], tmp_path: Path) -> None:
-    assert grouprl("train", *settings).code == 0
-    ended = grouprl("train", "--resume", *settings, "steps=2")
-    assert ended.code == 0, ended.text
-    assert json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())["steps"] == 2
 
 
 def test_the_recipe_r1_zero_trains_a_base_model_on_think_tags(tmp_path: Path) -> None:

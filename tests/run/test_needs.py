@@ -16,13 +16,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from grouprl import UserError
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
-from grouprl.record.layout import RunDirectory
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import check_sampler
 from grouprl.run.needs import resource_notes
 from grouprl.tasks import task_from_list
 from grouprl.tasks.held_out import trained_on_the_rest
-from small_runs import ROWS, assert_same_weights, grouprl, metrics, rollouts, small_config, small_run, tree
+from small_runs import ROWS, grouprl, metrics, rollouts, small_config, small_run, tree
 from tiny import tiny_model_folder
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -104,19 +103,6 @@ def test_a_line_says_what_is_held_out(tmp_path: Path, rows: int, problems: int, 
 def train(model: Path, runs: Path, *, name: str = "run", steps: int = 2, resume: bool = False) -> Path:
     config = small_config(runs, name, steps=steps, learner={"learning_rate": 1e-3})
     return small_run(model, config, resume=resume).directory
-
-
-def test_a_padding_that_is_the_end_token_changes_no_gradient(tiny: Path, tmp_path: Path) -> None:
-    same = tmp_path / "same"
-    tokenizer = load_tokenizer(str(tiny))
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    tokenizer.pad_token = tokenizer.eos_token
-    save_model(AutoModelForCausalLM.from_pretrained(tiny), tokenizer, same)
-    assert load_tokenizer(str(same)).pad_token_id == tokenizer.eos_token_id
-    runs = [train(model, tmp_path, name=name) for model, name in ((tiny, "other"), (same, "end"))]
-    assert_same_weights(*(RunDirectory(run).checkpoint(2).path for run in runs))
-    ids = "SELECT token_ids FROM completions ORDER BY step, rowid"
-    assert rollouts(runs[0], ids) == rollouts(runs[1], ids)
 
 
 def test_rows_of_the_model_without_a_token_are_learned_like_others(tiny: Path, tmp_path: Path) -> None:

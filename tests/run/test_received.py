@@ -29,7 +29,6 @@ from grouprl.rewards.workers.pool import RewardPool
 from grouprl.tasks.files import read_rows
 from grouprl.types import UserError
 from small_runs import ROWS, grouprl, received, small_settings, write_rows
-from tiny import tiny_model_folder
 
 REWARD = "import near\ndef f(completions, **columns):\n    return [near.ONE] * len(completions)\n"
 pytestmark = [pytest.mark.usefixtures("no_page"), pytest.mark.timeout(60)]
@@ -55,6 +54,12 @@ def got(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run in a folder of another user, and beside it a file that must not change."""
     (tmp_path / "victim").write_text("precious\n")
     return received(made, tmp_path / "got", monkeypatch)
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    """A model's folder, to be changed."""
+    return shutil.copytree(tiny, tmp_path / "model")
 
 
 def verbs(got: Path) -> list[list[str]]:
@@ -84,11 +89,12 @@ def replace(path: Path, kind: str, victim: Path) -> None:
 @pytest.mark.parametrize("kind", ["link", "pipe", "device"])
 @pytest.mark.parametrize("writing", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["reads", "writes"])
 def test_nothing_that_is_no_file_of_the_run_is_opened(got: Path, tmp_path: Path, kind: str, writing: bool) -> None:
-    for name in NAMES:
+    for number, name in enumerate(NAMES):
         kept, path = tmp_path / "kept", got / "run" / name
         shutil.copytree(got / "run", kept)
         replace(path, kind, tmp_path / "victim")
-        for verb in verbs(got)[2:] if writing or name == "run.lock" else verbs(got)[:2]:
+        # A report and an export read a run through the same check: one of them for each name.
+        for verb in verbs(got)[2:] if writing or name == "run.lock" else [verbs(got)[number % 2]]:
             ended = grouprl(*verb)
             assert ended.code == 2, (name, verb, ended.text)
             assert "Traceback" not in ended.text
@@ -337,9 +343,15 @@ MODELS = [
     ("name", "changes", "said", "hub"), [*((*model, False) for model in MODELS), (*MODELS[0], True)]
 )
 def test_a_model_that_asks_for_more_than_any_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], said: str, hub: bool
+    tmp_path: Path,
+    copy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    changes: dict[str, Any],
+    said: str,
+    hub: bool,
 ) -> None:
-    model = tiny_model_folder(tmp_path / "model")
+    model = copy
     edit(model / name, **changes)
     path = str(model)
     if hub:  # what a download leaves
@@ -355,36 +367,36 @@ def test_a_model_that_asks_for_more_than_any_has(
         load_model(path, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("changes", [{"vocab_size": 1 << 23}, {"intermediate_size": 1 << 20}, {"hidden_size": 1 << 16}])
-def test_a_model_that_asks_for_more_than_its_files_have(tmp_path: Path, changes: dict[str, int]) -> None:
-    model = tiny_model_folder(tmp_path / "model")
-    edit(model / "config.json", **changes)
-    with pytest.raises(UserError, match=r"expected a configuration of as many weights as its files, got one of [0-9]+"):
-        load_model(str(model), device=torch.device("cpu"))
+def test_a_model_that_asks_for_more_than_its_files_have(copy: Path) -> None:
+    for changes in ({"vocab_size": 1 << 23}, {"intermediate_size": 1 << 20}, {"hidden_size": 1 << 16}):
+        before = (copy / "config.json").read_text()
+        edit(copy / "config.json", **changes)
+        with pytest.raises(
+            UserError, match=r"expected a configuration of as many weights as its files, got one of \d+"
+        ):
+            load_model(str(copy), device=torch.device("cpu"))
+        (copy / "config.json").write_text(before)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "chat_template.jinja", "extra/x.jinja"])
-def test_a_pipe_in_a_model_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    model = tiny_model_folder(tmp_path / "model")
-    replace(model / name, "pipe", tmp_path)
-    with pytest.raises(UserError, match="got a folder, a pipe or a device"):
-        load_tokenizer(str(model))
+def test_a_pipe_in_a_model_is_not_waited_for(copy: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja", "extra/x.jinja"):
+        kept = shutil.copytree(copy, tmp_path / f"pipe {name[:5]}")
+        replace(kept / name, "pipe", tmp_path)
+        with pytest.raises(UserError, match="got a folder, a pipe or a device"):
+            load_tokenizer(str(kept))
 
 
-def test_a_model_whose_files_are_links_loads(tmp_path: Path) -> None:
-    model = tiny_model_folder(tmp_path / "model")
+def test_a_model_whose_files_are_links_loads_and_one_with_a_manifest_of_many_levels_does_not(
+    copy: Path, tmp_path: Path
+) -> None:
     linked = tmp_path / "snapshot"
     linked.mkdir()
-    for file in model.iterdir():
+    for file in copy.iterdir():
         (linked / file.name).symlink_to(file)
     assert load_tokenizer(str(linked)).eos_token_id is not None
-
-
-def test_a_manifest_of_many_levels_is_refused(tmp_path: Path) -> None:
-    model = tiny_model_folder(tmp_path / "model")
-    (model / MANIFEST).write_text('{"files": ' + "[" * 100_000)
+    (copy / MANIFEST).write_text('{"files": ' + "[" * 100_000)
     with pytest.raises(UserError, match="expected a manifest"):
-        load_model(str(model), device=torch.device("cpu"))
+        load_model(str(copy), device=torch.device("cpu"))
 
 
 def test_a_parquet_file_that_expands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

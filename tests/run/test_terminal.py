@@ -15,17 +15,10 @@ from grouprl.forward.progress import PROGRESS
 from grouprl.trainer.terminal import COLUMNS, Terminal
 
 METRICS = {
-    "reward": 0.75,
-    "accuracy": 0.5,
-    "completions/mean_length": 31.26,
-    "frac_reward_zero_std": 0.25,
-    "kl": 0.0123,
-    "sampler_learner_gap": 3.2e-6,
-    "tokens_per_second": 12345.6,
-    "time/rollout": 1.234,
-    "time/reference": 0.25,
+    "reward": 0.75, "accuracy": 0.5, "completions/mean_length": 31.26, "frac_reward_zero_std": 0.25, "kl": 0.0123,
+    "sampler_learner_gap": 3.2e-6, "tokens_per_second": 12345.6, "time/rollout": 1.234, "time/reference": 0.25,
     "time/learn": 0.5,
-}
+}  # fmt: skip
 
 
 def terminal(*, interactive: bool = False) -> tuple[Terminal, io.StringIO]:

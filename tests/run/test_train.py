@@ -30,7 +30,6 @@ from small_runs import (
     LETTERS,
     ROWS,
     assert_same_run,
-    assert_same_weights,
     checkpoint_names,
     grouprl,
     gsm8k_row,
@@ -157,10 +156,9 @@ def test_epochs_end_after_the_last_problem(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_seed_is_another_run(straight: Path, tiny: Path, tmp_path: Path) -> None:
-    other = small_run(tiny, small_config(tmp_path, seed=1)).directory
-    assert rollouts(other) != rollouts(straight)
-    with pytest.raises(AssertionError):
-        assert_same_weights(other / "checkpoints/step-000006", straight / "checkpoints/step-000006")
+    other = small_run(tiny, small_config(tmp_path, seed=1, steps=1)).directory
+    ids = "SELECT token_ids FROM completions WHERE step = 1"
+    assert rollouts(other, ids) != rollouts(straight, ids)
 
 
 def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
@@ -181,17 +179,15 @@ def test_the_first_ctrl_c_saves_and_the_run_goes_on_as_if_there_had_been_none(
 
 
 def test_a_stop_before_the_first_step_leaves_something_to_resume(tiny: Path, tmp_path: Path) -> None:
-    pressing = InProcess(lambda calls: calls == 1 and signal.raise_signal(signal.SIGINT))
-    pressed, judged = (
-        replace(task_from_list(ROWS), verifier="judging", own_rewards={"judging": judging})
-        for judging in (pressing, InProcess(lambda calls: None))
-    )
-    config = small_config(tmp_path)
-    stopped = Trainer(tiny, pressed, [LETTERS], config=config).train()
+    def judged(name: str, judging: InProcess, **more: Any) -> Any:
+        task = replace(task_from_list(ROWS), verifier="judging", own_rewards={"judging": judging})
+        return Trainer(tiny, task, [LETTERS], config=small_config(tmp_path, name, steps=2)).train(**more)
+
+    stopped = judged("run", InProcess(lambda calls: calls == 1 and signal.raise_signal(signal.SIGINT)))
     assert (stopped.finished, stopped.summary["steps"]) == (False, 0)
-    resumed = Trainer(tiny, judged, [LETTERS], config=config).train(resume=True)
-    straight = Trainer(tiny, judged, [LETTERS], config=small_config(tmp_path, "straight")).train()
-    assert_same_run(straight.directory, resumed.directory)
+    resumed = judged("run", InProcess(lambda calls: None), resume=True)
+    straight = judged("straight", InProcess(lambda calls: None))
+    assert_same_run(straight.directory, resumed.directory, step=2)
 
 
 def no_memory(record: Any) -> None:
@@ -199,30 +195,15 @@ def no_memory(record: Any) -> None:
         raise MemoryError("of step 2")
 
 
-def no_room(record: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize(
-    ("callback", "reason", "step"),
-    [
-        (no_memory, "MemoryError: of step 2", 2),
-        (no_room, "OSError: [Errno 28] No space left on device", 1),
-    ],
-    ids=["memory", "disk"],
-)
-def test_a_failed_run_says_why_until_it_is_resumed(
-    callback: Any, reason: str, step: int, straight: Path, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_failed_run_says_why_until_it_is_resumed(straight: Path, tiny: Path, tmp_path: Path) -> None:
     config = small_config(tmp_path)
-    with pytest.raises((MemoryError, OSError)):
-        Trainer(tiny, ROWS, [LETTERS], config=config, callback=callback).train()
-    run = tmp_path / "run"
+    with pytest.raises(MemoryError):
+        Trainer(tiny, ROWS, [LETTERS], config=config, callback=no_memory).train()
+    run, frame = tmp_path / "run", f"{__file__}:{no_memory.__code__.co_firstlineno + 2}"
     summary = json.loads((run / "summary.json").read_text())
-    line = callback.__code__.co_firstlineno + step
     assert summary.pop("run")
-    assert summary == {"state": "failed", "reason": reason, "step": step, "frame": f"{__file__}:{line}"}
-    assert verdict(read_run(run)) == f"Failed in step {step}: {reason} ({__file__}:{line})"
+    assert summary == {"state": "failed", "reason": "MemoryError: of step 2", "step": 2, "frame": frame}
+    assert verdict(read_run(run)) == f"Failed in step 2: MemoryError: of step 2 ({frame})"
     assert RunDirectory(run).status(summary, 6) == "failed"
     finished = small_run(tiny, config, resume=True)
     assert finished.summary["state"] == "finished"
@@ -250,20 +231,22 @@ def test_a_reward_that_always_raises_is_named_by_summary_and_page(tiny: Path, tm
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == "finished"
 
 
-@pytest.mark.parametrize(("call", "steps"), [(1, 0), (4, 2), (8, 6)], ids=["before", "in between", "after"])
-def test_a_stop_in_an_evaluation_loses_nothing(call: int, steps: int, tiny: Path, tmp_path: Path) -> None:
-    """Judged in this process, an evaluation calls once for its greedy and once for its sampled completions."""
+def test_a_stop_in_an_evaluation_loses_nothing(tiny: Path, tmp_path: Path) -> None:
+    """Before, in between, and after; in this process, an evaluation judges its greedy and its sampled completions."""
 
     def judged(press: Any, name: str, **more: Any) -> Any:
         task = replace(task_from_list(ROWS), verifier="judging", own_rewards={"judging": InProcess(press)})
-        config = small_config(tmp_path, name, evaluation={"every": 2, "problems": 3, "samples": 2})
+        config = small_config(tmp_path, name, steps=4, evaluation={"every": 2, "problems": 3, "samples": 2})
         return Trainer(tiny, task, [LETTERS], config=config).train(**more)
 
-    stopped = judged(lambda calls: calls == call and signal.raise_signal(signal.SIGTERM), "run")
-    assert (stopped.finished, stopped.summary["state"]) == (False, "stopped")
-    resumed = judged(lambda _: None, "run", resume=True)
-    assert resumed.finished
-    assert_same_run(judged(lambda _: None, "straight").directory, resumed.directory)
+    straight = judged(lambda _: None, "straight")
+    for call in (1, 4, 6):
+        name = f"stopped in {call}".replace(" ", "-")
+        stopped = judged(lambda calls, call=call: calls == call and signal.raise_signal(signal.SIGTERM), name)
+        assert (stopped.finished, stopped.summary["state"]) == (False, "stopped")
+        resumed = judged(lambda _: None, name, resume=True)
+        assert resumed.finished
+        assert_same_run(straight.directory, resumed.directory, step=4)
 
 
 @pytest.mark.slow
@@ -324,15 +307,16 @@ def test_one_ctrl_c_ends_the_command_with_130_and_says_how_to_go_on(
 ) -> None:
     pressing = InProcess(lambda calls: calls == 3 and signal.raise_signal(signal.SIGINT))  # after the evaluation
     data = write_rows(tmp_path / "data.jsonl", [gsm8k_row(n) for n in range(30)])
-    settings = [*small_settings(tmp_path), "task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
+    task = ["task.name=gsm8k", f"task.path={data}", 'rewards=[{"name": "letters"}]']
+    settings = [*small_settings(tmp_path, steps=2), *task]
     monkeypatch.setitem(REWARDS.own, "letters", pressing)
     stopped = grouprl("train", "--model", tiny, *settings)
     assert stopped.code == 130
-    assert "Stopped after step 1 of 6. Continue with --resume." in stopped.text
+    assert "Stopped after step 1 of 2. Continue with --resume." in stopped.text
     monkeypatch.setitem(REWARDS.own, "letters", InProcess(lambda calls: None))
     assert grouprl("train", "--resume", f"runs_dir={tmp_path}").code == 0
     assert grouprl("train", "--model", tiny, *settings, "--name", "whole").code == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run", step=2)
 
 
 def test_evaluations_and_checkpoints_come_when_they_are_due(tiny: Path, tmp_path: Path) -> None:
@@ -372,13 +356,12 @@ def test_a_policy_learns_what_its_reward_asks_for(tiny: Path, tmp_path: Path) ->
     assert max(gaps) < 1e-4
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dapo"])
-def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path, algorithm: str) -> None:
+def test_a_run_is_the_same_on_any_number_of_threads(tiny: Path, tmp_path: Path) -> None:
     before, changes = torch.get_num_threads(), {"learner": {"learning_rate": 0.01, "micro_batch_tokens": 150}}
     changes |= {"steps": 2, "rollout": {"problems_per_step": 6, "group_size": 8, "max_tokens": 12}}
     try:
         for count in (1, 3):
-            small_run(tiny, small_config(tmp_path, str(count), model={"threads": count}, **changes), algorithm)
+            small_run(tiny, small_config(tmp_path, str(count), model={"threads": count}, **changes), "ppo")
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)

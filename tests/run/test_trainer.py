@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from grouprl import Algorithm, Problem, Run, Trainer, UserError
-from grouprl.config.run import RunConfig, load_config
+from grouprl import Problem, Run, Trainer, UserError
 from grouprl.kernels import build
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
@@ -100,18 +99,6 @@ def test_a_task_object_with_its_default_rewards(tiny: Path, tmp_path: Path) -> N
     odd = "SELECT DISTINCT correct, substr(prompt, -1) IN ('1', '3') FROM completions JOIN problems USING (problem_id)"
     assert all(correct == expected for correct, expected in rollouts(run.directory, odd))
     assert run.summary["task"] == "alternating"
-
-
-def test_an_algorithm_by_name_or_as_an_object(tiny: Path, tmp_path: Path) -> None:
-    def step(name: str, algorithm: str | Algorithm) -> dict[str, Any]:
-        config = small_config(tmp_path, name, steps=1)
-        return metrics(Trainer(tiny, ROWS, [letters], algorithm, config).train().directory)[0]
-
-    named = step("named", "grpo")
-    mine = step("mine", variant(name="mine", scale="none", kl_coef=0.0))
-    assert mine["reward"] == named["reward"]
-    assert mine["grad_norm"] < 0.5 * named["grad_norm"]  # advantages are no longer divided by a deviation of about 0.2
-    assert load_config(RunConfig, [tmp_path / "mine" / "config.yaml"], []).algorithm.name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -206,20 +193,14 @@ def test_a_missing_compiler_is_warned_of_once_with_its_cost(
     assert said.count("no C compiler") == said.count("1.3 to 3 times as long") == warned
 
 
-@pytest.mark.parametrize(("capability", "dtype", "warned"), [("AVX2", "bfloat16", True), ("AVX512", "bfloat16", False)])
 def test_products_in_software_are_warned_of(
-    tiny: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capability: str,
-    dtype: str,
-    warned: bool,
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    config = small_config(tmp_path, steps=1, model={"path": str(tiny), "dtype": dtype})
-    Trainer(tiny, ROWS, [letters], config=config).train()
-    assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
+    for capability, warned in (("AVX2", True), ("AVX512", False)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        config = small_config(tmp_path, capability, steps=1, model={"path": str(tiny), "dtype": "bfloat16"})
+        Trainer(tiny, ROWS, [letters], config=config).train()
+        assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
 
 
 def test_the_model_is_saved_without_the_state_of_its_run(tiny: Path, tmp_path: Path) -> None:

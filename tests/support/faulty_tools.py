@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 # Seconds that a child sleeps: it shows in the list of processes, which other runs of the tests share.
@@ -214,10 +214,6 @@ def _generate() -> Iterator[int]:
     yield 1
 
 
-async def _generate_slowly() -> AsyncIterator[int]:
-    yield 1
-
-
 async def _soon() -> str:
     await asyncio.sleep(0)
     return "awaited"
@@ -232,12 +228,9 @@ WAYS: dict[str, Callable[[], Any]] = {
     "ignore signals": _ignore_signals,
     "hang in a child": lambda: subprocess.run(["sleep", STAYING], check=True),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "abort": os.abort,
     "kill itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "kill its group": lambda: os.killpg(0, signal.SIGKILL),
     "os._exit": lambda: os._exit(3),
     "sys.exit": lambda: sys.exit(3),
-    "interrupt": lambda: _raise(KeyboardInterrupt()),
     "rude": lambda: _raise(_Rude("rude")),
     "generator exit": lambda: _raise(GeneratorExit()),
     "mute": lambda: _raise(_Mute()),
@@ -254,17 +247,12 @@ WAYS: dict[str, Callable[[], Any]] = {
     "10 MB": lambda: "x" * 10_485_760,
     "huge JSON": lambda: {f"key {n}": [n] * 20 for n in range(5_000)},
     "nan": lambda: float("nan"),
-    "nan inside": lambda: {"a": float("nan")},
     "none": lambda: None,
     "bytes": lambda: b"\xff\x00",
     "generator": _generate,
-    "async generator": _generate_slowly,
     "coroutine": _soon,
     "itself": lambda: WAYS["itself"],
-    "class": lambda: _Rude,
     "circle": _circle,
-    "tuple keys": lambda: {(1, 2): 3},
-    "set": lambda: {7},
     "deep": lambda: _nested(1, 100_000),
     "huge number": lambda: 10**5000,
     "unicode": lambda: "héllo \U0001f600 \u202e\u05d0",
