@@ -1,7 +1,6 @@
 """An OpenEnv server by its address: what the policy sees, and what happens when the server does not do its part."""
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from threading import Event, Thread

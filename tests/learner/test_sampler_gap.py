@@ -47,7 +47,9 @@ def every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize(("kind", "kv_heads"), [("qwen2", 2), ("llama", 4), ("qwen3", 1)])
-def test_log_probs_are_the_samplers_to_the_bit(tmp_path: Path, kind: Kind, kv_heads: int, change: str, dtype: str) -> None:
+def test_log_probs_are_the_samplers_to_the_bit(
+    tmp_path: Path, kind: Kind, kv_heads: int, change: str, dtype: str
+) -> None:
     """Rows of decode steps and packs have every size, and a score is computed in tiles of every shape."""
     folder = str(tiny_model_folder(tmp_path, kind=kind, kv_heads=kv_heads))
     weights = "bfloat16" if change == "rounded weights" else "float32"
