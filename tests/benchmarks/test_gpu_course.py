@@ -105,9 +105,7 @@ def test_a_part_is_broken_off_when_the_time_is_up() -> None:
     assert "skipped" in bench.found["next"]  # no part begins after the time
 
 
-def test_after_a_fault_of_the_gpu_the_next_stage_runs_in_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_fault_of_the_gpu_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(tmp_path / "found.json")
     monkeypatch.setattr(gpu_work, "wait", fails)
     with pytest.raises(gpu_work.DeviceFault, match="first"):

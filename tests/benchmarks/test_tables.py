@@ -104,9 +104,7 @@ def test_the_shapes_are_as_large_as_the_models(
 
 
 @pytest.mark.parametrize("script", ["floor"], indirect=True)
-def test_a_floor_counts_shared_tokens_once_and_the_vocabulary(
-    monkeypatch: pytest.MonkeyPatch, script: ModuleType
-) -> None:
+def test_a_floor_counts_shared_tokens_once(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
     monkeypatch.setattr(script, "matmul_rate", lambda *_: 1.0)
     monkeypatch.setattr(script, "bandwidth", lambda _: 1e30)
     shape = script.Shape(4, 2, 2, 1, 8, 3, 2, prompt_tokens=10, max_tokens=5, shared_tokens=6, vocabulary=50)

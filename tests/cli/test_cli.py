@@ -93,7 +93,7 @@ def test_eval_of_a_run_or_its_checkpoint_finds_what_the_run_found(finished: Path
 
 
 @pytest.mark.parametrize("more", [(), ("--pass-at", 2)], ids=["metrics", "pass@k"])
-def test_signs_of_life_do_not_stand_in_the_json(
+def test_signs_of_life_are_not_in_json(
     finished: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[object, ...]
 ) -> None:
     monkeypatch.setattr("grouprl.trainer.terminal.QUIET", 0.0)
@@ -338,9 +338,7 @@ def test_a_reward_without_py_is_refused_without_asking_the_hub(given: str) -> No
     refused(grouprl("train", "--reward", given), "expected FILE.py:FUNCTION, got 'good': write good.py:f")
 
 
-def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_run_is_judged_before_its_model_loads(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 

@@ -239,9 +239,7 @@ def sampled(tiny: Path, folder: Path, *names: str) -> str:
     return ended.text
 
 
-def test_an_invalid_completion_shows_its_reason_in_full(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_completion_shows_its_reason(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = sampled(tiny, tmp_path, "torn", "fine")
     reason = "rather too long to stand beside anything else on one line"
@@ -269,9 +267,7 @@ def test_escapes_that_the_model_wrote_do_not_reach_the_terminal(tiny: Path) -> N
     assert ":smile: [bold]d" in ended.out
 
 
-def test_an_episode_is_printed_as_a_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_episode_is_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(inspection, "sample_group", lambda *_: SampledGroup(episode_group(), (), ()))
     inspection.show_group(RunConfig(), problem=0, prompt="17 * 3?")

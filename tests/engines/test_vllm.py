@@ -113,9 +113,7 @@ def test_greedy_completions_are_those_of_the_native_engine(setting: Setting, tmp
     ],
     ids=["plain", "top_k", "top_p", "min_p", "repetition_penalty"],
 )
-def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(
-    setting: Setting, tmp_path: Path, sampling: Sampling
-):
+def test_logprobs_are_of_the_distribution_that_was_drawn_from(setting: Setting, tmp_path: Path, sampling: Sampling):
     request = setting.request(0, 2)
     with VllmServer(Path(setting.model.name_or_path)) as server:
         (group,) = engine_of(setting, server, tmp_path).generate([request], sampling)
@@ -153,9 +151,7 @@ def whole(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> list[li
 
 
 @pytest.mark.parametrize(("max_rows", "rows"), [(3, 64), (16, 2)], ids=["few rows here", "few rows there"])
-def test_a_group_in_several_calls_is_the_same_group(
-    setting: Setting, tmp_path: Path, whole: Any, max_rows: int, rows: int
-):
+def test_a_group_in_several_calls_is_the_same(setting: Setting, tmp_path: Path, whole: Any, max_rows: int, rows: int):
     with VllmServer(Path(setting.model.name_or_path), rows=rows) as server:
         got = engine_of(setting, server, tmp_path, max_rows=max_rows).generate(groups_of(setting)[::-1], DRAWN)
     assert tokens(got)[::-1] == whole
@@ -436,7 +432,7 @@ def test_a_server_that_still_loads_is_waited_for_and_said(
     assert f"vLLM server {server.address}: waits for its models, at most 60 s: ConnectError" in said
 
 
-def test_a_proxy_before_a_server_that_still_loads_is_no_failure(
+def test_a_proxy_before_a_loading_server_is_no_failure(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It replies more often than RETRIES, then lets the server through; 500 is the server's own failure."""
@@ -490,9 +486,7 @@ def save_tokenizer(setting: Setting, folder: Path) -> None:
     path.write_text(json.dumps(text))
 
 
-def test_a_context_that_is_too_short_is_refused_before_anything_is_sampled(
-    tiny: Path, setting: Setting, tmp_path: Path
-):
+def test_a_context_that_is_too_short_is_refused_before_it_samples(tiny: Path, setting: Setting, tmp_path: Path):
     request = setting.request(2, 1)
     with VllmServer(tiny) as server:
         engine = engine_of(setting, server, tmp_path)

@@ -116,9 +116,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_kernel_that_sleeps_in_either_direction_is_left_to_torch(
-    name: str, file: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_kernel_that_sleeps_either_way_is_left_to_torch(name: str, file: Path, monkeypatch: pytest.MonkeyPatch):
     function, shapes = FUNCTIONS[name]
     ours, theirs = ([leaf(*shape, seed=seed) for seed, shape in enumerate(shapes)] for _ in range(2))
     monkeypatch.setenv("GROUPRL_KERNELS", "on")
@@ -145,7 +143,7 @@ def times(file: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["draw", "decode_step"])
-def test_a_kernel_of_decoding_that_sleeps_is_left_to_torch(
+def test_a_decoding_kernel_that_sleeps_is_left_to_torch(
     name: str, tiny: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model, tokenizer = load_model(str(tiny), device=CPU), load_tokenizer(str(tiny))

@@ -172,9 +172,7 @@ def test_only_runs_with_an_id_of_their_own_are_listed(root: Path, client: TestCl
         ("config.yaml", "algorithm:", "expected the options of an algorithm"),
     ],
 )
-def test_settings_that_the_numbers_need(
-    root: Path, client: TestClient, name: str, content: str | bytes, said: str
-) -> None:
+def test_settings_that_numbers_need(root: Path, client: TestClient, name: str, content: str | bytes, said: str) -> None:
     put(root / "one" / name, content)
     for path_asked in ("explain/group?run=one&step=1", "runs/one/groups/1/0"):
         answer = client.get(f"/api/{path_asked}")

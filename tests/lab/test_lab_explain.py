@@ -110,9 +110,7 @@ some_rewards = st.lists(st.sampled_from([0.0, 0.25, 0.7, 1.0, 3.5, math.nan]), m
 
 
 @given(some_rewards, st.lists(some_rewards, max_size=2), st.sampled_from(list(COMPARING)))
-def test_the_page_shows_what_the_learner_would_learn(
-    rewards: list[float], others: list[list[float]], name: str
-) -> None:
+def test_the_page_shows_what_the_learner_learns(rewards: list[float], others: list[list[float]], name: str) -> None:
     whole = [rewards, *others]
     rewards_N = torch.tensor([reward for group in whole for reward in group], dtype=torch.float64)
     groups_N = torch.tensor([index for index, group in enumerate(whole) for _ in group])

@@ -88,7 +88,7 @@ def test_another_host_is_refused(page: TestClient, hosts: list[str]):
     assert {page.get(path, headers=[("host", host) for host in hosts]).status_code for path in READS} == {421}
 
 
-def test_localhost_is_the_same_machine_and_the_port_of_http_is_left_out(
+def test_localhost_is_this_machine_and_the_port_of_http_is_left_out(
     page: TestClient, tmp_path: Path, sessions: Sessions
 ):
     cookie = "; ".join(f"{name}={value}" for name, value in page.cookies.items())

@@ -1,7 +1,4 @@
-"""Where things stand on every page of the lab and the report, in both themes, on a screen and on a phone.
-
-Each page is read by axe-core, too: the rules that accessibility is usually tested with. The report needs no server.
-"""
+"""Where things stand on every page of the lab and the report: in light and dark, on a screen and on a phone."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +14,7 @@ from comparisons import comparison, ones, record
 from grouprl.lab.report.write import write_report
 from grouprl.tools.compare.read import COMPARISON_FILE
 from grouprl.tools.compare.report import write_comparison
-from hostile_run import make_hostile_run
-from lab_browser import Lab, Opened, needs_chromium, opened, served
+from lab_browser import Opened, needs_chromium, opened, served
 from lab_runs import FULL_CONFIG, Made, make_run
 from recorded_episodes import record_episodes
 from recorded_runs import record_run
@@ -164,103 +159,3 @@ def test_a_call_stands_under_no_empty_text_and_counts_have_their_nouns(lab: Open
     assert said.count("(empty)") == 1  # of the turn that wrote nothing and called nothing
     assert "The policy read 1 token of this, and learns nothing of that." in said
     assert said.endswith("The episode is finished.")  # a reward of reward functions needs none of the environment
-
-
-axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
-RULES = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-RUN = "/runs/axe"
-READ = ["/", RUN, f"{RUN}/groups", f"{RUN}/groups/1/0", "/compare/axe", "/group", "/ppo"]
-READ += ["/step?rewards=1,0,0,1&stage=update", "/runs/talk/groups/1/0?c=1"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def run(shared_lab: Lab) -> None:
-    mixed = Made([1.0, 0.0, None], advantages=[0.5774, -1.7321, 0.0], correct=[True, False, None])
-    make_run(shared_lab.root / "axe", [mixed], [mixed], config=FULL_CONFIG)
-    record_episodes(shared_lab.root / "talk")
-
-
-def violations(page: Any) -> list[tuple[str, str]]:
-    page.evaluate(f"{RULES}\n;0")
-    # A label has to have the words that are seen, too: axe-core calls that rule an experiment.
-    rules = "{'label-content-name-mismatch': {enabled: true}}"
-    found = page.evaluate(f"axe.run(document, {{resultTypes: ['violations'], rules: {rules}}})")["violations"]
-    return [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
-
-
-def assert_none(browser: Opened) -> None:
-    for theme in ("light", "dark"):
-        browser.page.emulate_media(color_scheme=theme)
-        assert violations(browser.page) == [], theme
-
-
-@pytest.mark.parametrize("address", READ)
-def test_no_violation(browser: Opened, address: str) -> None:
-    browser.go(address)
-    for _ in range(3):  # as it opens, everything unfolded, and what is inside another
-        browser.page.wait_for_timeout(400)  # what is asked for afterwards
-        assert_none(browser)
-        browser.page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
-
-
-@pytest.mark.parametrize("button", ["Start a run", "Resume axe", "Notes on axe"])
-def test_no_violation_in_a_dialog(browser: Opened, button: str) -> None:
-    browser.go("/")
-    browser.page.get_by_role("button", name=button, exact=True).click()
-    dialog = browser.page.get_by_role("dialog")
-    for folded in dialog.locator("summary").all():
-        folded.click()
-    assert_none(browser)
-    dialog.get_by_role("button", name="Close").click()
-
-
-def test_a_violation_would_be_found(browser: Opened) -> None:
-    browser.go("/")
-    browser.page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert [rule for rule, _ in violations(browser.page)] == ["label"]
-
-
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    report = write_report(record_run(tmp_path_factory.mktemp("runs") / "a run"))
-    with opened(report) as browser:
-        yield browser
-
-
-def test_groups_and_tokens_can_be_read_and_steps_that_are_not_held_are_not_offered(shown: Opened) -> None:
-    shown.go("/")
-    shown.page.get_by_role("link", name="Groups and completions").first.click()
-    shown.page.wait_for_selector("h1:has-text('Groups of step 60')")
-    shown.page.get_by_label("Previous step").click()
-    shown.page.wait_for_selector("h1:has-text('Groups of step 30')")
-    shown.page.get_by_label("Number of the step").fill("14")
-    shown.page.get_by_label("Number of the step").press("Enter")
-    shown.page.wait_for_selector("h1:has-text('Groups of step 1')")
-    shown.page.locator(".grouprow a").first.click()
-    shown.page.get_by_role("button", name="Tokens").click()
-    shown.page.wait_for_selector(".tokenpanel")
-    assert "Group 0 of step 1" in shown.page.inner_text("h1")
-    shown.watched.assert_quiet()
-
-
-def test_nothing_is_offered_that_needs_a_lab(shown: Opened) -> None:
-    for address in ("/runs/a%20run", "/runs/a%20run/groups", "/runs/a%20run/groups/1/0"):
-        shown.go(address)
-        words = [*shown.page.get_by_role("button").all_inner_texts(), *shown.page.get_by_role("link").all_inner_texts()]
-        for word in ("Stop", "Resume", "Fork", "Search all steps", "Follow the newest", "Compare", "Runs"):
-            assert word not in words
-        assert not [word for word in words if word.startswith(("Explained", "This problem through", "This group step"))]
-    shown.watched.assert_quiet()
-
-
-def test_hostile_texts_run_nothing_in_the_file(shown: Opened, tmp_path: Path) -> None:
-    make_hostile_run(tmp_path / "run", steps=1)
-    report = write_report(tmp_path / "run")
-    assert report.stat().st_size < 3_000_000
-    for address in ("/", "/runs/run/groups", "/runs/run/groups/1/0"):
-        shown.page.goto(f"{report.as_uri()}#{address}")
-        shown.page.wait_for_selector("main .page")
-        shown.page.wait_for_timeout(300)
-        assert shown.page.evaluate("window.hostile") is None
-    outside = [url for url in shown.watched.outside if url != report.as_uri()]
-    assert (outside, shown.watched.complaints, shown.watched.dialogs) == ([], [], [])

@@ -168,7 +168,7 @@ def test_what_cannot_be_started_says_why(client: TestClient, root: Path, changed
     assert not (root / "a" / "metrics.jsonl").exists()
 
 
-def test_what_a_run_says_when_it_ends_at_once_is_the_answer(
+def test_what_a_run_says_at_its_end_is_told(
     client: TestClient, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A program in place of Python that ends as a run does which finds its mistake late."""
@@ -204,9 +204,7 @@ def locked(folder: Path, process: str) -> int:
     return handle
 
 
-def test_only_the_process_that_has_the_lock_is_stopped(
-    client: TestClient, root: Path, bystander: subprocess.Popen[bytes]
-):
+def test_only_the_holder_of_the_lock_is_stopped(client: TestClient, root: Path, bystander: subprocess.Popen[bytes]):
     folder = make_run(root / "run", [Made((1.0, 0.0))])
     for said in (str(bystander.pid), "1", "0", "99999999", "9" * 23):
         handle = locked(folder, said)
@@ -319,9 +317,7 @@ def test_notes_are_kept_beside_the_run(client: TestClient, kept: Path) -> None:
         ({"archived": "yes"}, "archived: expected true or false"),
     ],
 )
-def test_notes_that_are_none_change_nothing(
-    client: TestClient, kept: Path, changed: dict[str, Any], error: str
-) -> None:
+def test_no_notes_change_nothing(client: TestClient, kept: Path, changed: dict[str, Any], error: str) -> None:
     before = tree(kept)
     assert error in refusal(client, "one/notes", **{"tags": [], "note": "", "archived": False, **changed})
     assert tree(kept) == before
@@ -354,9 +350,7 @@ def test_deleting_takes_the_name_of_the_run(client: TestClient, kept: Path) -> N
 
 
 @pytest.mark.parametrize(("what", "name"), [("rename", "b"), ("delete", None)])
-def test_a_run_that_is_written_or_part_of_a_comparison_stays(
-    client: TestClient, kept: Path, what: str, name: str | None
-) -> None:
+def test_a_run_in_use_or_of_a_comparison_stays(client: TestClient, kept: Path, what: str, name: str | None) -> None:
     handle = lock_directory(kept / "one")
     try:
         assert f"in use by process {os.getpid()}" in refusal(client, f"one/{what}", name=name or "one")

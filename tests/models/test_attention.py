@@ -358,7 +358,7 @@ def gradients(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor], int]:
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_the_gradient_is_the_same_and_less_is_kept(
+def test_the_gradient_is_equal_and_less_kept(
     tmp_path: Path, kind: Kind, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ):
     if not compiled:

@@ -147,9 +147,7 @@ def test_a_damaged_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, c
         load_tokenizer(str(folder)) if words == NO_TOKENIZER else load_model(str(folder), device=CPU)
 
 
-def test_code_of_a_checkpoint_is_refused_without_a_question(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_code_of_a_checkpoint_is_refused_unasked(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = "open(__file__ + '.ran', 'w')"
     custom = with_config(
         tiny, tmp_path / "custom", model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
@@ -196,9 +194,7 @@ def count_positions(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [mix_tokens, count_positions])
-def test_a_model_that_neither_packing_nor_a_state_can_follow_is_refused(
-    tiny: Path, change: Callable[[PreTrainedModel], None]
-):
+def test_a_model_that_no_packing_nor_state_can_follow_is_refused(tiny: Path, change: Callable[[PreTrainedModel], None]):
     def load(attention: str) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation=attention)
         change(model)

@@ -269,7 +269,7 @@ def test_a_template_that_writes_bos_twice_gives_it_once(adds: str) -> None:
 
 
 @pytest.mark.parametrize("template", WITHOUT_SYSTEM.values(), ids=WITHOUT_SYSTEM)
-def test_a_system_message_without_a_role_stands_in_the_first_user_message(
+def test_a_system_message_without_a_role_is_in_the_first_user_message(
     tiny: Path, tmp_path: Path, template: str
 ) -> None:
     tokenizer = of_file(tmp_path, tiny, "\n" + template)

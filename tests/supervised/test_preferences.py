@@ -179,9 +179,7 @@ def test_no_prompt_is_both_learned_from_and_judged_by(tiny: Path, tmp_path: Path
     ],
     ids=["empty", "no column", "no text", "identical", "two forms", "no assistant"],
 )
-def test_a_row_that_is_no_pair_is_reported(
-    tiny: Path, tmp_path: Path, rows: list[dict[str, Any]], sentence: str
-) -> None:
+def test_a_row_that_is_no_pair_is_said(tiny: Path, tmp_path: Path, rows: list[dict[str, Any]], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         of_file(write_rows(tmp_path / "pairs.jsonl", rows), load_tokenizer(str(tiny)))
 
@@ -288,9 +286,7 @@ def test_the_verifier_ranks_where_the_reward_is_not_to_be_trusted(tiny: Path, tm
 
 
 @pytest.mark.parametrize(("share", "of_older"), [(0.1, ["p0"]), (0.5, ["p0", "p1", "p2", "p3"]), (0.18, ["p0", "p2"])])
-def test_pairs_of_older_runs_have_their_share_of_all(
-    tiny: Path, tmp_path: Path, share: float, of_older: list[str]
-) -> None:
+def test_pairs_of_older_runs_have_their_share(tiny: Path, tmp_path: Path, share: float, of_older: list[str]) -> None:
     tokenizer = load_tokenizer(str(tiny))
     old = recorded_run(tmp_path / "old", tiny, [[[1.0, 0.0]] * 4], tokenizer)
     new = recorded_run(tmp_path / "new", tiny, [[[1.0, 0.0]]] * 2 + [[[1.0, 0.0]] * 7], tokenizer)

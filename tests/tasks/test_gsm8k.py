@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there_or_not_text_or_of_another_kind(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("path", "package"), [(None, "datasets"), ("a.parquet", "pyarrow")])
-def test_a_missing_extra_is_named(
+def test_a_missing_extra_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None, package: str
 ) -> None:
     for module in ("datasets", "pyarrow", "pyarrow.parquet"):
@@ -134,7 +134,7 @@ def stand_in_for_the_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "place"), [(None, ("openai/gsm8k", "main")), ("hub:me/mine", ("me/mine", None))])
-def test_the_hub_is_read_from_an_address(
+def test_the_hub_has_an_address(
     monkeypatch: pytest.MonkeyPatch, path: str | None, place: tuple[str, str | None]
 ) -> None:
     asked = []

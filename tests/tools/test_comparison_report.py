@@ -102,7 +102,7 @@ def test_figures_of_a_variant_over_its_seeds(two: Path) -> None:
         ([1.0, 1.0], None),
     ],
 )
-def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
+def test_sampled_accuracy_is_reached_by_three_steps(
     tmp_path: Path, accuracies: list[float], reached: int | None
 ) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as run:

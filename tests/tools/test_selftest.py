@@ -168,9 +168,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("broken", "rows"), BROKEN)
-def test_a_broken_part_fails_its_row(
-    settings: list[str], monkeypatch: Patch, broken: Callable[[Patch], None], rows: set[str]
-):
+def test_a_broken_part_fails(settings: list[str], monkeypatch: Patch, broken: Callable[[Patch], None], rows: set[str]):
     broken(monkeypatch)
     ended = asked(settings, monkeypatch)
     assert failed(ended) == rows
@@ -190,9 +188,7 @@ def test_runs_that_differ_in_a_step_or_a_weight_are_counted(tiny: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_the_whole_one_and_not_when_its_resume_computes_otherwise(
-    settings: list[str], monkeypatch: Patch
-):
+def test_a_killed_run_ends_as_the_whole_one_unless_its_resume_differs(settings: list[str], monkeypatch: Patch):
     monkeypatch.setenv("COLUMNS", "200")
     ended = grouprl("selftest", *settings)
     assert (failed(ended), ended.code) == (set(), 0)

@@ -187,9 +187,7 @@ def test_prompts_that_are_not_here_are_assumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_plan_and_doctor_name_tokens_a_second_and_minutes(
-    counted: PromptSizes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_and_doctor_name_tokens_and_minutes(counted: PromptSizes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "prompt_sizes", lambda *_, **__: counted)
     for words, said in (
         (("plan", *EXAMPLES), ("of every prompt are read once", "This machine samples about ", " minutes: ")),
@@ -236,9 +234,7 @@ def test_a_config_has_the_parameters_that_transformers_makes_of_it(tmp_path: Pat
         ("folder", {"num_experts": 8}, "expected a dense decoder, got num_experts=8"),
     ],
 )
-def test_what_has_no_shape_is_a_sentence(
-    tmp_path: Path, model: str, config: dict[str, object] | None, said: str
-) -> None:
+def test_what_has_no_shape_is_said(tmp_path: Path, model: str, config: dict[str, object] | None, said: str) -> None:
     if config is not None:
         model = str(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(config))
