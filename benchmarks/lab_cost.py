@@ -132,12 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--smoke", action="store_true", help="one round of three steps, without a browser")
+    parser.add_argument("--smoke", action="store_true", help="one streamed run of three steps, without a browser")
     given = parser.parse_args()
     chromium = shutil.which("chromium") or ""
     if given.smoke:
         given.steps, given.rounds, chromium = 3, 1, ""
-    kinds = ["alone", "stream", *(["page"] if chromium else [])]
+    kinds = ["stream"] if given.smoke else ["alone", "stream", *(["page"] if chromium else [])]
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(given.rounds):

@@ -58,7 +58,7 @@ def secret(tmp_path: Path) -> Path:
 HERE = Path(__file__).parent
 # pytest-xdist begins with these files: a long file that it begins last leaves the other worker without work.
 LONG = (
-    *("run/test_train", "learner/test_family", "lab/test_lab_browser", "lab/test_lab_pages", "lab/test_lab_formulas"),
+    *("run/test_train", "learner/test_family", "lab/test_lab_browser", "lab/test_lab_layout"),
     *("models/test_lora", "run/test_trainer", "rewards/test_hostile"),
     *("checks/test_sandbox", "lab/", "rewards/test_reward_pool", "benchmarks/", "tools/test_compar", "ranks/"),
 )

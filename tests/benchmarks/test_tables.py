@@ -1,11 +1,18 @@
-"""What scripts of the benchmarks make of their results and of the shapes that they build; the docs show it."""
+"""What scripts of the benchmarks make of their results, which the docs show; every benchmark runs with `--smoke`."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import os
 import re
+import runpy
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +20,11 @@ from types import ModuleType
 
 import pytest
 import torch
+import yaml
+
+from forked import forked
+from grouprl.models.load import load_model
+from small_runs import grouprl
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,15 +91,6 @@ def test_completions_end_as_often_with_every_vocabulary(script: ModuleType, voca
 
 
 @pytest.mark.parametrize("script", ["shapes"], indirect=True)
-def test_prompts_share_what_was_asked_for(script: ModuleType) -> None:
-    asked = script.prompts(replace(script.REAL["smollm2-135m"], prompt_tokens=175, shared_tokens=140))
-    assert {len(prompt) for prompt in asked} == {175}
-    assert len({prompt[:140] for prompt in asked}) == 1
-    assert len({prompt[140:] for prompt in asked}) == len(asked) == 8
-    assert max(map(max, asked)) > 40_000
-
-
-@pytest.mark.parametrize("script", ["shapes"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "millions"), [("smollm2-135m", 134.5), ("smollm2-360m", 361.8), ("qwen2.5-0.5b", 494.0)]
 )
@@ -101,9 +104,7 @@ def test_the_shapes_are_as_large_as_the_models(
 
 
 @pytest.mark.parametrize("script", ["floor"], indirect=True)
-def test_a_floor_counts_shared_tokens_once_and_the_vocabulary(
-    monkeypatch: pytest.MonkeyPatch, script: ModuleType
-) -> None:
+def test_a_floor_counts_shared_tokens_once(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
     monkeypatch.setattr(script, "matmul_rate", lambda *_: 1.0)
     monkeypatch.setattr(script, "bandwidth", lambda _: 1e30)
     shape = script.Shape(4, 2, 2, 1, 8, 3, 2, prompt_tokens=10, max_tokens=5, shared_tokens=6, vocabulary=50)
@@ -118,15 +119,108 @@ def test_a_floor_counts_shared_tokens_once_and_the_vocabulary(
     }
 
 
-@pytest.mark.parametrize("script", ["speed"], indirect=True)
-def test_a_part_of_a_section_takes_the_place_of_its_old_rows(script: ModuleType) -> None:
-    def section(rows: dict[str, int], **measured: int) -> dict[str, object]:
-        return {"rows": [{"name": name, "ours": ours} for name, ours in rows.items()], "measured": measured}
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "course_posts.py"
 
-    kept = {"machine": {"cores": 2}, "sections": {"floor": section({"f": 0})}}
-    first = script.added(kept, "real", section({"a": 1, "b": 2}, one=1))
-    both = script.added(first, "real", section({"b": 3, "c": 4}, two=2))
-    assert both == {
-        "machine": {"cores": 2},
-        "sections": {"floor": section({"f": 0}), "real": section({"a": 1, "b": 3, "c": 4}, one=1, two=2)},
-    }
+
+@pytest.fixture(scope="module")
+def posts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("course") / "posts"
+    subprocess.run([sys.executable, str(SCRIPT), str(folder)], check=True)
+    return folder
+
+
+def prompts(file: Path) -> list[str]:
+    return [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_no_post_is_there_twice_and_all_end_where_the_policy_begins(posts: Path) -> None:
+    train, test = prompts(posts / "train.jsonl"), prompts(posts / "test.jsonl")
+    assert (len(train), len(test), len({*train, *test})) == (256, 64, 320)
+    for prompt in (*train, *test):
+        assert prompt.startswith("SUBREDDIT: r/")
+        assert prompt.endswith("\n\nTL;DR:")
+        assert 70 <= len(prompt.split()) <= 110  # 100 to 140 tokens
+        assert "{" not in prompt
+    assert runpy.run_path(str(SCRIPT))["posts"]()["test"] == test  # the same in every process
+
+
+@pytest.mark.usefixtures("no_page")
+def test_the_recipe_trains_on_them(posts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    ended = grouprl(
+        "train", "smollm2_course", "--model", "abacus", f"task.path={posts}", f"runs_dir={tmp_path}", "steps=1",
+        "rollout.problems_per_step=2", "rollout.group_size=2", "rollout.max_tokens=4", "evaluation.problems=1",
+        "evaluation.samples=0",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    (row,) = (tmp_path / "smollm2_course" / "metrics.jsonl").read_text().splitlines()
+    assert -50.0 <= json.loads(row)["reward"] < 0.0
+
+
+def test_the_page_shows_the_recipe_and_the_script_has_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = SCRIPT.parents[1]
+    page = (root / "docs" / "start.md").read_text(encoding="utf-8")
+    recipe = (root / "src/grouprl/recipes/smollm2_course.yaml").read_text(encoding="utf-8").partition("name: ")[2]
+    shown = page.partition("```yaml\n")[2].partition("```")[0]
+    assert shown == recipe.partition("\n")[2]
+    rollout = yaml.safe_load(shown)["rollout"]
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    sizes = runpy.run_path(str(SCRIPT.with_name("course_trl.py")))
+    assert [sizes[name] for name in ("PROBLEMS", "COMPLETIONS", "TOKENS")] == list(rollout.values())
+
+
+HERE = Path(__file__).parents[2] / "benchmarks"
+FILES = {path.stem: path for path in sorted(HERE.glob("*.py"))}
+SCRIPTS = [name for name, path in FILES.items() if "__main__" in path.read_text(encoding="utf-8")]
+
+
+def imported(name: str) -> set[str]:
+    """The benchmark files that one imports, in functions and for types only as well."""
+    nodes = list(ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))))
+    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name for name in FILES if name in names}
+
+
+def test_no_circle_of_imports() -> None:
+    left = {name: imported(name) for name in FILES}
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"expected benchmarks that import one way, got a circle among {sorted(left)}"
+
+
+def test_a_file_is_a_benchmark_or_is_imported_by_one() -> None:
+    assert [name for name in FILES if name not in SCRIPTS and not any(name in imported(one) for one in FILES)] == []
+
+
+def kept() -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (HERE / "results").rglob("*.json")}
+
+
+def start(name: str, folder: Path) -> None:
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # of the processes that it starts
+    sys.path.insert(0, str(HERE))
+    sys.argv = [str(FILES[name]), "--smoke"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """What most benchmarks import, which takes each of them seconds."""
+    load_model("abacus", device=torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
+    results = kept()
+    with forked(partial(start, name, tmp_path)) as process, ThreadPoolExecutor() as pool:
+        said, complained = pool.map(lambda channel: channel.read(), (process.out, process.err))
+        assert process.wait() == 0, f"{name} --smoke: {said[-2000:]}\n{complained[-4000:]}"
+    assert said.strip(), f"{name} --smoke printed nothing"
+    # What it measured of tiny sizes is kept nowhere.
+    assert list(tmp_path.iterdir()) == []
+    assert kept() == results

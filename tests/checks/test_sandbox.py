@@ -209,9 +209,7 @@ def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @linux
-def test_a_sandbox_that_does_not_come_up_says_nothing_about_the_program(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_sandbox_that_does_not_come_up_says_nothing_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     open_to_everyone(broken)

@@ -93,7 +93,7 @@ def test_eval_of_a_run_or_its_checkpoint_finds_what_the_run_found(finished: Path
 
 
 @pytest.mark.parametrize("more", [(), ("--pass-at", 2)], ids=["metrics", "pass@k"])
-def test_signs_of_life_do_not_stand_in_the_json(
+def test_signs_of_life_are_not_in_json(
     finished: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[object, ...]
 ) -> None:
     monkeypatch.setattr("grouprl.trainer.terminal.QUIET", 0.0)
@@ -174,13 +174,10 @@ def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, gues
 
 
 @pytest.mark.usefixtures("no_page")
-@pytest.mark.parametrize("recipe", ["gsm8k", "own_file"])
-def test_the_recipes_for_a_file_train_on_one(recipe: str, guesser: Path, tmp_path: Path) -> None:
-    data = tmp_path / "mine.jsonl"
+def test_the_recipe_for_a_file_trains_on_one(guesser: Path, tmp_path: Path) -> None:
     own = [{"prompt": f"What is {number} and 2?", "answer": str(number + 2)} for number in range(20)]
-    write_rows(data, ROWS if recipe == "gsm8k" else own)
-    named = f"task.path={data}" if recipe == "gsm8k" else f"task.name={data}"
-    ended = grouprl("train", recipe, *small_settings(tmp_path), named, "steps=1", "model.path=" + str(guesser),
+    named = f"task.name={write_rows(tmp_path / 'mine.jsonl', own)}"
+    ended = grouprl("train", "own_file", *small_settings(tmp_path), named, "steps=1", f"model.path={guesser}",
                     "model.dtype=float32", "--name", "made")  # fmt: skip
     assert ended.code == 0, ended.err
     assert json.loads((tmp_path / "made" / "summary.json").read_text())["before"]["problems"] > 0
@@ -341,9 +338,7 @@ def test_a_reward_without_py_is_refused_without_asking_the_hub(given: str) -> No
     refused(grouprl("train", "--reward", given), "expected FILE.py:FUNCTION, got 'good': write good.py:f")
 
 
-def test_the_name_of_a_run_is_judged_before_the_model_is_loaded(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_run_is_judged_before_its_model_loads(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 

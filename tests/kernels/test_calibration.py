@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from forked import forked
 from grouprl.forward.layouts import TreeLayout
 from grouprl.forward.logprobs import token_logprobs
 from grouprl.kernels import build, calibration
-from grouprl.kernels.build import library, library_file
+from grouprl.kernels.build import is_intact, library, library_file, why_no_library
 from grouprl.kernels.calibration import Contest, Timing, timings, uses_kernel
 from grouprl.kernels.functions import ADD_NORM, add_norm, swiglu
 from grouprl.kernels.llama_form import AttentionInput, attend_rotated, has_llama_form
@@ -114,9 +116,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_kernel_that_sleeps_in_either_direction_is_left_to_torch(
-    name: str, file: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_kernel_that_sleeps_either_way_is_left_to_torch(name: str, file: Path, monkeypatch: pytest.MonkeyPatch):
     function, shapes = FUNCTIONS[name]
     ours, theirs = ([leaf(*shape, seed=seed) for seed, shape in enumerate(shapes)] for _ in range(2))
     monkeypatch.setenv("GROUPRL_KERNELS", "on")
@@ -143,7 +143,7 @@ def times(file: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["draw", "decode_step"])
-def test_a_kernel_of_decoding_that_sleeps_is_left_to_torch(
+def test_a_decoding_kernel_that_sleeps_is_left_to_torch(
     name: str, tiny: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model, tokenizer = load_model(str(tiny), device=CPU), load_tokenizer(str(tiny))
@@ -341,3 +341,41 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GROUPRL_KERNELS", "of")
     with pytest.raises(UserError, match="GROUPRL_KERNELS: expected on, off or no value, got 'of'"):
         build.why_no_library()
+
+
+LOAD = "from grouprl.kernels.build import library; print(library().width())"
+
+
+@pytest.mark.parametrize("damaged", [b"", b"the libra", b"the librarx"])
+def test_only_a_file_with_its_digest_is_loaded(tmp_path: Path, damaged: bytes) -> None:
+    file = tmp_path / "kernels-1.so"
+    assert not is_intact(file)
+    file.write_bytes(b"the library")
+    assert not is_intact(file)  # older versions wrote no digest
+    summed = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "kernels-1.sha256").write_text(summed.split()[0])
+    assert is_intact(file)
+    file.write_bytes(damaged)
+    assert not is_intact(file)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_no_library() is not None, reason="no compiler")
+def test_a_truncated_library_is_compiled_again(tmp_path: Path) -> None:
+    # -O0: a compilation of a second.
+    surroundings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CFLAGS": "-O0", "GROUPRL_KERNELS": "on"}
+
+    def width() -> str:
+        ended = subprocess.run([sys.executable, "-c", LOAD], env=surroundings, capture_output=True, text=True)
+        assert ended.returncode == 0, (ended.returncode, ended.stderr)
+        return ended.stdout
+
+    first = width()
+    (file,) = tmp_path.rglob("*.so")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])  # ended the process with SIGBUS
+    assert width() == first
+    assert len(file.read_bytes()) == len(whole)
+    made = file.stat().st_mtime_ns
+    assert width() == first
+    assert file.stat().st_mtime_ns == made  # an intact one is not compiled again

@@ -11,12 +11,13 @@ from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import FULL_CONFIG, Made, make_run
 from recorded_episodes import record_episodes
 
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
+
 axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
 RULES = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
 RUN = "/runs/axe"
-PAGES = ["/", RUN, f"{RUN}/groups", f"{RUN}/groups/1/0", "/compare/axe", "/group", "/ppo"]
-PAGES += ["/step?rewards=1,0,0,1&stage=update", "/runs/talk/groups/1/0?c=1"]
+READ = ["/", RUN, f"{RUN}/groups", f"{RUN}/groups/1/0", "/compare/axe", "/group", "/ppo"]
+READ += ["/step?rewards=1,0,0,1&stage=update", "/runs/talk/groups/1/0?c=1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,27 +35,29 @@ def violations(page: Any) -> list[tuple[str, str]]:
     return [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("address", PAGES)
-def test_no_violation(browser: Opened, address: str, theme: str) -> None:
-    browser.page.emulate_media(color_scheme=theme)
+def assert_none(browser: Opened) -> None:
+    for theme in ("light", "dark"):
+        browser.page.emulate_media(color_scheme=theme)
+        assert violations(browser.page) == [], theme
+
+
+@pytest.mark.parametrize("address", READ)
+def test_no_violation(browser: Opened, address: str) -> None:
     browser.go(address)
     for _ in range(3):  # as it opens, everything unfolded, and what is inside another
         browser.page.wait_for_timeout(400)  # what is asked for afterwards
-        assert violations(browser.page) == []
+        assert_none(browser)
         browser.page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("button", ["Start a run", "Resume axe", "Notes on axe"])
-def test_no_violation_in_a_dialog(browser: Opened, button: str, theme: str) -> None:
-    browser.page.emulate_media(color_scheme=theme)
+def test_no_violation_in_a_dialog(browser: Opened, button: str) -> None:
     browser.go("/")
     browser.page.get_by_role("button", name=button, exact=True).click()
     dialog = browser.page.get_by_role("dialog")
     for folded in dialog.locator("summary").all():
         folded.click()
-    assert violations(browser.page) == []
+    assert_none(browser)
     dialog.get_by_role("button", name="Close").click()
 
 

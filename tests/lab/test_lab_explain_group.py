@@ -57,7 +57,7 @@ def blobs(folder: Path, column: str) -> list[list[float]]:
     return [np.frombuffer(blob, "<f4").astype(float).tolist() for (blob,) in rows]
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "gspo", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "reinforce_pp"])
 def test_a_group_that_is_the_batch_has_the_numbers_of_the_step(name: str, train: Any) -> None:
     algorithm = two_passes(name)
     page, folder = train(algorithm)

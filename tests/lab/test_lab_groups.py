@@ -130,9 +130,7 @@ def test_a_dropped_group_has_no_advantage(tmp_path: Path) -> None:
         ({"std": "sample"}, False, "such as before a fork"),
     ],
 )
-def test_what_differs_from_the_rewards_has_its_reason(
-    tmp_path: Path, fields: dict[str, str], agree: bool | None, said: str
-) -> None:
+def test_what_differs_has_its_reason(tmp_path: Path, fields: dict[str, str], agree: bool | None, said: str) -> None:
     made = Made((1.0, 0.0), advantages=(0.3, -0.2))
     found = one_group(make_run(tmp_path / "run", [made], config=algorithm_config(**fields)), 1, 0)["statistics"]
     assert (found["agree"], said in found["why"]) == (agree, True)

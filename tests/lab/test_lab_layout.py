@@ -49,7 +49,6 @@ class Layout:
     press: tuple[str, ...] = ()  # the texts of what is pressed first
 
 
-CHARTS = {".grid": (3, 1)}
 HEAD = (".run-head .actions", ".chart-head .row")
 CARDS = {".cards": (3, 1), ".halves": (2, 1)}
 PAGES = {

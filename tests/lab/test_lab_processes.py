@@ -1,4 +1,4 @@
-"""Runs that are started, stopped, resumed and forked from the page, and what the lab must not do to other processes."""
+"""What the page does to runs: started, stopped, resumed, forked, noted, renamed; what the lab must not do to others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from starlette.testclient import TestClient
 
 from grouprl.config.run import RunConfig, load_config
 from grouprl.files import read_json
-from grouprl.record.layout import RunDirectory
+from grouprl.lab import trying
+from grouprl.lab.server import create_app
+from grouprl.record.layout import RunDirectory, lock_directory
 from grouprl.record.read import read_run
 from grouprl.record.write import RunRecord
-from lab_processes import QUICK, ended, started
+from grouprl.types import UserError
 from lab_runs import CONFIG, Made, add_step, make_run
 from small_runs import tree
+
+# Seconds instead of a minute: 2 problems x 4 completions of at most 8 tokens.
+QUICK = [
+    "model.threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=8",
+    "evaluation.problems=2", "evaluation.samples=1", "checkpoint.every=1", "checkpoint.keep=100",
+    "rollout.scoring.workers=1",
+]  # fmt: skip
+
+
+def ended(directory: Path, *, after: float = 60.0) -> None:
+    """Waits until nobody has the directory."""
+    until = time.monotonic() + after
+    while RunDirectory(directory).holder() is not None:
+        assert time.monotonic() < until, "the run has not ended"
+        time.sleep(0.05)
+
+
+def started(client: TestClient, name: str, *changes: str) -> Any:
+    body = {"recipe": "demo", "name": name, "changes": [*QUICK, *changes]}
+    answer = client.post("/api/runs", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def status(client: TestClient, run: str) -> str:
@@ -37,7 +62,8 @@ def status(client: TestClient, run: str) -> str:
 
 @pytest.mark.slow
 def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):
-    assert started(client, "mine", "steps=1000000", "algorithm=dr_grpo") == {"id": "mine"}
+    changes = ("steps=1000000", "checkpoint.every=1000000", "algorithm=dr_grpo")
+    assert started(client, "mine", *changes) == {"id": "mine"}
     assert status(client, "mine") == "running"
     process = RunDirectory(root / "mine").holder()
     assert client.post("/api/runs/mine/resume", json={}).json()["error"] == "mine is running"
@@ -45,7 +71,9 @@ def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):
     while not client.get("/api/runs/mine/series").json()["step"]:
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert client.post("/api/runs/mine/stop", json={}).status_code == 200
+    first, again = (client.post("/api/runs/mine/stop", json={}) for _ in range(2))
+    assert first.status_code == 200
+    assert again.json()["error"] in ("mine is stopping: it finishes its step and saves", "mine is not running")
     ended(root / "mine")
     until = time.monotonic() + 20
     while Path(f"/proc/{process}").exists():  # a run that ended is no zombie
@@ -64,11 +92,31 @@ def test_a_run_is_started_stopped_and_resumed(client: TestClient, root: Path):
     assert [row["step"] for row in read_run(root / "mine").metrics] == list(range(1, last + 3))
 
 
+NO_FORKS = [
+    ({"step": 7}, "expected a checkpoint of step 7"),
+    ({"name": "first"}, "a folder of this name exists"),
+    ({"changes": ["steps=none"]}, "steps"),
+    ({"changes": ["steps=1"]}, "expected more than 1, the step of the checkpoint"),
+    ({"changes": ["steps=2", "task.name=nowhere"]}, "nowhere"),
+    ({"step": 10**300}, "step: expected 0 to"),
+    ({"step": -1}, "step: expected 0 to"),
+    ({"name": "b" * 201}, "at most 200"),
+    ({"changes": [f"steps={'[' * 30_000}"]}, "nested too deeply"),
+    ({"changes": [f"steps={'9' * 5000}"]}, "digits"),
+    ({"step": "1"}, "step: expected a whole number"),
+    ({"step": True}, "step: expected a whole number"),
+]
+
+
 @pytest.mark.slow
-def test_a_fork_shares_the_steps_before_it(client: TestClient, root: Path):
+def test_a_fork_shares_the_steps_before_it_and_one_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
     started(client, "first", "steps=4")
     ended(root / "first")
     before = tree(root / "first")
+    for changed, expected in NO_FORKS:
+        answer = client.post("/api/runs/first/fork", json={"step": 1, "name": "b", **changed})
+        assert (answer.status_code, expected in answer.json()["error"]) == (400, True), answer.text
+    assert {path.name for path in root.iterdir()} == {"first", ".lab"}
     body = {"step": 2, "name": "second", "changes": ["algorithm.kl_coef=0.5", "steps=3"]}
     assert client.post("/api/runs/first/fork", json=body).json() == {"id": "second"}
     ended(root / "second")
@@ -120,7 +168,7 @@ def test_what_cannot_be_started_says_why(client: TestClient, root: Path, changed
     assert not (root / "a" / "metrics.jsonl").exists()
 
 
-def test_what_a_run_says_when_it_ends_at_once_is_the_answer(
+def test_what_a_run_says_at_its_end_is_told(
     client: TestClient, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A program in place of Python that ends as a run does which finds its mistake late."""
@@ -131,29 +179,6 @@ def test_what_a_run_says_when_it_ends_at_once_is_the_answer(
     answer = client.post("/api/runs", json={"recipe": "demo", "name": "a", "changes": ["task.name=nowhere"]})
     assert "task.name: expected one of these, got nowhere" in answer.json()["error"]
     assert not (root / "a" / "metrics.jsonl").exists()
-
-
-@pytest.mark.slow
-def test_a_fork_that_cannot_be_leaves_nothing(client: TestClient, root: Path):
-    started(client, "first", "steps=1")
-    ended(root / "first")
-    for body, expected in (
-        ({"step": 7, "name": "b"}, "expected a checkpoint of step 7"),
-        ({"step": 1, "name": "first"}, "a folder of this name exists"),
-        ({"step": 1, "name": "b", "changes": ["steps=none"]}, "steps"),
-        ({"step": 1, "name": "b", "changes": ["steps=1"]}, "expected more than 1, the step of the checkpoint"),
-        ({"step": 1, "name": "b", "changes": ["steps=2", "task.name=nowhere"]}, "nowhere"),
-        ({"step": 10**300, "name": "b"}, "step: expected 0 to"),
-        ({"step": -1, "name": "b"}, "step: expected 0 to"),
-        ({"step": 1, "name": "b" * 201}, "at most 200"),
-        ({"step": 1, "name": "b", "changes": [f"steps={'[' * 30_000}"]}, "nested too deeply"),
-        ({"step": 1, "name": "b", "changes": [f"steps={'9' * 5000}"]}, "digits"),
-        ({"step": "1", "name": "b"}, "step: expected a whole number"),
-        ({"step": True, "name": "b"}, "step: expected a whole number"),
-    ):
-        answer = client.post("/api/runs/first/fork", json=body)
-        assert (answer.status_code, expected in answer.json()["error"]) == (400, True), answer.text
-    assert {path.name for path in root.iterdir()} == {"first", ".lab"}
 
 
 def test_recipes_that_train_a_policy_are_offered(client: TestClient):
@@ -179,9 +204,7 @@ def locked(folder: Path, process: str) -> int:
     return handle
 
 
-def test_only_the_process_that_has_the_lock_is_stopped(
-    client: TestClient, root: Path, bystander: subprocess.Popen[bytes]
-):
+def test_only_the_holder_of_the_lock_is_stopped(client: TestClient, root: Path, bystander: subprocess.Popen[bytes]):
     folder = make_run(root / "run", [Made((1.0, 0.0))])
     for said in (str(bystander.pid), "1", "0", "99999999", "9" * 23):
         handle = locked(folder, said)
@@ -190,22 +213,6 @@ def test_only_the_process_that_has_the_lock_is_stopped(
         assert (answer.status_code, "which this lab cannot stop" in answer.json()["error"]) == (400, True)
     time.sleep(0.2)
     assert bystander.poll() is None
-
-
-@pytest.mark.slow
-def test_a_run_that_was_asked_twice_to_stop_saves_all_the_same(client: TestClient, root: Path):
-    started(client, "run", "steps=100000", "checkpoint.every=100000")
-    until = time.monotonic() + 60
-    while not read_run(root / "run").metrics:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    answers = [client.post("/api/runs/run/stop", json={}) for _ in range(2)]
-    assert answers[0].status_code == 200
-    assert answers[1].json()["error"] in ("run is stopping: it finishes its step and saves", "run is not running")
-    ended(root / "run")
-    last = read_run(root / "run").metrics[-1]["step"]
-    assert (root / "run" / "checkpoints" / f"step-{last:06d}").is_dir()
-    assert read_json(root / "run" / "summary.json")["steps"] == last
 
 
 @pytest.mark.slow
@@ -251,15 +258,154 @@ def test_a_run_that_is_read_when_it_ends_leaves_one_plain_file(tmp_path: Path):
         assert database.execute("SELECT COUNT(*) FROM completions").fetchone() == (5 * 8,)
 
 
-@pytest.mark.slow
 def test_a_run_waits_for_who_reads_it(tmp_path: Path):
     """A finished run has no WAL, so that a reader holds up a resume."""
     folder = make_run(tmp_path / "run", [Made((1.0, 0.0))])
     reader = sqlite3.connect(folder / "rollouts.sqlite", check_same_thread=False)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM completions").fetchall()
-    threading.Timer(2.0, reader.rollback).start()
+    threading.Timer(0.5, reader.rollback).start()
     with RunRecord.reopen(folder, 1) as record:
         add_step(record, 2, [Made((0.5, 0.0))])
     reader.close()
     assert len(read_run(folder).metrics) == 2
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    for name in ("one", "two", "both/grpo"):
+        make_run(folder / name, [Made((1.0, 0.0))])
+    return folder
+
+
+@pytest.fixture
+def kept(made: Path, root: Path) -> Path:
+    return Path(shutil.copytree(made, root, dirs_exist_ok=True))
+
+
+def line(client: TestClient, run: str) -> dict[str, Any]:
+    (found,) = (one for one in client.get("/api/runs").json()["runs"] if one["id"] == run)
+    return dict(found)
+
+
+def refusal(client: TestClient, path: str, **body: Any) -> str:
+    answer = client.post(f"/api/runs/{path}", json=body)
+    assert answer.status_code in (400, 404), answer.text
+    return str(answer.json()["error"])
+
+
+def test_notes_are_kept_beside_the_run(client: TestClient, kept: Path) -> None:
+    given = {"tags": ["best", "long", "best"], "note": "kl 0\n<b>", "archived": True}
+    assert client.post("/api/runs/one/notes", json=given).json() == {"id": "one"}
+    assert read_json(kept / "one" / "notes.json") == {**given, "tags": ["best", "long"]}
+    shown = line(client, "one")
+    assert (shown["tags"], shown["note"], shown["archived"]) == (["best", "long"], "kl 0\n<b>", True)
+    assert (line(client, "two")["tags"], line(client, "two")["archived"]) == ([], False)
+    (kept / "one" / "notes.json").write_text('{"tags": 3}')
+    assert "notes.json: tags: expected" in line(client, "one")["error"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"tags": "best"}, "tags: expected at most 20 texts"),
+        ({"tags": [""]}, "tags: expected at most 20 texts of 1 to 40 characters"),
+        ({"tags": ["a"] * 21}, "tags: expected at most 20"),
+        ({"note": 3}, "note: expected a text"),
+        ({"note": "a" * 10_001}, "note: expected a text of at most 10000"),
+        ({"archived": "yes"}, "archived: expected true or false"),
+    ],
+)
+def test_no_notes_change_nothing(client: TestClient, kept: Path, changed: dict[str, Any], error: str) -> None:
+    before = tree(kept)
+    assert error in refusal(client, "one/notes", **{"tags": [], "note": "", "archived": False, **changed})
+    assert tree(kept) == before
+
+
+def test_a_renamed_run_has_everything_under_its_new_name(client: TestClient, kept: Path) -> None:
+    before = {name: data for name, data in tree(kept / "one").items() if name != "config.yaml"}
+    assert client.post("/api/runs/one/rename", json={"name": "three"}).json() == {"id": "three"}
+    assert not (kept / "one").exists()
+    after = tree(kept / "three")
+    assert {name: after[name] for name in before} == before
+    assert yaml.safe_load((kept / "three" / "config.yaml").read_text())["name"] == "three"
+
+
+def test_a_name_that_is_taken_or_none_is_refused(client: TestClient, kept: Path) -> None:
+    before = tree(kept)
+    for name in ("two", "../out", "", "a/b"):
+        assert refusal(client, "one/rename", name=name)
+        assert tree(kept) == before
+
+
+def test_deleting_takes_the_name_of_the_run(client: TestClient, kept: Path) -> None:
+    before, other = tree(kept / "one"), tree(kept / "two")
+    assert "expected the run's name, one" in refusal(client, "one/delete", name="two")
+    assert tree(kept / "one") == before
+    assert client.post("/api/runs/one/delete", json={"name": "one"}).json() == {"id": "one"}
+    assert not (kept / "one").exists()
+    assert [*(kept / ".lab").glob("*")] == []
+    assert tree(kept / "two") == other
+
+
+@pytest.mark.parametrize(("what", "name"), [("rename", "b"), ("delete", None)])
+def test_a_run_in_use_or_of_a_comparison_stays(client: TestClient, kept: Path, what: str, name: str | None) -> None:
+    handle = lock_directory(kept / "one")
+    try:
+        assert f"in use by process {os.getpid()}" in refusal(client, f"one/{what}", name=name or "one")
+    finally:
+        os.close(handle)
+    assert "got a run of the comparison both" in refusal(client, f"both~grpo/{what}", name=name or "grpo")
+    assert "expected a run below" in refusal(client, f"nobody/{what}", name=name or "nobody")
+    assert all((kept / run / "config.yaml").exists() for run in ("one", "both/grpo"))
+
+
+@pytest.mark.slow
+def test_a_typed_completion_is_scored_as_the_run_does(tmp_path: Path) -> None:
+    """The task's verifier, a reward that hangs; a code file that is another one now is not run."""
+    root = tmp_path / "own"
+    root.mkdir()
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import time\n\n\ndef slow(completions, **_):\n    texts = [one[0]['content'] for one in completions]\n"
+        "    time.sleep('wait' in texts[0] and 30)\n    return [len(text) / 10 for text in texts]\n"
+    )
+    rewards = [{"name": "slow", "path": str(code), "weight": 2}, {"name": "correct_answer"}]
+    with TestClient(create_app(root)) as client:
+        started(client, "first", "steps=1", f"rewards={rewards}".replace("'", '"'), "rollout.scoring.seconds=3")
+        ended(root / "first")
+        group = client.get("/api/runs/first/groups/1/0").json()
+        answer = group["columns"]["answer"].rpartition("#### ")[2]
+
+        def tried(text: str) -> dict[str, Any]:
+            found = client.post("/api/runs/first/try", json={"step": 1, "group": 0, "text": text})
+            assert found.status_code == 200, found.text
+            return dict(found.json())
+
+        right = f"It is \\boxed{{{answer}}}"
+        found = tried(right)
+        assert [one["name"] for one in found["rewards"]] == ["slow", "correct_answer"]
+        assert [one["value"] for one in found["rewards"]] == [pytest.approx(len(right) / 10), 1.0]
+        assert found["total"] == pytest.approx(2 * len(right) / 10 + 1)
+        assert (found["correct"], found["invalid"]) == (True, None)
+        assert tried("no box")["correct"] is False
+        hangs = tried("wait")
+        assert hangs["total"] is None
+        assert "slow" in hangs["invalid"]
+        assert "expected a group below" in refusal(client, "first/try", step=1, group=99, text="a")
+        for wrong in (-1, 10**16, 10**400):  # not the last group, and no error of SQLite's
+            assert "step: expected a whole number" in refusal(client, "first/try", step=wrong, group=0, text="a")
+            assert "group: expected a whole number" in refusal(client, "first/try", step=1, group=wrong, text="a")
+        code.write_text("print(1)\n")
+        assert "names the code file" in refusal(client, "first/try", step=1, group=0, text="a")
+
+
+def test_a_file_of_the_current_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`grouprl lab .` in a received folder starts the scorer there; -m alone would import its json.py."""
+    (tmp_path / "json.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trying, "_SECONDS", 1.0)  # Python imports json first
+    with pytest.raises(UserError):
+        trying.try_completion(tmp_path / "none", 1, 0, "a")
+    assert not (tmp_path / "ran").exists()

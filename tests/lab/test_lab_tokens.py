@@ -302,11 +302,8 @@ def test_a_step_whose_kl_jumps(tmp_path: Path, kls: list[float], expected: list[
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_colors_effects_and_shows_branches_as_text(
-    shared_lab: Any, browser: Any, page: Any, width: int
-) -> None:
-    run, hostile = shared_lab.root / f"branched{width}", "<img src=x onerror=alert(1)>"
+def test_the_page_colors_effects_and_shows_branches_as_text(shared_lab: Any, browser: Any, page: Any) -> None:
+    run, hostile = shared_lab.root / "branched", "<img src=x onerror=alert(1)>"
     make_run(run, [Made((1.0, 0.0))])
     branches = (
         Branch(9, "a", 0.25, 0.5, True, 2, "end", "a \\boxed{7}"),
@@ -314,7 +311,6 @@ def test_the_page_colors_effects_and_shows_branches_as_text(
     )
     tokens = (BranchedToken(1, 8, "c", 0.5, 1.04, branches),)
     write_branches(run, BranchedCompletion(1, 0, 0, "train-1", (7, 8), 1.0, tokens, 5, 12))
-    page.set_viewport_size({"width": width, "height": 900})
     browser.go(f"/runs/{run.name}/groups/1/0")
     page.get_by_role("button", name="Tokens").first.click()
     page.get_by_role("button", name="Effect on the reward").click()
@@ -326,7 +322,6 @@ def test_the_page_colors_effects_and_shows_branches_as_text(
         assert words in " ".join(said.split()), said
     page.locator(".token").nth(0).hover()
     assert page.locator(".branches").count() == 0
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.get_by_role("button", name="Tokens").nth(1).click()
     page.get_by_role("button", name="Effect on the reward").click(force=True)  # it says why it colors nothing
     remedy = f"grouprl replay runs/{run.name} 1 --branch --problem 'train-1' --completion 1"

@@ -1,4 +1,4 @@
-"""What can be done with the charts of a run: saved, pinned, found, folded, printed; and the theme."""
+"""What can be done with the charts of a run: saved as files, in another theme; and a lab without runs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lab_browser import Lab, Opened, needs_chromium, opened, served
 from lab_runs import Made, make_run
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
+
 REWARDS = [0.25, 0.5, 0.125, 1.0]
 ADDRESS = "/runs/tools"
 
@@ -90,11 +91,3 @@ def test_a_folder_without_runs_says_how_to_begin(lab: Opened, tmp_path: Path) ->
             page.go_back()
             begin.wait_for()
         page.close()
-
-
-@pytest.mark.parametrize("width", [1024, 1179, 1001, 390])
-def test_the_list_of_runs_fits_its_window(lab: Opened, width: int) -> None:
-    lab.page.set_viewport_size({"width": width, "height": 800})
-    lab.go("/")
-    lab.page.locator(".runs-table").wait_for()
-    assert lab.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -12,7 +12,7 @@ from hostile_run import make_hostile_run
 from lab_browser import Opened, needs_chromium, opened
 from recorded_runs import record_run
 
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
@@ -20,23 +20,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     report = write_report(record_run(tmp_path_factory.mktemp("runs") / "a run"))
     with opened(report) as browser:
         yield browser
-
-
-def test_the_page_shows_what_came_of_the_run(shown: Opened) -> None:
-    shown.go("/")
-    text = shown.page.inner_text("main").replace("\N{NO-BREAK SPACE}", " ")
-    assert "Greedy accuracy 31.2% → 97.4% on 500 held-out problems in 98 s of training." in text
-    for cell in (
-        *("27.3 to 35.4", "+66.2 points", "98.6 to 100.2", "44.9", "+23.5", "284,112", "912.4 MiB", "Xeon"),
-        *("Where the time of a step goes", "config.yaml", "metrics.jsonl"),
-    ):
-        assert cell in text, cell
-    titles = shown.page.locator(".chart-card h3").all_inner_texts()
-    for title in ("Reward", "Held-out accuracy", "Solved, mixed and hopeless groups", "Problems seen"):
-        assert any(one.startswith(title) for one in titles), title
-    shown.page.get_by_text("config.yaml, complete").click()
-    assert "kl_coef: 0.04" in shown.page.inner_text("main")
-    shown.watched.assert_quiet()
 
 
 def test_groups_and_tokens_can_be_read_and_steps_that_are_not_held_are_not_offered(shown: Opened) -> None:

@@ -1,4 +1,6 @@
-"""Packed groups give the same hidden states as each architecture's own forward pass on prompt and completion."""
+"""Packed groups give the hidden states of each architecture's own forward pass; how they are packed and recomputed."""
+
+from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
@@ -7,15 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from grouprl.forward.attention import NAME, Rule, hidden_states
 from grouprl.forward.layouts import Prefix, TreeLayout
+from grouprl.forward.packing import GroupSize, PackedUnit, pack_groups
+from grouprl.forward.recompute import recompute_activations, recomputes
 from grouprl.models.load import load_model
 from grouprl.types import UserError
-from tiny import tiny_model_folder
+from tiny import Kind, tiny_model_folder
 
 CPU = torch.device("cpu")
 UNEVEN = ((5, 2, 7), ((3, 1, 4), (6,), (2, 2)))
@@ -262,3 +268,115 @@ def test_dropout_is_refused():
     qkv = (tensor.transpose(0, 1)[None] for tensor in random_qkv(layout, 4, 2, torch.float32))
     with pytest.raises(UserError, match=r"dropout=0\.1"):
         AttentionInterface()[NAME](torch.nn.Module(), *qkv, None, scaling=0.4, layout=layout, dropout=0.1)
+
+
+GROUPS = st.lists(
+    st.builds(GroupSize, st.integers(1, 40), st.lists(st.integers(0, 30), min_size=1, max_size=9).map(tuple)),
+    max_size=9,
+)
+
+
+def test_packs_by_hand() -> None:
+    groups = [GroupSize(4, (3, 3, 3)), GroupSize(2, (8,)), GroupSize(1, (1, 1))]
+    # Budget 10: the first group is divided, its prompt read again; the longest completion comes first.
+    assert pack_groups(groups, 10, "cpu") == [
+        [PackedUnit(1, (0,), 10, 8)],
+        [PackedUnit(0, (0, 1), 10, 3)],
+        [PackedUnit(0, (2,), 7, 3), PackedUnit(2, (0, 1), 3, 1)],
+    ]
+    assert [len(pack) for pack in pack_groups(groups, 0, "cpu")] == [3]
+    assert pack_groups([], 10, "cpu") == []
+    # A single completion may exceed the budget with its prompt.
+    assert pack_groups([GroupSize(9, (9, 9))], 10, "cuda") == [
+        [PackedUnit(0, (0,), 18, 9)],
+        [PackedUnit(0, (1,), 18, 9)],
+    ]
+
+
+@given(GROUPS, st.integers(1, 200))
+def test_every_completion_is_packed_once_and_packs_keep_to_the_budget(groups: list[GroupSize], budget: int) -> None:
+    packs = pack_groups(groups, budget, "cpu")
+    found = [(unit.group, place) for pack in packs for unit in pack for place in unit.completions]
+    assert sorted(found) == [
+        (index, place) for index, group in enumerate(groups) for place in range(len(group.completions))
+    ]
+    for pack in packs:
+        for unit in pack:
+            lengths = [groups[unit.group].completions[place] for place in unit.completions]
+            assert (unit.tokens, unit.longest) == (groups[unit.group].prompt + sum(lengths), max(lengths))
+        assert sum(unit.tokens for unit in pack) <= budget or len(pack) == len(pack[0].completions) == 1
+    longest = [unit.longest for pack in packs for unit in pack]
+    assert longest == sorted(longest, reverse=True)
+    for group in range(len(groups)):  # whole where it fits
+        units = [unit for pack in packs for unit in pack if unit.group == group]
+        assert len(units) == 1 or groups[group].tokens > budget
+
+
+@given(st.lists(st.integers(20, 900), min_size=2, max_size=60))
+def test_packs_on_a_cpu_are_even(completions: list[int]) -> None:
+    groups = [GroupSize(10, (length,)) for length in completions]
+    sizes = [sum(unit.tokens for unit in pack) for pack in pack_groups(groups, 0, "cpu")]
+    total = sum(group.tokens for group in groups)
+    assert sum(sizes) == total
+    assert max(sizes) <= 1024
+    if total > 1024:
+        # No packs in the same order could be as many and smaller: one of them would exceed every smaller budget.
+        smaller = pack_groups(groups, max(sizes) - 1, "cpu")
+        assert len(smaller) > -(-len(pack_groups(groups, 1024, "cpu")) // 4) * 4 or max(sizes) == 10 + max(completions)
+
+
+def test_even_packs_by_hand() -> None:
+    groups = [GroupSize(100, (200,))] * 9  # 2,700 tokens: three packs of 900 tokens would do
+    assert [len(pack) for pack in pack_groups(groups, 0, "cpu")] == [3, 3, 3]
+    assert [len(pack) for pack in pack_groups(groups[:8], 0, "cpu")] == [2, 2, 2, 2]
+    assert [len(pack) for pack in pack_groups(groups, 0, "cuda")] == [9]
+
+
+LAYOUT = TreeLayout((5, 9), ((3, 7), (1, 0)), CPU)
+
+
+def gradients(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor], int]:
+    """Hidden states, the gradient of their weighted sum, and the bytes kept for it."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    ids = torch.arange(5, 5 + LAYOUT.size)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = hidden_states(model, ids, LAYOUT.position_ids_S, LAYOUT)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    (found * weights).sum().backward()
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    return (
+        found.detach(),
+        {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None},
+        sum(size for place, size in kept.items() if place not in own),
+    )
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_gradient_is_equal_and_less_kept(
+    tmp_path: Path, kind: Kind, compiled: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not compiled:
+        monkeypatch.setattr("grouprl.kernels.offers.reads", lambda decoder: False)
+    folder = str(tiny_model_folder(tmp_path, kind=kind))
+    expected, expected_gradient, all_bytes = gradients(load_model(folder, device=CPU))
+    model = load_model(folder, device=CPU)
+    recompute_activations(model)
+    found, gradient, few_bytes = gradients(model)
+    assert torch.equal(found, expected)
+    assert gradient.keys() == expected_gradient.keys()
+    for name, value in gradient.items():
+        assert torch.equal(value, expected_gradient[name]), name
+    assert few_bytes < 0.6 * all_bytes
+    assert not any(module.training for layer in model.get_decoder().layers for module in layer.children())
+
+
+def test_layers_run_again_on_a_gpu_unless_it_is_set() -> None:
+    assert [recomputes(None, device) for device in ("cpu", "cuda")] == [False, True]
+    assert recomputes(True, "cpu")
+    assert not recomputes(False, "cuda")

@@ -1,9 +1,14 @@
-"""Loading: tokenizer and weights equal the saved ones, and models that packing would falsify are refused."""
+"""Loading: what was saved comes back, models that packing would falsify are refused, what is missing is named."""
+
+from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from grouprl.forward.attention import is_packed
 from grouprl.models import names
 from grouprl.models.load import fingerprint, load_model, load_tokenizer
+from grouprl.models.names import check_name
 from grouprl.models.save import save_tensors
 from grouprl.models.verify import in_right_form
 from grouprl.received import hub
@@ -141,9 +147,7 @@ def test_a_damaged_file_is_one_sentence(tiny: Path, tmp_path: Path, file: str, c
         load_tokenizer(str(folder)) if words == NO_TOKENIZER else load_model(str(folder), device=CPU)
 
 
-def test_code_of_a_checkpoint_is_refused_without_a_question(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_code_of_a_checkpoint_is_refused_unasked(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     code = "open(__file__ + '.ran', 'w')"
     custom = with_config(
         tiny, tmp_path / "custom", model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
@@ -190,9 +194,7 @@ def count_positions(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [mix_tokens, count_positions])
-def test_a_model_that_neither_packing_nor_a_state_can_follow_is_refused(
-    tiny: Path, change: Callable[[PreTrainedModel], None]
-):
+def test_a_model_that_no_packing_nor_state_can_follow_is_refused(tiny: Path, change: Callable[[PreTrainedModel], None]):
     def load(attention: str) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation=attention)
         change(model)
@@ -268,3 +270,57 @@ def test_tensors_written_one_after_the_other_make_the_file_of_safetensors(tmp_pa
     assert (tmp_path / "own").read_bytes() == (tmp_path / "expected").read_bytes()
     save_tensors(None, tensors)  # a rank that writes nothing
     assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "own"]
+
+
+NO_TORCH = "import sys; from grouprl.cli.words import main; sys.argv = ['grouprl', *sys.argv[1:]]\ntry: main()\n"
+NO_TORCH += "finally: print('torch' in sys.modules, 'transformers' in sys.modules)"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("abcus", "no such folder, no cached copy and no network: did you mean 'abacus'?"),
+        ("someone/nothing", "no such folder, no cached copy and no network: check the name"),
+        ("a name", "check the name"),
+        ("./nope", "no such folder: check the path"),
+        ("runs/dem", "no such folder: did you mean runs/demo?"),
+        ("runs/demo/checkpoints/step-2", "no such folder: did you mean runs/demo/checkpoints/step-000002?"),
+        ("runs", "one without config.json"),
+    ],
+)
+def test_what_is_not_there_is_named(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grouprl.received.hub._OFFLINE", True)
+    Path("runs/demo/checkpoints/step-000002").mkdir(parents=True)
+    with pytest.raises(UserError) as refused:
+        check_name(name)
+    assert str(refused.value).endswith(words) or words in str(refused.value)
+
+
+def test_what_is_there_is_accepted(tmp_path: Path):
+    check_name("abacus")
+    (tmp_path / "config.json").write_text("{}")
+    check_name(str(tmp_path))
+
+
+@pytest.mark.parametrize("words", [("eval", "abcus"), ("train", "model=abcus")])
+def test_the_command_answers_before_it_loads_torch(words: tuple[str, ...], tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *words],
+        cwd=tmp_path,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no such folder" in ended.stderr
+    assert ended.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_cached_model_is_accepted_whatever_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grouprl.received.hub._OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="no cached copy"):
+        check_name("someone/something")
+    (tmp_path / "models--someone--something" / "snapshots" / "0a1b").mkdir(parents=True)
+    check_name("someone/something")

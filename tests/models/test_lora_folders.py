@@ -105,9 +105,7 @@ def test_eval_of_a_saved_adapter_is_the_evaluation_of_its_run(tmp_path: Path) ->
     assert summary["networks_mib"].keys() == {"policy", "optimizer"}
 
 
-def test_an_adapter_of_a_relative_base_loads_from_elsewhere(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_of_a_relative_base_loads(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.parent)
     policy = shaken(adapted(Path(tiny.name)))
     before = fingerprint(policy)
@@ -211,9 +209,7 @@ def test_without_peft_the_extra_is_named(tiny: Path, adapter: Path, monkeypatch:
             load()
 
 
-def test_a_run_misses_peft_before_it_loads_its_model(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_misses_peft_before_its_model(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(tiny, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))  # cannot be loaded
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"^model.lora: expected the package peft, got none"):
@@ -231,9 +227,7 @@ def test_the_base_of_an_adapter_is_no_adapter(adapter: Path, tmp_path: Path) -> 
         load_model(str(renamed_base(tmp_path / "second", str(adapter))), device=CPU)
 
 
-def test_an_adapter_on_the_hub_is_never_loaded_implicitly(
-    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_on_the_hub_is_not_loaded(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "hub/models--someone--adapter/snapshots/0123"
     shutil.copytree(adapter, snapshot)
     (snapshot.parent.parent / "refs").mkdir()

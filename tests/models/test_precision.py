@@ -60,9 +60,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     ("gains", "expected"),
     [((4.0,), "bfloat16"), ((1.2,), "bfloat16"), ((1.19,), "float32"), ((0.5,), "float32"), ((4.0, 1.0), "float32")],
 )
-def test_a_cpu_takes_bfloat16_where_its_products_are_faster(
-    measured: Measured, gains: tuple[float, ...], expected: str
-) -> None:
+def test_a_cpu_takes_bfloat16_where_it_is_faster(measured: Measured, gains: tuple[float, ...], expected: str) -> None:
     calls, threads = measured(*gains), torch.get_num_threads()
     assert [faster_dtype(CPU) for _ in range(3)] == [expected] * 3
     assert calls == [[1, torch.float32, torch.bfloat16]] * 2  # once a process, one thread, each size

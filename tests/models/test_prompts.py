@@ -1,20 +1,29 @@
-"""Prompts as token ids: what a template is asked to render, and what the policy continues."""
+"""Prompts as token ids: what the chat template of a model or a configuration renders, and what the policy continues."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
-from transformers import AddedToken
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from grouprl.config.run import ModelConfig
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import completion_texts, prompt_token_ids
-from grouprl.models.templates import hidden_tags, is_rendered, is_rendered_chat
+from grouprl.models.templates import (
+    folds_system,
+    hidden_tags,
+    is_rendered,
+    is_rendered_chat,
+    lost_contents,
+    prepare_template,
+)
 from grouprl.rewards.calls import CallValues, call_keywords
 from grouprl.rewards.outcomes import rows_of
-from grouprl.types import Completion, Group, Problem, StopReason, UserError
+from grouprl.types import Completion, Group, Message, Problem, StopReason, UserError
 from small_runs import grouprl, small_settings, write_rows
+from templates import BOS, styled_tokenizer
 
 QUESTION = {"role": "user", "content": "Make 81 of 40 and 41."}
 BEGUN = {"role": "assistant", "content": "Let me solve this step by step.\n<think>"}
@@ -185,3 +194,175 @@ def test_the_chat_template_shows_the_problems_tools(tiny: Path):
         assert tokenizer.decode(ids) == shown + QUESTION["content"]
     with pytest.raises(UserError, match="problem 'a': expected chat messages"):
         prompt_token_ids(Problem("a", "What is 2 + 3?", tools=(TOOL,)), tokenizer, longest=1000)
+
+
+SYSTEM: Message = {"role": "system", "content": "Think first."}
+USER: Message = {"role": "user", "content": "4 + 5 = ?"}
+TURNS: tuple[Message, ...] = (USER, {"role": "assistant", "content": "9"}, {"role": "user", "content": "And 9 + 1?"})
+WITHOUT_SYSTEM = {
+    "raises": "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}",
+    "drops": "{% for m in messages if m['role'] != 'system' %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}",
+}
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, *messages: Message) -> str:
+    ids = prompt_token_ids(Problem("p", messages), tokenizer, longest=1000)
+    return str(tokenizer.decode(ids))
+
+
+def of_file(tmp_path: Path, model: Path, template: str, **settings: object) -> PreTrainedTokenizerBase:
+    (tmp_path / "own.jinja").write_text(template)
+    return load_tokenizer(ModelConfig(path=str(model), chat_template=str(tmp_path / "own.jinja"), **settings))  # type: ignore[arg-type]
+
+
+def test_plain_has_the_form_of_r1_zeros_prompt(tiny: Path) -> None:
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="plain"))
+    assert rendered(tokenizer, SYSTEM, *TURNS) == (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. Think first."
+        "\nUser: 4 + 5 = ?\nAssistant: 9\nUser: And 9 + 1?\nAssistant:"
+    )
+    assert rendered(tokenizer, USER).endswith("solves it.\nUser: 4 + 5 = ?\nAssistant:")
+
+
+def test_question_is_a_list_of_questions_with_their_answers(tiny: Path) -> None:
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="question"))
+    assert rendered(tokenizer, SYSTEM, *TURNS) == (
+        "Think first.\n\nQuestion: 4 + 5 = ?\nAnswer: 9\n\nQuestion: And 9 + 1?\nAnswer:"
+    )
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("system", [(), (SYSTEM,)])
+def test_tools_is_chatml_with_calls_and_results(tiny: Path, system: tuple[Message, ...]) -> None:
+    """A turn ends with the tokenizer's own end token; results that follow each other are one turn of the user."""
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny), chat_template="tools"))
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "é"}}}
+    turns = [dict(message) for message in (*system, USER)]
+    turns += [{"role": "assistant", "content": "I add.", "tool_calls": [call, call]}]
+    turns += [{"role": "tool", "content": "9"}, {"role": "tool", "content": "9"}]
+    turns += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "9"}]
+    called = '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'
+    shown = "<tool_response>\n9\n</tool_response>"
+    told = f"<|im_start|>system\n{'Think first.' if system else ''}"
+    begin, rest = (
+        "<|im_start|>assistant\n",
+        (
+            f"<|im_start|>user\n4 + 5 = ?<|end|>\n<|im_start|>assistant\nI add.\n{called}\n{called}<|end|>\n"
+            f"<|im_start|>user\n{shown}\n{shown}<|end|>\n<|im_start|>assistant\n{called}<|end|>\n"
+            f"<|im_start|>user\n{shown}<|end|>\n"
+        ),
+    )
+    offered = f"You can call tools:\n<tools>\n{json.dumps(ADD)}\n</tools>\nTo call one, write:\n"
+    form = '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call><|end|>\n'
+    gap = "\n\n" if system else ""
+    assert tokenizer.apply_chat_template(turns, tools=[ADD], add_generation_prompt=True, tokenize=False) == (
+        told + gap + offered + form + rest + begin
+    )
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == (f"{told}<|end|>\n" if system else "") + rest
+
+
+def test_plain_begins_with_bos_where_the_tokenizer_begins_a_text_with_it() -> None:
+    for adds, begins in ((f"{BOS} $A", True), ("$A", False)):
+        tokenizer = styled_tokenizer(adds=adds)
+        prepare_template(tokenizer, "model", "plain")
+        assert rendered(tokenizer, USER).startswith(f"{BOS}A conversation" if begins else "A conversation")
+        assert rendered(tokenizer, USER).count(BOS) == begins
+
+
+@pytest.mark.parametrize("adds", ["$A", f"{BOS} $A"])
+def test_a_template_that_writes_bos_twice_gives_it_once(adds: str) -> None:
+    tokenizer = styled_tokenizer(adds=adds)
+    tokenizer.chat_template = "{{ bos_token + '<s>' + messages[-1].content }}"
+    assert rendered(tokenizer, USER) == f"{BOS}4 + 5 = ?"
+
+
+@pytest.mark.parametrize("template", WITHOUT_SYSTEM.values(), ids=WITHOUT_SYSTEM)
+def test_a_system_message_without_a_role_is_in_the_first_user_message(
+    tiny: Path, tmp_path: Path, template: str
+) -> None:
+    tokenizer = of_file(tmp_path, tiny, "\n" + template)
+    assert folds_system(tokenizer)
+    assert rendered(tokenizer, SYSTEM, *TURNS) == "\n<user>Think first.\n\n4 + 5 = ?<assistant>9<user>And 9 + 1?"
+    assert rendered(tokenizer, *TURNS) == "\n<user>4 + 5 = ?<assistant>9<user>And 9 + 1?"
+    assert rendered(tokenizer, SYSTEM) == "\n<user>Think first."
+    # It is a part of what is saved, and nothing is folded twice.
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_tokenizer(str(tmp_path / "saved"))
+    assert again.chat_template == tokenizer.chat_template
+
+
+def test_templates_with_a_system_role_stay_as_they_are(tiny: Path) -> None:
+    assert load_tokenizer(str(tiny)).chat_template == AutoTokenizer.from_pretrained(tiny).chat_template
+    for style in ("qwen", "llama", "mistral", "gemma", "deepseek"):
+        tokenizer = styled_tokenizer(style)
+        before = tokenizer.chat_template
+        prepare_template(tokenizer, "model")
+        assert tokenizer.chat_template == before
+
+
+def test_arguments_reach_every_rendering(tiny: Path, tmp_path: Path) -> None:
+    template = (
+        "{% macro turn(m) %}{{ m.content + ('!' if loud else '') }}{% endmacro %}"
+        "{% for m in messages %}{{ m.role + ': ' + turn(m) + '\n' }}{% endfor %}"
+        "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think></think>' + note }}{% endif %}"
+    )
+    given = {"enable_thinking": False, "loud": True, "note": 'ä "quoted" \\ %} 🙂'}
+    tokenizer = of_file(tmp_path, tiny, template, chat_template_kwargs=given)
+    expected = tokenizer.apply_chat_template([dict(USER)], tokenize=False, chat_template=template, **given)
+    assert expected == 'user: 4 + 5 = ?!\n<think></think>ä "quoted" \\ %} 🙂'
+    assert rendered(tokenizer, USER) == expected
+    tokenizer.save_pretrained(tmp_path / "saved")
+    saved = ModelConfig(path=str(tmp_path / "saved"))
+    assert rendered(load_tokenizer(saved), USER) == expected
+    louder = saved.model_copy(update={"chat_template_kwargs": {"loud": False}})
+    assert rendered(load_tokenizer(louder), USER).startswith("user: 4 + 5 = ?\n")  # the newest value counts
+
+
+def test_arguments_and_files_that_cannot_be_used_are_one_sentence(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected variables of the chat template.*enable_thinkng, which it does not"):
+        of_file(tmp_path, tiny, "{{ enable_thinking }}", chat_template_kwargs={"enable_thinkng": False})
+    with pytest.raises(
+        UserError, match=r"model.chat_template: expected null, plain, question, tools or a file.*nowhere.jinja"
+    ):
+        load_tokenizer(ModelConfig(path=str(tiny), chat_template=str(tmp_path / "nowhere.jinja")))
+
+
+def test_what_a_template_does_to_the_history_is_found() -> None:
+    messages = (USER, {"role": "assistant", "content": "<think>4 and 5</think>9"}, TURNS[2])
+    assert lost_contents(messages, styled_tokenizer("deepseek")) == ["<think>4 and 5</think>9"]
+    assert lost_contents(messages, styled_tokenizer("mistral")) == []
+
+
+# A template is a program that came with a checkpoint: it gets little time and memory
+
+ASKED = Problem("one", ({"role": "user", "content": "2 + 2 = ?"},))
+HANGS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+POWER = "{{ 10 ** (10 ** 8) }}"  # one operation of C, which no handler in Python interrupts
+GROWS = "{% set n = namespace(x='x') %}{% for a in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "template", [pytest.param(HANGS, marks=pytest.mark.slow), POWER, GROWS], ids=["loop", "power", "memory"]
+)
+def test_a_template_that_hangs_or_grows_is_refused(tiny: Path, template: str):
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.chat_template = template
+    began = time.monotonic()
+    with pytest.raises(UserError, match="the template is damaged or hostile"):
+        prompt_token_ids(ASKED, tokenizer, longest=100)
+    assert time.monotonic() - began < 60
+
+
+def test_a_template_that_raises_is_one_sentence(tiny: Path):
+    tokenizer = load_tokenizer(str(tiny))
+    for template, words in (
+        ("{{ raise_exception('no system here') }}", "no system here"),
+        ("{% for %}", "TemplateSyntax"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(UserError, match=rf"problem 'one': expected a chat template that renders.*{words}"):
+            prompt_token_ids(ASKED, tokenizer, longest=100)

@@ -45,11 +45,12 @@ OTHER = {
 
 
 def literals(path: Path) -> set[str]:
-    """Every text constant of a module but its docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    strings = {node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    alone = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    keys = {key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+    """Every text constant of a module but its docstrings; none where it has no name of `NAMES`."""
+    text = path.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(text))) if any(name in text for name in NAMES) else []
+    strings = {node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    alone = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    keys = {key for node in nodes if isinstance(node, ast.Dict) for key in node.keys}
     return {node.value for node in strings - alone - keys}
 
 

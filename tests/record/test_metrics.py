@@ -16,10 +16,11 @@ from small_runs import grouprl, metrics
 
 QUICK = (
     "steps=1", "model.threads=1", "rollout.problems_per_step=2", "rollout.group_size=4", "rollout.max_tokens=16",
-    "evaluation.problems=2", "evaluation.samples=0", "rollout.scoring.workers=1",
+    "task.difficulty=1", "evaluation.problems=2", "evaluation.samples=0", "rollout.scoring.workers=1",
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -34,8 +35,8 @@ QUICK = (
     ],
     ids=lambda settings: settings[0],
 )
-def test_every_metric_of_a_run_is_in_the_table(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    ended = grouprl("train", "demo", *QUICK, *settings, f"runs_dir={tmp_path}", "name=run")
+def test_every_metric_of_a_run_is_in_the_table(tiny: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    ended = grouprl("train", "demo", "--model", tiny, *QUICK, *settings, f"runs_dir={tmp_path}", "name=run")
     assert ended.code == 0, ended.err
     (row,) = metrics(tmp_path / "run")
     assert [name for name in row if metric_of(name) is None] == []

@@ -220,9 +220,7 @@ def test_the_floor_alone_visits_every_problem_in_every_window(total: int, per_st
 
 @pytest.mark.parametrize("refilled", [0, 2])
 @pytest.mark.parametrize(("total", "per_step", "floor"), SHAPES)
-def test_no_problem_twice_in_a_step_and_no_stream_twice_in_a_run(
-    total: int, per_step: int, floor: float, refilled: int
-) -> None:
+def test_no_problem_twice_in_a_step_nor_stream_in_a_run(total: int, per_step: int, floor: float, refilled: int) -> None:
     run = list(simulate(EdgeOrder(per_step, 3, 8, floor=floor), problems(total), 40, refilled))
     for _, visits in run:
         first = names(visits)[:total]  # where there are more places than problems, refills may come again

@@ -30,7 +30,7 @@ def resolve(given: Sequence[str]) -> RunConfig:
 
 
 def test_the_bundled_comparison_can_be_planned_and_read_back(tmp_path: Path) -> None:
-    config = load_comparison(["claims"], None)
+    config = load_comparison(["claims", "seeds=[0,1]"], None)
     runs = planned_runs(config, resolve)
     assert config.name == "claims"
     stages = sum(map(len, config.stages.values()))

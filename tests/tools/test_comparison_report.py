@@ -49,6 +49,24 @@ def test_without_a_verifier_there_are_rewards_and_lengths_to_compare(tmp_path: P
     assert page["seconds_by_part"] == {"rollout": 0.5, "other": 0.5}
 
 
+def test_runs_that_their_reward_measures_are_compared_by_it(tmp_path: Path) -> None:
+    """Four problems, with rewards a tenth above and below the mean of 0.5 and 0.75 at the end."""
+    folder = comparison(tmp_path / "rewards", ["low", "high"], [0])
+    for name, after in (("low", 0.5), ("high", 0.75)):
+        with RunRecord.create(folder / f"{name}-seed0", "seed: 0\n") as run:
+            run.step(StepRecord(1, {"reward": 0.5, "completion_tokens": 9, "time/total": 1.0}, (), (), ()))
+            for step, mean in ((0, 0.1), (1, after)):
+                spread = {"reward": [mean + gap for gap in (-0.1, 0.1, -0.1, 0.1)]}
+                held_out = {"problem_ids": [*"abcd"], "greedy": [], "correct": [], "samples": 1, "rewards": spread}
+                run.held_out(step, held_out)
+                run.evaluation(step, {"reward": mean, "problems": 4})
+            run.summary({"after": {"reward": after, "problems": 4}, "measure": "reward", "steps": 1})
+    recorded = read_comparison(folder)
+    assert "high ends highest with a held-out mean reward of 0.750, 0.250 above low" in comparison_verdict(recorded)
+    assert paired(recorded, "reward")[0].mean == pytest.approx(0.25)
+    assert paired(recorded, "reward")[0].pairs == 4
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """Two variants, two seeds, four problems: every figure below is worked by hand from these."""
@@ -84,7 +102,7 @@ def test_figures_of_a_variant_over_its_seeds(two: Path) -> None:
         ([1.0, 1.0], None),
     ],
 )
-def test_sampled_accuracy_is_reached_by_three_steps_in_a_row(
+def test_sampled_accuracy_is_reached_by_three_steps(
     tmp_path: Path, accuracies: list[float], reached: int | None
 ) -> None:
     with RunRecord.create(tmp_path / "run", "task: x\n") as run:

@@ -132,7 +132,7 @@ def with_pyarrow(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("read", [with_duckdb, with_pyarrow])
-def test_an_export_holds_exactly_what_was_recorded(
+def test_an_export_holds_what_was_recorded(
     hostile: Path, tmp_path: Path, read: Callable[[Path], list[dict[str, Any]]]
 ) -> None:
     out = export(hostile, tmp_path / "deep" / "rollouts.parquet")
@@ -200,7 +200,7 @@ def test_without_pyarrow_the_extra_is_named(hostile: Path, tmp_path: Path, monke
         export(hostile, tmp_path / "new.parquet")
 
 
-def test_what_goes_wrong_in_the_middle_leaves_nothing(
+def test_what_fails_in_the_middle_leaves_nothing(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(sqlite3.connect(hostile / "rollouts.sqlite")) as database, database:

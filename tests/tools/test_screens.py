@@ -1,19 +1,21 @@
-"""`grouprl plan`, `grouprl doctor` and `grouprl --version` as a user sees them."""
+"""`grouprl plan`, `grouprl doctor`, `grouprl check-model` and `grouprl --version` as a user sees them."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
 from importlib.util import find_spec
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-import grouprl
+from grouprl import __version__
 from grouprl.config.command_line import config_of
 from grouprl.config.run import RunConfig
 from grouprl.kernels.build import library
@@ -21,7 +23,7 @@ from grouprl.kernels.calibration import Contest, Timing
 from grouprl.tools.planner import doctor, machine
 from grouprl.tools.planner.screen import parse_memory, plan_run, show_plan
 from grouprl.types import UserError
-from small_runs import grouprl as command
+from small_runs import Ended, grouprl, small_settings
 
 GPU = ["model.device=cuda", "model.dtype=bfloat16", "model.path=Qwen/Qwen2.5-1.5B-Instruct"]
 
@@ -67,7 +69,7 @@ def test_a_plan_follows_the_settings_of_the_run() -> None:
 
 
 def test_plans_as_json() -> None:
-    ended = command("plan", "model.device=cuda", "model.path=Qwen2.5-7B", "--memory", "80GiB", "--json")
+    ended = grouprl("plan", "model.device=cuda", "model.path=Qwen2.5-7B", "--memory", "80GiB", "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert found["peak"] == max(found["learning"], found["sampling"]) > found["held"] > 0
@@ -84,7 +86,7 @@ def test_plans_as_json() -> None:
     ],
 )
 def test_a_mistake_is_a_sentence(words: tuple[str, ...], said: str) -> None:
-    ended = command("plan", *words)
+    ended = grouprl("plan", *words)
     assert ended.code == 2
     assert said in ended.err
 
@@ -113,10 +115,10 @@ def test_the_doctor_on_one_screen_and_as_json(monkeypatch: pytest.MonkeyPatch) -
         for said in ("cpu float32", "GFLOP/s", "compiled", "bubblewrap", "landlock", "extras", "torch", "disk"):
             assert said in text
         assert max(map(len, text.splitlines())) <= width
-    ended = command("doctor", "--json")
+    ended = grouprl("doctor", "--json")
     assert ended.code == 0, ended.err
     found = {(row["topic"], row["name"]): row for row in json.loads(ended.out)}
-    assert found["versions", "grouprl"]["found"] == grouprl.__version__
+    assert found["versions", "grouprl"]["found"] == __version__
     assert {"data", "gym", "json", "lora", "math"} <= {name for topic, name in found if topic == "extras"}
     assert "dev" not in {name for topic, name in found if topic == "extras"}
     if find_spec("ray") is not None:
@@ -170,9 +172,9 @@ def test_what_is_not_there_has_a_reason_and_a_remedy(monkeypatch: pytest.MonkeyP
 
 
 def test_the_version_and_the_module() -> None:
-    assert command("--version").out == f"grouprl {grouprl.__version__}\n"
+    assert grouprl("--version").out == f"grouprl {__version__}\n"
     ran = subprocess.run([sys.executable, "-m", "grouprl", "--version"], capture_output=True, text=True, check=True)
-    assert ran.stdout == f"grouprl {grouprl.__version__}\n"
+    assert ran.stdout == f"grouprl {__version__}\n"
 
 
 def test_paged_moments_are_planned_on_a_gpu_and_refused_on_a_cpu() -> None:
@@ -186,3 +188,91 @@ def test_paged_moments_are_planned_on_a_gpu_and_refused_on_a_cpu() -> None:
     assert usual.peak - paged.peak == 8 * 7_615_616_512
     with pytest.raises(UserError, match=r"learner\.paged: expected false on a CPU"):
         planned("model.device=cpu", "learner.paged=true")
+
+
+def checked(folder: Path, *settings: str) -> tuple[Ended, dict[str, str]]:
+    """How it ended, and the lines by name."""
+    ended = grouprl("check-model", folder, *settings)
+    return ended, {line[:15].strip(): line[15:].strip() for line in ended.out.splitlines() if line[:15].strip()}
+
+
+@pytest.fixture
+def copied(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def test_a_model_that_fits(tiny: Path) -> None:
+    ended, lines = checked(tiny, "rollout.max_tokens=64")
+    assert ended.code == 0, ended.text
+    weights = 320 * 64 + 2 * (2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 128 + 2 * 64) + 64  # by hand
+    assert lines["model"] == f"fine  Qwen2ForCausalLM, {weights:,} weights"
+    assert lines["form"].startswith("fine  packed")
+    for name in ("learner gap", "sampler gap"):
+        assert float(lines[name].split()[1]) < 1e-5
+    assert lines["context"] == "fine  256 tokens, for a short prompt and rollout.max_tokens=64"
+    assert lines["LoRA targets"].startswith("fine  down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj")
+
+
+def test_a_context_that_is_too_short(tiny: Path) -> None:
+    ended, lines = checked(tiny, "rollout.max_tokens=256")
+    assert ended.code == 1
+    assert lines["context"].startswith("FAIL  256 tokens: expected at least")
+
+
+def test_a_template_that_drops_the_system_message_gets_it_in_the_users(copied: Path) -> None:
+    (copied / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    ended, lines = checked(copied, "rollout.max_tokens=16")
+    assert ended.code == 0, ended.text
+    assert lines["system role"].startswith("fine  in the first user message, renders")
+    assert lines["chat template"].startswith("fine  renders")
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings(copied: Path) -> None:
+    file = copied / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    tokenizer["added_tokens"] += [{"id": 320, "content": "<extra>", **flags}]
+    file.write_text(json.dumps(tokenizer))
+    ended, lines = checked(copied, "rollout.max_tokens=16")
+    assert ended.code == 1
+    assert lines["vocabulary"].startswith("FAIL  321 tokens, 320 embeddings: model")
+    ended = grouprl("train", "--model", copied, *small_settings(copied / "runs"))
+    assert ended.code == 2
+    assert (
+        "expected a tokenizer of at most 320 tokens, as many as the model has embeddings, got one of 321" in ended.text
+    )
+    assert not (copied / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({}, "none"),
+        ({"use_sliding_window": False, "sliding_window": 128}, "none"),
+        (
+            {"use_sliding_window": True, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"]},
+            "128 tokens",
+        ),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "sliding_attention"],
+            },
+            "8 tokens, shorter than a sequence",
+        ),
+        ({"attention_chunk_size": 128}, "none; the model ignores the 128 of its configuration"),
+    ],
+)
+def test_the_window_is_what_the_model_does(copied: Path, keys: dict[str, object], line: str) -> None:
+    config = copied / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | keys))
+    ended, lines = checked(copied, "rollout.max_tokens=16")
+    assert ended.code == 0, ended.text
+    assert lines["window"] == f"fine  {line}"
+
+
+def test_no_model(tmp_path: Path) -> None:
+    ended, _ = checked(tmp_path / "nothing")
+    assert ended.code == 2
+    assert "expected a folder in Hugging Face layout, got no such folder" in ended.text

@@ -98,9 +98,8 @@ def test_an_effect_is_the_reward_of_the_branch_less_the_recorded_one(run: Path, 
 @pytest.mark.parametrize(
     ("reward", "settings"),
     [
-        ("letters", ["rollout.temperature=0.7", "rollout.top_p=0.9"]),
+        ("letters", ["rollout.temperature=0.7", "rollout.top_p=0.9", "rollout.curriculum.order=edge"]),
         ("rarely", ["algorithm=dapo"]),
-        ("rarely", ["rollout.curriculum.order=edge"]),
     ],
 )
 def test_every_recorded_group_is_met_again(tiny: Path, tmp_path: Path, reward: str, settings: Sequence[str]) -> None:

@@ -80,9 +80,7 @@ def test_a_list_of_names_is_the_section(given: str, tmp_path: Path) -> None:
         load_config(RunConfig, [], ["trackers=[comet]"])
 
 
-def test_a_library_that_is_missing_is_said_before_anything_is_written(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_said_before_a_write(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"trackers: wandb: .* pip install 'grouprl\[wandb\]'"):
         train(tiny, tmp_path, ["wandb"])
@@ -154,9 +152,7 @@ def test_wandb_offline_holds_the_run(tiny: Path, tmp_path: Path, monkeypatch: py
     assert [row[rows["columns"].index("completion")] for row in rows["data"]] == completions(run, 3)
 
 
-def test_mlflow_keeps_metrics_parameters_and_tables(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_keeps_metrics_and_tables(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
