@@ -234,7 +234,25 @@ def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, cha
             has = hints(kind)
             _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in has}, _reason(kind, merged))
             return kind(**{name: value for name, value in merged.items() if name in has})
-    raise _unfit(kinds, merged, changes)
+    choices = {name: _choices(kinds, name) for name in changes}
+    for name, words in choices.items():
+        if words and changes[name] not in words:
+            near = nearest_name(str(changes[name]), words)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {changes[name]!r}{hint}")
+    first = next(name for name, words in choices.items() if words)
+    for kind in kinds:
+        if not faults(kind, changes):  # two values contradict each other
+            others = _other_words(kind, merged)
+            beside = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+            remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
+            raise UserError(
+                f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: set {remedy}"
+            )
+    beside = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
+    raise UserError(
+        f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: change one of them"
+    )
 
 
 def _other_words(kind: type[Part], values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -263,26 +281,3 @@ def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
     """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
     types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
     return tuple(dict.fromkeys(word for hint in types if get_origin(hint) is Literal for word in get_args(hint)))
-
-
-def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], changes: Mapping[str, Any]) -> UserError:
-    """Names the word that no kind allows, or two values that contradict each other."""
-    choices = {name: _choices(kinds, name) for name in changes}
-    for name, words in choices.items():
-        if words and changes[name] not in words:
-            near = nearest_name(str(changes[name]), words)
-            hint = f"; did you mean {near!r}?" if near else ""
-            return UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {changes[name]!r}{hint}")
-    first = next(name for name, words in choices.items() if words)
-    for kind in kinds:
-        if not faults(kind, changes):
-            others = _other_words(kind, merged)
-            beside = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
-            remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
-            return UserError(
-                f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: set {remedy}"
-            )
-    beside = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
-    return UserError(
-        f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: change one of them"
-    )

@@ -70,7 +70,24 @@ def load_config(
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
-    layers, unread = _read_all(kind, files, overrides)
+    layers: list[_Source] = []
+    unread: list[str] = []
+    sources: list[str | Path] = [*files, *sorted(overrides, key=_depth)]
+    for source in sources:
+        origin = f"override {source}" if isinstance(source, str) else str(source)
+        try:
+            tree = _read_override(source) if isinstance(source, str) else _read_file(source)
+            for section, short in _NAMED_BY.items():
+                plural = (list,) if short == "names" else ()
+                if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
+                    tree[section] = {short: tree[section]}
+            tree = in_sections(kind, tree)  # in each layer, so that a short spelling in a later one counts
+            if isinstance(tree.get("algorithm"), dict):
+                tree["algorithm"] = flat(tree["algorithm"])
+            layers.append(_Source(origin, tree))
+        except (UserError, yaml.YAMLError) as error:
+            said = " ".join(str(error).split()).replace('"<byte string>", ', "")
+            unread.append(f"{origin}: {said}")
     if unread:
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
@@ -105,31 +122,6 @@ def dump_config(config: BaseModel) -> str:
 
 def _all_of(mistakes: Sequence[str]) -> UserError:
     return UserError("\n  ".join(["errors in the configuration:", *mistakes]))
-
-
-def _read_all(
-    kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[str]
-) -> tuple[list[_Source], list[str]]:
-    """Returns the layers in the order in which they apply, and the errors of those that cannot be read."""
-    layers: list[_Source] = []
-    mistakes: list[str] = []
-    sources = [(str(path), functools.partial(_read_file, path)) for path in files]
-    sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
-    for origin, read in sources:
-        try:
-            tree = read()
-            for section, key in _NAMED_BY.items():
-                plural = (list,) if key == "names" else ()
-                if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
-                    tree[section] = {key: tree[section]}
-            tree = in_sections(kind, tree)  # in each layer, so that a short spelling in a later one counts
-            if isinstance(tree.get("algorithm"), dict):
-                tree["algorithm"] = flat(tree["algorithm"])
-            layers.append(_Source(origin, tree))
-        except (UserError, yaml.YAMLError) as error:
-            said = " ".join(str(error).split()).replace('"<byte string>", ', "")
-            mistakes.append(f"{origin}: {said}")
-    return layers, mistakes
 
 
 def _depth(override: str) -> int:

@@ -93,7 +93,20 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
         metrics=metrics,
     )
     walked["stages"]["prompt"] = {**prompt, "text": group["prompt"], "tokens": len(of_tokens[0]["prompt_ids"]) // 4}
-    return {"source": {"run": run, "step": step, "group": place}, "notes": _notes(algorithm), **walked}
+    notes = []
+    if algorithm.updates.count > 1:
+        notes.append(
+            f"The run makes {algorithm.updates.count} updates per batch. The numbers here are from the last pass, and "
+            "the loss is averaged as if the batch were one update."
+        )
+    if algorithm.entropy_options.bonus:
+        notes.append("Loss and gradient here exclude the run's entropy bonus.")
+    if algorithm.distill is not None:
+        whom = "groups without signal" if algorithm.distill.distill_where == "no_signal" else "all groups"
+        notes.append(f"Loss and gradient here exclude the KL to the teacher of {whom}.")
+    if isinstance(algorithm.critic, SharedCritic):
+        notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
+    return {"source": {"run": run, "step": step, "group": place}, "notes": notes, **walked}
 
 
 def _stage(path: Path, row: sqlite3.Row, size: int) -> dict[str, Any]:
@@ -133,6 +146,9 @@ def walk_through(
     by_token = any(len(set(row)) > 1 for row in token_advantages)
     once = "one update per batch: the policy is still the behavior policy, and the ratio is 1"
     low, high = algorithm.objective.range
+    weights = {name: weight for one in completions for name, weight in one["weights"].items()}
+    rows = zip(completions, penalties, strict=True)
+    shown = ("components", "reward", "invalid_reason")
     return {
         "algorithm": {
             "name": algorithm.name,
@@ -145,7 +161,14 @@ def walk_through(
         "stages": {
             "prompt": {"problem_id": None, "text": None, "messages": None, "columns": {}, "tokens": None},
             "completions": [{name: one[name] for name in ("text", "length", "stop_reason")} for one in completions],
-            "rewards": _rewards(completions, penalties, by_step if algorithm.advantage.credit == "step" else {}),
+            "rewards": {
+                "names": list(weights),
+                "by_step": [
+                    name for name in weights if name in (by_step if algorithm.advantage.credit == "step" else {})
+                ],
+                "weights": weights,
+                "completions": [{name: one[name] for name in shown} | {"penalty": penalty} for one, penalty in rows],
+            },
             "statistics": _statistics(algorithm, completions, penalties, against),
             "advantages": {
                 "completions": [one["advantage"] for one in completions],
@@ -172,43 +195,6 @@ def walk_through(
     }
 
 
-def _notes(a: Algorithm) -> list[str]:
-    """What the numbers of the walk-through skip."""
-    notes = []
-    if a.updates.count > 1:
-        notes.append(
-            f"The run makes {a.updates.count} updates per batch. The numbers here are from the last pass, and "
-            "the loss is averaged as if the batch were one update."
-        )
-    if a.entropy_options.bonus:
-        notes.append("Loss and gradient here exclude the run's entropy bonus.")
-    if a.distill is not None:
-        whom = "groups without signal" if a.distill.distill_where == "no_signal" else "all groups"
-        notes.append(f"Loss and gradient here exclude the KL to the teacher of {whom}.")
-    if isinstance(a.critic, SharedCritic):
-        notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
-    return notes
-
-
-def _rewards(
-    completions: Sequence[Completion], penalties: Sequence[float], by_step: Mapping[str, float]
-) -> dict[str, Any]:
-    """Each completion's reward by component, the weights, and what the KL takes off it.
-
-    `by_step`: the names of process rewards, whose component is the mean over the completion's steps, and no part of
-    its reward.
-    """
-    weights = {name: weight for one in completions for name, weight in one["weights"].items()}
-    rows = zip(completions, penalties, strict=True)
-    shown = ("components", "reward", "invalid_reason")
-    return {
-        "names": list(weights),
-        "by_step": [name for name in weights if name in by_step],
-        "weights": weights,
-        "completions": [{name: one[name] for name in shown} | {"penalty": penalty} for one, penalty in rows],
-    }
-
-
 def _statistics(
     a: Algorithm, completions: Sequence[Completion], penalties: Sequence[float], against: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -217,11 +203,36 @@ def _statistics(
     `kind` "rewards" has `compared`, see `report.worked`; "components" has one for each reward in `by_name`; "steps"
     has the rewards of all steps; "tokens" has `compared` where the group takes part in it, else none.
     """
-    known = options(a)
+    algorithm_options = options(a)
     if a.advantage.credit == "step":
-        return _of_steps(a, completions)
+        rewards_by_completion = [
+            [] if one["reward"] is None else [*(one["step_rewards"] or ()), (one["length"] - 1, one["reward"])]
+            for one in completions
+        ]
+        rewards = [reward for row in rewards_by_completion for _, reward in row]
+        # As completions of one token and one step each, their advantages are their normalized rewards.
+        normalized_K1 = step_advantages(
+            [[reward] for reward in rewards],
+            [[0] for _ in rewards],
+            [0] * len(rewards),
+            [1] * len(rewards),
+            std=algorithm_options["std"],
+            eps=algorithm_options["eps"],
+        )
+        each = iter(normalized_K1.flatten().tolist())
+        return {
+            "kind": "steps",
+            "sentence": "The rewards of all reasoning steps of the group are compared. The advantage of a token is the "
+            "sum over the reasoning steps that end at or after it.",
+            **vars(Spread.of(rewards, algorithm_options["std"])),
+            "std": algorithm_options["std"],
+            "steps": [
+                [{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row]
+                for row in rewards_by_completion
+            ],
+        }
     if a.advantage.credit == "token":
-        baseline = known["baseline"]
+        baseline = algorithm_options["baseline"]
         grouped = baseline in ("mean", "leave_one_out")
         whose = {
             "critic": "the critic's prediction",
@@ -234,7 +245,7 @@ def _statistics(
             "sentence": f"{a.name} gives each token an advantage: the reward still to come, compared with {with_what}.",
             "compared": against if grouped else None,
         }
-    if known.get("reward_mix") == "normalise_then_sum":
+    if algorithm_options.get("reward_mix") == "normalise_then_sum":
         valued = [({} if one["reward"] is None else one["components"]) for one in completions]
         names = dict.fromkeys(name for one in completions for name in one["components"])
         by_name = {name: compared([row.get(name) for row in valued], a, component=True) for name in names}
@@ -244,33 +255,6 @@ def _statistics(
         rows = zip(completions, penalties, strict=True)
         against = compared([None if one["reward"] is None else one["reward"] - taken for one, taken in rows], a)
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": against}
-
-
-def _of_steps(a: Algorithm, completions: Sequence[Completion]) -> dict[str, Any]:
-    """All steps of all completions are one set; the completion's own reward is one more step, that ends with it."""
-    rows = [
-        [] if one["reward"] is None else [*(one["step_rewards"] or ()), (one["length"] - 1, one["reward"])]
-        for one in completions
-    ]
-    found, known = [reward for row in rows for _, reward in row], options(a)
-    # As completions of one token and one step each, their advantages are their normalized rewards.
-    normalized_K1 = step_advantages(
-        [[reward] for reward in found],
-        [[0] for _ in found],
-        [0] * len(found),
-        [1] * len(found),
-        std=known["std"],
-        eps=known["eps"],
-    )
-    each = iter(normalized_K1.flatten().tolist())
-    return {
-        "kind": "steps",
-        "sentence": "The rewards of all reasoning steps of the group are compared. The advantage of a token is the sum "
-        "over the reasoning steps that end at or after it.",
-        **vars(Spread.of(found, known["std"])),
-        "std": known["std"],
-        "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
-    }
 
 
 def _ratios_of_step(metrics: Mapping[str, Any]) -> dict[str, Any]:

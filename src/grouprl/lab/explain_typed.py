@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -134,7 +134,11 @@ def objective_curve(
         intervals [from, to] of ratios, in which the gradient is exactly 0, without their ends at a bound.
     """
     bounds = set() if surrogate in ("plain", "sapo") else {1 - clip_low, 1 + clip_high}
-    first, last = _span(bounds, dual_clip)
+    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
+    if 0 < reach < _NARROW and dual_clip is None:
+        first, last = 1 - 2.5 * reach, 1 + 2.5 * reach
+    else:
+        first, last = 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
     if dual_clip is not None and advantage < 0:
         bounds.add(dual_clip)
     kept = sorted(bound for bound in {1.0, *bounds} if first <= bound <= last)
@@ -158,37 +162,24 @@ def objective_curve(
     # The loss is a weighted sum: its derivative by a weight is the term that the weight belongs to.
     slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))
     gradient = [0.0 - slope for slope in slopes_R1[:, 0].tolist()]
+    stretches = []
+    for zero, run in itertools.groupby(range(len(ratios)), key=lambda place: gradient[place] == 0):
+        places = list(run)
+        first, last = places[0], places[-1]
+        if first > 0 and ratios[first - 1] in kept:
+            first -= 1
+        if last + 1 < len(ratios) and ratios[last + 1] in kept:
+            last += 1
+        # At a ratio of 0 a gradient that is the ratio times the advantage is 0 as well: a point is no interval.
+        if zero and len(places) > 1:
+            stretches.append([ratios[first], ratios[last]])
     return {
         "ratio": ratios,
         "objective": [0.0 - term for term in terms_R1[:, 0].tolist()],
         "gradient": gradient,
         "bounds": sorted(bounds),
-        "dead": _dead(ratios, gradient, kept),
+        "dead": stretches,
     }
-
-
-def _span(bounds: Collection[float], dual_clip: float | None) -> tuple[float, float]:
-    """First and last ratio, so that every bound differs visibly from 1; the same whatever the sign of the advantage."""
-    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
-    if 0 < reach < _NARROW and dual_clip is None:
-        return 1 - 2.5 * reach, 1 + 2.5 * reach
-    return 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
-
-
-def _dead(ratios: Sequence[float], gradient: Sequence[float], bounds: Sequence[float]) -> list[list[float]]:
-    """The stretches of zeros; a stretch that begins or ends beside a bound reaches up to it."""
-    stretches = []
-    for zero, run in itertools.groupby(range(len(ratios)), key=lambda place: gradient[place] == 0):
-        places = list(run)
-        first, last = places[0], places[-1]
-        if first > 0 and ratios[first - 1] in bounds:
-            first -= 1
-        if last + 1 < len(ratios) and ratios[last + 1] in bounds:
-            last += 1
-        # At a ratio of 0 a gradient that is the ratio times the advantage is 0 as well: a point is no interval.
-        if zero and len(places) > 1:
-            stretches.append([ratios[first], ratios[last]])
-    return stretches
 
 
 # The KL
@@ -254,7 +245,10 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
     right = range(group_size + 1)
     groups = [torch.tensor([1.0] * count + [0.0] * (group_size - count), dtype=torch.float64) for count in right]
     one_group = torch.zeros(group_size, dtype=torch.int64)
-    chances = [[_binomial(group_size, count, rate) for count in right] for rate in _RATES]
+    chances = [
+        [(math.comb(group_size, count) * rate**count * (1 - rate) ** (group_size - count)) for count in right]
+        for rate in _RATES
+    ]
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
     for one in {one.name: one for one in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])}.values():
@@ -269,10 +263,6 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
         "algorithms": {one.name: curves[one.name] for one in algorithms},
         "quotient": [divided / bare if bare else None for divided, bare in pairs],
     }
-
-
-def _binomial(count: int, successes: int, rate: float) -> float:
-    return math.comb(count, successes) * rate**successes * (1 - rate) ** (count - successes)
 
 
 def _expected(chances: Sequence[float], values: Sequence[float]) -> float:

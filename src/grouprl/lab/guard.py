@@ -114,31 +114,26 @@ class Guard:
             return _no(405, f"expected GET or POST, got {method}")
         link = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if link and path == "/" and method == "GET":
-            return self._enter(link[0])
+            session = self._sessions.open(link[0])
+            if session is None:
+                return _no(
+                    403,
+                    "This link is used or invalid. Press Enter in the terminal of grouprl lab for another, or start "
+                    "the lab again. Open pages continue to work.",
+                )
+            # A redirect would still be a request from where the link was followed, which gets no strict cookie.
+            answer = HTMLResponse(_DOOR.format(home=self._home, page=self._page))
+            answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path=self._home)
+            return answer
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return _no(403, "expected a request from the lab's own page, got one from another site")
         page_token = self._sessions.page_token(cookie_parser(headers.get("cookie", "")).get(self._cookie))
         if page_token is None or not path.startswith(self._home):
             return _no(401, "This page opens with the link that grouprl lab prints; each link works once.")
         scope.setdefault("state", {})["page_token"] = page_token
-        return self._refused_change(headers, page_token) if method == "POST" else None
-
-    def _enter(self, link: str) -> Response:
-        session = self._sessions.open(link)
-        if session is None:
-            return _no(
-                403,
-                "This link is used or invalid. Press Enter in the terminal of grouprl lab for another, or start the "
-                "lab again. Open pages continue to work.",
-            )
-        # A redirect would still be a request from where the link was followed, which gets no strict cookie.
-        answer = HTMLResponse(_DOOR.format(home=self._home, page=self._page))
-        answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path=self._home)
-        return answer
-
-    def _refused_change(self, headers: Headers, page_token: str) -> Response | None:
-        given = headers.get(PAGE_TOKEN, "")
-        if not hmac.compare_digest(given.encode(), page_token.encode()):
+        if method != "POST":
+            return None
+        if not hmac.compare_digest(headers.get(PAGE_TOKEN, "").encode(), page_token.encode()):
             return _no(403, f"expected the page's own token in {PAGE_TOKEN}: reload the page")
         # JSON is UTF-8 (RFC 8259); `json.loads` would guess others from the bytes.
         if not _JSON.fullmatch(", ".join(headers.getlist("content-type"))) or "content-encoding" in headers:

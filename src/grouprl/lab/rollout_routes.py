@@ -59,7 +59,14 @@ def _groups(runs: Runs, request: Request) -> dict[str, Any]:
 
 def _search(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, (*vars(SearchTerms()), "step", "before", "limit"))
-    first, last = _steps(query)
+    # A step, or the first and the last of several: 7, 3-10, 3-, -10.
+    steps = query.optional("step", query.text) or ""
+    match = re.fullmatch("([0-9]{0,15})(?:(-)([0-9]{0,15}))?", steps)
+    if match is None or steps == "-":
+        raise UserError(f"step: expected a step such as 7 or a range such as 3-10, got {steps[:60]!r}")
+    first, dash, last = match.groups()
+    if first and not dash:
+        last = first
     reasons = [reason.value for reason in StopReason]
     wanted = SearchTerms(
         text=query.optional("text", query.text) or "",
@@ -69,8 +76,8 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
         stop=query.optional("stop", lambda name: query.choice(name, reasons, "")),
         invalid=query.optional("invalid", partial(_flag, query)),
         correct=query.optional("correct", partial(_flag, query)),
-        first_step=first,
-        last_step=last,
+        first_step=int(first or 0),
+        last_step=int(last) if last else None,
     )
     before = _cursor(query, 3)
     place = None if before is None else (before[0], before[1], before[2])
@@ -96,18 +103,6 @@ def _in_path(request: Request, *names: str) -> Iterator[int]:
 
 def _flag(query: Query, name: str) -> bool:
     return query.choice(name, ("1", "0"), "0") == "1"
-
-
-def _steps(query: Query) -> tuple[int, int | None]:
-    """`step` is a step, or the first and the last of several: 7, 3-10, 3-, -10."""
-    given = query.optional("step", query.text) or ""
-    found = re.fullmatch("([0-9]{0,15})(?:(-)([0-9]{0,15}))?", given)
-    if found is None or given == "-":
-        raise UserError(f"step: expected a step such as 7 or a range such as 3-10, got {given[:60]!r}")
-    first, dash, last = found.groups()
-    if first and not dash:
-        last = first
-    return int(first or 0), int(last) if last else None
 
 
 def _cursor(query: Query, numbers: int) -> list[int] | None:

@@ -43,6 +43,7 @@ _CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
 _MOST_ENTRIES = 200_000  # files and folders in a run
 _READ = (".yaml", ".json", ".jsonl", ".jinja")  # suffixes of files that are read as a whole
 _TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
+_MOST_NAMED = 8  # runs in an error
 COURSE_STEPS = (1, 5, 10, 60)  # after which held-out completions are recorded, if there are that many steps
 
 
@@ -316,22 +317,11 @@ def run_at(given: str | Path) -> Path:
     run = run_of_checkpoint(place)
     if run is not None:
         return run.path
-    raise UserError(f"{given}: expected a run directory (one with a config.yaml), found none: {_near(place)}")
-
-
-_MOST_NAMED = 8
-
-
-def _near(place: Path) -> str:
-    runs = {path.name: path for parent in (Path("runs"), place.parent) for path in _runs_in(parent)}
+    runs: dict[str, Path] = {}
+    for parent in (Path("runs"), place.parent):
+        with suppress(OSError):
+            runs |= {path.name: path for path in sorted(parent.iterdir()) if RunDirectory(path).exists}
     name = nearest_name(place.name, runs)
-    several = sorted(map(str, runs.values()))[:_MOST_NAMED]
-    such = ", ".join(several) or "runs/NAME"
-    return f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
-
-
-def _runs_in(parent: Path) -> list[Path]:
-    try:
-        return [path for path in sorted(parent.iterdir()) if RunDirectory(path).exists]
-    except OSError:
-        return []
+    such = ", ".join(sorted(map(str, runs.values()))[:_MOST_NAMED]) or "runs/NAME"
+    remedy = f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
+    raise UserError(f"{given}: expected a run directory (one with a config.yaml), found none: {remedy}")

@@ -151,20 +151,12 @@ def rows_of(file: IO[bytes], path: Path, first: int = 1) -> Iterator[dict[str, A
         if number > _MOST_LINES:
             raise UserError(f"{path}: expected at most {_MOST_LINES} lines, got more: restore the file")
         if line.endswith(b"\n"):
-            yield parse_row(line[:-1].decode("utf-8", "replace"), f"{path}:{number}")
-
-
-def parse_row(line: str, place: str) -> dict[str, Any]:
-    """Parses a line of a JSON-lines file.
-
-    Raises:
-        UserError: it is not a JSON object, or has no `step`, a whole number from 0.
-    """
-    row = parse_object(line, place)
-    step = row.get("step")
-    if type(step) is not int or not 0 <= step < _STEPS:
-        raise UserError(f"{place}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
-    return row
+            place = f"{path}:{number}"
+            row = parse_object(line[:-1].decode("utf-8", "replace"), place)
+            step = row.get("step")
+            if type(step) is not int or not 0 <= step < _STEPS:
+                raise UserError(f"{place}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
+            yield row
 
 
 def read_summary(directory: str | Path) -> dict[str, Any]:

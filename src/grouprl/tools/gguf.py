@@ -67,15 +67,17 @@ def import_gguf(file: Path, folder: Path | None = None) -> Path:
     folder = file.with_suffix("") if folder is None else folder
     if not file.is_file():
         raise UserError(f"model {str(file)!r}: expected a GGUF file, found none: check the path")
-    source = {"file": file.name, "sha256": _sha256(file)}
+    with file.open("rb") as stream:
+        source = {"file": file.name, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         made_of = read_json(folder / SOURCE) if folder.is_dir() else {}
         if made_of.get("sha256") == source["sha256"]:
             return folder
+        other = f"one of another file, {made_of['file']!r}" if made_of.get("file") else "one with files"
         raise UserError(
             f"model {str(file)!r}: expected a new or empty folder {folder} for its weights, got "
-            f"{_held(folder, made_of.get('file'))}: move it away, or "
-            f"name another folder with grouprl import-model {file} FOLDER"
+            f"{other if folder.is_dir() else 'a file'}: move it away, or name another folder with "
+            f"grouprl import-model {file} FOLDER"
         )
     weights = _check(file)
     with atomic_directory(folder) as made:  # first, because a place that cannot be written to costs no reading then
@@ -83,12 +85,6 @@ def import_gguf(file: Path, folder: Path | None = None) -> Path:
         save_model(model, tokenizer, made)
         (made / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def _held(folder: Path, source: str | None) -> str:
-    if not folder.is_dir():
-        return "a file"
-    return "one with files" if source is None else f"one of another file, {source!r}"
 
 
 def _check(file: Path) -> int:
@@ -99,7 +95,7 @@ def _check(file: Path) -> int:
         with file.open("rb") as stream:
             _refuse_lengths(stream, library.GGML_QUANT_SIZES, size)
         content = library.GGUFReader(file)
-        header = {name: _value(field) for name, field in content.fields.items()}
+        header = {name: (field.contents() if len(field.data) == 1 else None) for name, field in content.fields.items()}
     except (ValueError, LookupError, OverflowError, MemoryError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
@@ -192,10 +188,6 @@ def _refuse_lengths(stream: BinaryIO, sizes: Mapping[int, tuple[int, int]], size
         raise ValueError(f"the file is cut: expected {needed} bytes, got {size}")
 
 
-def _value(field: Any) -> Any:
-    return field.contents() if len(field.data) == 1 else None
-
-
 def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
@@ -223,22 +215,12 @@ def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenize
         made = type(read)(config)
     made.load_state_dict(read.state_dict(), assign=True)
     made.tie_weights()
-    return made, _without_additions(tokenizer, len(made.get_input_embeddings().weight))
-
-
-def _without_additions(tokenizer: PreTrainedTokenizerBase, rows: int) -> PreTrainedTokenizerBase:
-    """Removes what transformers adds to each tokenizer of GPT-2's kind: a model without it has no embedding of it."""
+    rows = len(made.get_input_embeddings().weight)
     if len(tokenizer) <= rows:
-        return tokenizer
+        return made, tokenizer
     tree = json.loads(tokenizer.backend_tokenizer.to_str())
     tree["added_tokens"] = [token for token in tree["added_tokens"] if token["id"] < rows]
     backend, template = Tokenizer.from_str(json.dumps(tree)), tokenizer.chat_template
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **tokenizer.special_tokens_map)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return made, PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, **tokenizer.special_tokens_map
+    )

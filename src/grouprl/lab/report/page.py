@@ -33,7 +33,13 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
             the top) and `answers` (by the lab's path).
         pages: names of the files of pages/ that the data are for.
     """
-    modules = _modules(pages)
+    modules: dict[str, str] = {}
+    wanted = ["app.js", *(f"pages/{page}.js" for page in pages)]
+    while wanted:
+        path = wanted.pop()
+        if path not in modules:
+            modules[path], needed = _rewritten(path)
+            wanted += needed
     app = modules.pop("app.js")
     names = {f"./pages/{page}.js": _address(modules[f"pages/{page}.js"]) for page in pages}  # as app.js imports them
     names |= {_bare(path): _address(text) for path, text in modules.items()}
@@ -54,18 +60,6 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
     page = page.replace("GroupRL lab</a>", "GroupRL</a>")
     page = re.sub("<title>.*?</title>", lambda _: f"<title>{html.escape(title)}</title>", page)
     return page.replace("</head>", head + "</head>").replace("</body>", known + "</body>")
-
-
-def _modules(pages: Sequence[str]) -> dict[str, str]:
-    """app.js, these pages, and all modules that they import, by path, with bare names for each other."""
-    found: dict[str, str] = {}
-    wanted = ["app.js", *(f"pages/{page}.js" for page in pages)]
-    while wanted:
-        path = wanted.pop()
-        if path not in found:
-            found[path], needed = _rewritten(path)
-            wanted += needed
-    return found
 
 
 def _rewritten(path: str) -> tuple[str, list[str]]:

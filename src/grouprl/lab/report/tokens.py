@@ -78,7 +78,15 @@ def one_completion(
     """
     config = read_config(folder)
     algorithm = run_algorithm(config)
-    row = _row(folder, step, group, index)
+    with recorded(folder) as database:
+        column_names = f"{_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)}"
+        rows = completion_rows(database, column_names, step, group, index)
+    if not rows:
+        raise UserError(
+            f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
+            "choose one of the list (a resumed run repeats its last steps)"
+        )
+    row = rows[0]
     ids = np.frombuffer(row["token_ids"], "<i4").tolist()
     columns = {name: _numbers(row[name]) for name in _BLOBS}
     advantages_T = _numbers(row["token_advantages"])
@@ -190,18 +198,6 @@ def _branched(folder: Path, step: int, group: int, index: int, ids: Sequence[int
         effects[token.position] = None if effect is None else effect.mean
     branches = {token.position: [asdict(one) for one in token.branches] for token in found.tokens}
     return {"effects": effects, "branches": branches}
-
-
-def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:
-    with recorded(folder) as database:
-        columns = f"{_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)}"
-        rows = completion_rows(database, columns, step, group, index)
-    if not rows:
-        raise UserError(
-            f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
-            "choose one of the list (a resumed run repeats its last steps)"
-        )
-    return rows[0]
 
 
 def _numbers(blob: bytes | None) -> Tensor | None:

@@ -59,7 +59,11 @@ def check_reward(
             raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
     checked = try_rewards(opened.config, opened.task, opened.rewards, problems=problems, recorded=recorded)
     if as_json:
-        kinds = [_flat(scores) for scores in checked.kinds]
+        kinds = []
+        for scores in checked.kinds:
+            total = asdict(scores.total) if scores.total else dict.fromkeys(one.name for one in fields(Totals))
+            flat = asdict(scores.kind) | asdict(scores) | total
+            kinds.append({name: value for name, value in flat.items() if name not in ("kind", "total", "needs")})
         print(json.dumps({**asdict(checked), "kinds": kinds, "beaten": checked.beaten, "passed": checked.passed}))
     else:
         show(Console(highlight=False), checked)
@@ -113,10 +117,3 @@ def try_rewards(
         ),
         verdict=verdict_of(kinds),
     )
-
-
-def _flat(scores: KindScores) -> dict[str, object]:
-    """Returns the scores as one JSON object; the values of the total are null if no completion is valid."""
-    total = asdict(scores.total) if scores.total else dict.fromkeys(one.name for one in fields(Totals))
-    flat = asdict(scores.kind) | asdict(scores) | total
-    return {name: value for name, value in flat.items() if name not in ("kind", "total", "needs")}

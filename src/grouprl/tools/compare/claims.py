@@ -64,7 +64,21 @@ class AnsweredClaim:
 
 def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
     """Measures the expectations of all claims, in their order."""
-    return tuple(_answer(comparison, name, claim) for name, claim in comparison.claims.items())
+    answers = []
+    for name, claim in comparison.claims.items():
+        if claim.holds is not None:
+            answers.append(AnsweredClaim(name, claim, (), "holds" if claim.holds else "does not hold"))
+        else:
+            variants = {variant.name: variant for variant in comparison.variants}
+            confidence = simultaneous_confidence(max(1, len(claim.pairs)))
+            measured = []
+            for left, relation, right in claim.pairs:
+                difference = difference_of(claim, variants[left], variants.get(right))
+                interval = None if difference is None else difference.interval(confidence)
+                found = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
+                measured.append(MeasuredExpectation(left, relation, right, difference, interval, found))
+            answers.append(AnsweredClaim(name, claim, tuple(measured), combined([one.verdict for one in measured])))
+    return tuple(answers)
 
 
 def claims_summary(answered: Sequence[AnsweredClaim]) -> list[dict[str, Any]]:
@@ -154,20 +168,6 @@ def is_share(measure: str) -> bool:
     return measure in ("accuracy", "speed") or measure.startswith("frac_")
 
 
-def _answer(comparison: RecordedComparison, name: str, claim: Claim) -> AnsweredClaim:
-    if claim.holds is not None:
-        return AnsweredClaim(name, claim, (), "holds" if claim.holds else "does not hold")
-    variants = {variant.name: variant for variant in comparison.variants}
-    confidence = simultaneous_confidence(max(1, len(claim.pairs)))
-    measured = []
-    for left, relation, right in claim.pairs:
-        difference = difference_of(claim, variants[left], variants.get(right))
-        interval = None if difference is None else difference.interval(confidence)
-        found = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
-        measured.append(MeasuredExpectation(left, relation, right, difference, interval, found))
-    return AnsweredClaim(name, claim, tuple(measured), combined([one.verdict for one in measured]))
-
-
 def verdict_of(relation: str, interval: tuple[float, float] | None, margin: float) -> Verdict:
     """Whether an interval of left - right shows the relation, contradicts it, or neither; the module has the rule."""
     if interval is None:
@@ -220,7 +220,24 @@ def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
     """The measure of a run where it has spent `limit`; empty where it was not recorded."""
     totals = spent(run, claim.at)
     if claim.measure in ("accuracy", "speed"):
-        return _held_out(claim, run, totals, limit)
+        points = {
+            totals[row["step"]]: found.sampled_by_problem or found.greedy_by_problem
+            for row in run.held_out
+            if row["step"] in totals and (found := ProblemResults.read(row)) is not None
+        }
+        spent_X = sorted(points)
+        names = [name for name in points[spent_X[0]] if all(name in points[x] for x in spent_X)] if points else []
+        if not names or limit <= spent_X[0]:
+            return {}
+        grid_X = [*(x for x in spent_X if x < limit), limit]
+        values_PX = np.array([np.interp(grid_X, spent_X, [points[x][name] for x in spent_X]) for name in names])
+        if claim.measure == "speed":
+            widths_X = np.diff(grid_X) / (grid_X[-1] - grid_X[0])
+            result_P = ((values_PX[:, 1:] + values_PX[:, :-1]) / 2) @ widths_X
+        else:
+            result_P = values_PX[:, -1]
+        start_P = values_PX[:, 0] if claim.grows else np.zeros(len(names))
+        return dict(zip(names, (result_P - start_P).tolist(), strict=True))
     is_of_wrong = claim.measure == "wrong_length"
     pairs = wrong_lengths(run.directory) if is_of_wrong else zip(*run.column(claim.measure), strict=True)
     reached = [value for step, value in pairs if totals.get(step, math.inf) <= limit]
@@ -229,25 +246,3 @@ def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
         return {_WHOLE_RUN: fmean(reached[-tenth:]) - (fmean(reached[:tenth]) if claim.grows else 0.0)}
     found = run_metrics(run).get(claim.measure)
     return {_WHOLE_RUN: float(found)} if is_number(found) else {}
-
-
-def _held_out(claim: Claim, run: RecordedRun, totals: Mapping[int, float], limit: float) -> Values:
-    """The results of each held-out problem, on straight lines between the evaluations: at the limit, or up to it."""
-    points = {
-        totals[row["step"]]: found.sampled_by_problem or found.greedy_by_problem
-        for row in run.held_out
-        if row["step"] in totals and (found := ProblemResults.read(row)) is not None
-    }
-    spent_X = sorted(points)
-    names = [name for name in points[spent_X[0]] if all(name in points[x] for x in spent_X)] if points else []
-    if not names or limit <= spent_X[0]:
-        return {}
-    grid_X = [*(x for x in spent_X if x < limit), limit]
-    values_PX = np.array([np.interp(grid_X, spent_X, [points[x][name] for x in spent_X]) for name in names])
-    if claim.measure == "speed":
-        widths_X = np.diff(grid_X) / (grid_X[-1] - grid_X[0])
-        result_P = ((values_PX[:, 1:] + values_PX[:, :-1]) / 2) @ widths_X
-    else:
-        result_P = values_PX[:, -1]
-    start_P = values_PX[:, 0] if claim.grows else np.zeros(len(names))
-    return dict(zip(names, (result_P - start_P).tolist(), strict=True))

@@ -210,7 +210,8 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
 def run_metrics(run: RecordedRun) -> dict[str, Any]:
     """Computes the metrics of a run by name; None for those that it lacks."""
     after = run.results("after")
-    (_, shares), (_, times) = run.column("accuracy"), run.column("time/total")
+    sampled_steps, shares = run.column("accuracy")
+    _, times = run.column("time/total")
     tokens, seconds = summed(run, "completion_tokens"), summed(run, "time/total")
     found: dict[str, Any] = {
         "greedy_accuracy": after.get("greedy_accuracy"),
@@ -219,7 +220,13 @@ def run_metrics(run: RecordedRun) -> dict[str, Any]:
         "pass_at_8": after.get("pass_at_8"),
         "reward": after.get("reward"),
     }
-    for kind, step in (("", _held_out_to_threshold(run)), ("sampled_", _sampled_to_threshold(run))):
+    evaluated = [(row["step"], row.get("greedy_accuracy")) for row in run.evaluations]
+    held_out_step = min((step for step, share in evaluated if is_number(share) and share >= THRESHOLD), default=None)
+    # The last step of the first WINDOW steps whose mean accuracy reached the threshold.
+    means = (fmean(shares[at : at + WINDOW]) for at in range(len(shares) - WINDOW + 1))
+    ends = zip(sampled_steps[WINDOW - 1 :], means, strict=False)
+    sampled_step = next((step for step, mean in ends if mean >= THRESHOLD), None)
+    for kind, step in (("", held_out_step), ("sampled_", sampled_step)):
         found[f"{kind}steps_to_90"] = step
         found[f"{kind}tokens_to_90"] = None if step is None else tokens.get(step)
         found[f"{kind}seconds_to_90"] = None if step is None else seconds.get(step)
@@ -233,19 +240,6 @@ def summed(run: RecordedRun, name: str) -> dict[int, float]:
     """Returns step -> sum of a metric up to that step; 0 before the first step."""
     steps, values = run.column(name)
     return {0: 0.0, **dict(zip(steps, accumulate(values), strict=True))}
-
-
-def _held_out_to_threshold(run: RecordedRun) -> int | None:
-    """The first step whose evaluation reached the threshold."""
-    shares = [(row["step"], row.get("greedy_accuracy")) for row in run.evaluations]
-    return min((step for step, share in shares if is_number(share) and share >= THRESHOLD), default=None)
-
-
-def _sampled_to_threshold(run: RecordedRun) -> int | None:
-    """The last step of the first WINDOW steps whose mean accuracy reached the threshold."""
-    steps, shares = run.column("accuracy")
-    means = (fmean(shares[at : at + WINDOW]) for at in range(len(shares) - WINDOW + 1))
-    return next((step for step, mean in zip(steps[WINDOW - 1 :], means, strict=False) if mean >= THRESHOLD), None)
 
 
 def seconds_by_part(run: RecordedRun) -> dict[str, float]:

@@ -17,7 +17,6 @@ from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_t
 from grouprl.tools.compare.read import (
     THRESHOLD,
     WINDOW,
-    BaselineDifference,
     HeldOutEvaluation,
     MetricBySeed,
     RecordedComparison,
@@ -80,10 +79,10 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     """Summarizes the result of the comparison in one or two sentences."""
     if comparison.claims:
         counts = Counter[str](one.verdict for one in answer_claims(comparison))
-        said = {"holds": "holds here"}
+        words = {"holds": "holds here"}
         verdicts = ("holds", "does not hold", "undecided", "not measured yet")
-        found = ", ".join(f"{said.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts if counts[verdict])
-        return f"{counted(len(comparison.claims), 'claim')}: {found}."
+        tally = ", ".join(f"{words.get(verdict, verdict)} {counts[verdict]}" for verdict in verdicts if counts[verdict])
+        return f"{counted(len(comparison.claims), 'claim')}: {tally}."
     measure = comparison_measure(comparison)
     means = {variant.name: metric_by_seed(variant, measure).mean for variant in comparison.finished}
     known = {name: value for name, value in means.items() if value is not None}
@@ -105,10 +104,21 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
     variant = next(variant for variant in comparison.finished if variant.name == best[0])
     gap = highest - known[comparison.baseline.name]
     ahead = f"{gap:.3f}" if own else f"{100 * gap:.1f} points"
-    found = _certainty(against_baseline(comparison, variant, measure))
+    difference = against_baseline(comparison, variant, measure)
+    spreads = {"problems": difference.over_problems, "seeds": difference.over_seeds}
+    intervals = {name: one.interval for name, one in spreads.items() if one is not None and one.interval is not None}
+    with_zero = [name for name, (low, high) in intervals.items() if low <= 0 <= high]
+    if with_zero:
+        said = f"which is within chance: 0 lies in its 95% interval over {' and its interval over '.join(with_zero)}"
+    elif "seeds" not in intervals:
+        several = difference.over_seeds is not None and difference.over_seeds.pairs > 1
+        said = f"{'equally on each' if several else 'on one'} seed; other seeds may give another result"
+    else:
+        over = " and its interval over ".join(intervals)
+        said = f"which is beyond chance: 0 lies outside its 95% interval over {over}"
     who = best[0] if len(best) == 1 else f"{', '.join(best[:-1])} and {best[-1]}"
     ends = "ends" if len(best) == 1 else "end"
-    return f"{who} {ends} highest {solved}, {ahead} above {comparison.baseline.name}, {found}."
+    return f"{who} {ends} highest {solved}, {ahead} above {comparison.baseline.name}, {said}."
 
 
 def comparison_measure(comparison: RecordedComparison) -> str:
@@ -116,19 +126,6 @@ def comparison_measure(comparison: RecordedComparison) -> str:
     runs = [run for variant in comparison.finished for run in variant.runs.values()]
     own = any(run.summary.get("measure") == "reward" for run in runs)
     return "reward" if own and all(is_number(run.results("after").get("reward")) for run in runs) else "greedy_accuracy"
-
-
-def _certainty(found: BaselineDifference) -> str:
-    """Describes a difference by its two intervals."""
-    kinds = {"problems": found.over_problems, "seeds": found.over_seeds}
-    ends = {name: kind.interval for name, kind in kinds.items() if kind is not None and kind.interval is not None}
-    with_zero = [name for name, (low, high) in ends.items() if low <= 0 <= high]
-    if with_zero:
-        return f"which is within chance: 0 lies in its 95% interval over {' and its interval over '.join(with_zero)}"
-    if "seeds" not in ends:
-        several = found.over_seeds is not None and found.over_seeds.pairs > 1
-        return f"{'equally on each' if several else 'on one'} seed; other seeds may give another result"
-    return f"which is beyond chance: 0 lies outside its 95% interval over {' and its interval over '.join(ends)}"
 
 
 def summary(comparison: RecordedComparison) -> dict[str, Any]:

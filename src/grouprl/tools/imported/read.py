@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +83,7 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
     library: Library = "verl" if is_verl else "trl"
     values: dict[str, Any] = {}
     if path is not None:
-        library, values = _read(path, _text(path))
+        library, values = _read(path)
     flag, texts = "", list[str]()
     for change in changes:
         key, equals, text = change.lstrip("+-").partition("=")
@@ -109,15 +110,7 @@ def _overrides(words: Sequence[str]) -> dict[str, Any] | None:
     return {one[1]: scalar(one[2]) for one in found if one and one[1]} if words and all(found) else None
 
 
-def _words(text: str) -> list[str]:
-    """The words of a pasted command; none where a quote is open, as in YAML."""
-    try:
-        return shlex.split(re.sub(r"\\[ \t\r]*(\n|$)", " ", text), comments=True)
-    except ValueError:
-        return []
-
-
-def _text(path: Path) -> str:
+def _read(path: Path) -> tuple[Library, dict[str, Any]]:
     if path.suffix in _OF_DATA:
         raise UserError(
             f"{path}: expected a configuration of TRL or verl, got a data file: train on it with grouprl train --task "
@@ -132,10 +125,6 @@ def _text(path: Path) -> str:
         why = why or "not text"
     if why:
         raise UserError(f"{path}: expected a YAML or JSON file, got {why}: check the path")
-    return text
-
-
-def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
     first = text.partition("\n")[0]
     if path.suffix == ".py" or (first.startswith("#!") and "python" in first):
         raise UserError(
@@ -153,7 +142,9 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
             "paste the KEY=VALUE that it passes to verl behind the command, grouprl import-config KEY=VALUE ..., or "
             "into a text file; for TRL, give the YAML of --config"
         )
-    words = _words(text)
+    words = list[str]()
+    with suppress(ValueError):  # a quote is open, as in YAML: it is no pasted command
+        words = shlex.split(re.sub(r"\\[ \t\r]*(\n|$)", " ", text), comments=True)
     if pasted := _overrides(words):
         return "verl", pasted
     try:

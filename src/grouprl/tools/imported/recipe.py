@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,25 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     )
     while found := _refused(lines, base):
         lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
-    _stop_at_unsupported(lines, entries, allow)
-    return ImportedRecipe(tuple(_worth_showing(lines, base)), _changes(lines, base), foreign.library)
+    refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
+    if unknown := sorted(set(allow) - {one.key for one in lines}):
+        raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
+    if refused:
+        words = []
+        for one in refused[:_MOST_SHOWN]:
+            near = difflib.get_close_matches(one.key[:100], entries, n=1) if one.outcome.words == _UNKNOWN else ()
+            hint = f"; did you mean {near[0]}?" if near else ""
+            words.append(f"{one.key[:100]}={getattr(one.value, 'text', one.value)!s:.100}: {one.outcome.words}{hint}")
+        words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
+        advice = " ".join(f"--allow {shlex.quote(one.key[:100])}" for one in refused[:_MOST_SHOWN])
+        raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
+    # What the file names, and the defaults there that are not the defaults here.
+    shown = [
+        line
+        for line in lines
+        if line.is_named or line.outcome.verdict == "changed" or _different(line.outcome.ours, base)
+    ]
+    return ImportedRecipe(tuple(shown), _changes(lines, base), foreign.library)
 
 
 def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
@@ -112,7 +129,11 @@ def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
             found.append((key, text))
     words = {}
     for ours, text in found:
-        of_it = [one for one in lines if any(_touch(key, ours) for key in one.outcome.ours)]
+        of_it = [
+            one
+            for one in lines
+            if any((f"{key}.".startswith(f"{ours}.") or f"{ours}.".startswith(f"{key}.")) for key in one.outcome.ours)
+        ]
         if not of_it:
             raise UserError(f"{ours}: {text}")
         words[of_it[-1].key] = f"its counterpart takes other values: {ours}: {text}"
@@ -127,26 +148,6 @@ def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[keys[-1]] = value
     return tree
-
-
-def _touch(one: str, other: str) -> bool:
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
-
-
-def _stop_at_unsupported(lines: Collection[Line], entries: Mapping[str, Any], allow: Collection[str]) -> None:
-    refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
-    if unknown := sorted(set(allow) - {one.key for one in lines}):
-        raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
-    if not refused:
-        return
-    words = []
-    for one in refused[:_MOST_SHOWN]:
-        near = difflib.get_close_matches(one.key[:100], entries, n=1) if one.outcome.words == _UNKNOWN else ()
-        hint = f"; did you mean {near[0]}?" if near else ""
-        words.append(f"{one.key[:100]}={getattr(one.value, 'text', one.value)!s:.100}: {one.outcome.words}{hint}")
-    words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
-    advice = " ".join(f"--allow {shlex.quote(one.key[:100])}" for one in refused[:_MOST_SHOWN])
-    raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
 
 
 def _fitted(key: str, default: Any, value: Any) -> Any:
@@ -179,13 +180,6 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
         return unsupported(undecided(key, value))
     return outcome
-
-
-def _worth_showing(lines: Collection[Line], base: str) -> Iterator[Line]:
-    """What the file names, and the defaults there that are not the defaults here."""
-    for one in lines:
-        if one.is_named or one.outcome.verdict == "changed" or _different(one.outcome.ours, base):
-            yield one
 
 
 def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:

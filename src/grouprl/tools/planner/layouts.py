@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 
@@ -103,7 +103,14 @@ def plan_layouts(shape: ModelShape, networks: Networks, step: StepShape, ranks: 
 def plan_layout(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout, gpu: Gpu) -> LayoutPlan:
     """The plan of one layout; see `plan_layouts`."""
     own = replace(step, problems=math.ceil(step.problems / layout.ranks))
-    learning, sampling = _gathered(shape, networks, step, layout)
+    learning = sampling = 0  # bytes of whole weights beside the shards
+    if layout.shard > 1:
+        size, layers = SIZES[step.dtype], shape.decoder_parameters - shape.embedding_parameters
+        embeddings, layer = shape.parameters - layers, layers // shape.layers
+        # Two layers: the one that computes, and the next; and the whole gradient of one, before it is divided.
+        gradient = FLOAT32 * (layer + embeddings) if networks.lora_rank is None else 0
+        learning = FLOAT32 * embeddings + 2 * size * layer + gradient
+        sampling = FLOAT32 * embeddings + size * layers
 
     def peak(tried: StepShape) -> int:
         rank = replace(tried, problems=own.problems)
@@ -141,18 +148,6 @@ def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout
     )
 
 
-def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout) -> tuple[int, int]:
-    """Bytes of whole weights beside the shards: in an update, and in sampling."""
-    if layout.shard == 1:
-        return 0, 0
-    size, layers = SIZES[step.dtype], shape.decoder_parameters - shape.embedding_parameters
-    around = shape.parameters - layers  # embeddings
-    layer = layers // shape.layers
-    # Two layers: the one that computes, and the next; and the whole gradient of one, before it is divided.
-    learning = FLOAT32 * around + 2 * size * layer + (FLOAT32 * (layer + around) if networks.lora_rank is None else 0)
-    return learning, FLOAT32 * around + size * layers
-
-
 def show_layouts(
     config: RunConfig, gpus: str, prompt_tokens: int, *, as_json: bool, console: Console | None = None
 ) -> None:
@@ -180,14 +175,6 @@ def show_layouts(
         f"{max(pack.tokens for pack in packs):,} tokens; {step.prompt_tokens} + {step.completion_tokens} tokens, "
         f"{step.dtype}\n"
     )
-    _print_table(console, found, gpu.memory)
-    console.print(
-        "\n[dim]GiB of the rank with the most groups, every completion at its longest. No layout was measured on "
-        "GPUs.[/]"
-    )
-
-
-def _print_table(console: Console, found: Sequence[LayoutPlan], memory: int) -> None:
     names = [
         "whole weights" if one.layout.shard == 1 else f"distributed.shard=true, on {one.layout.shard}" for one in found
     ]
@@ -201,8 +188,12 @@ def _print_table(console: Console, found: Sequence[LayoutPlan], memory: int) -> 
     ]
     for name, sizes in rows:
         table.add_row(name, *(f"{size / GIB:,.1f}" for size in sizes))
-    fits = ["[green]yes[/]" if one.peak <= memory else "[red]no[/]" for one in found]
-    table.add_row(f"fits in {memory / GIB:,.1f} GiB", *fits, end_section=True)
+    fits = ["[green]yes[/]" if one.peak <= gpu.memory else "[red]no[/]" for one in found]
+    table.add_row(f"fits in {gpu.memory / GIB:,.1f} GiB", *fits, end_section=True)
     table.add_row("largest group", *(most(one.largest_group, MOST_COMPLETIONS, "") for one in found))
     table.add_row("longest completion", *(most(one.longest_completion, MOST_TOKENS, "") for one in found))
     console.print(table)
+    console.print(
+        "\n[dim]GiB of the rank with the most groups, every completion at its longest. No layout was measured on "
+        "GPUs.[/]"
+    )

@@ -26,8 +26,6 @@ Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["float32", "bfloat16", "nf4"]
 Moments = Literal["float32", "bfloat16", "8bit"]
 
-"""Upper bounds of the largest group and the longest completion that are searched for."""
-
 FLOAT32 = 4  # bytes of weights of adapters, value heads and reward models, of norms, rotations and logits
 SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": FLOAT32, "bfloat16": 2})
 # Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
@@ -123,20 +121,9 @@ class StepShape:
         return min(self.max_rows, self.problems * self.group_size)
 
     @property
-    def cached_prompts(self) -> int:
-        """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
-        units = self.problems * -(-self.group_size // self.max_rows)
-        return prompt_slots(units, self.max_rows, min(self.group_size, self.max_rows), episodes=self.episodes)
-
-    @property
     def minibatch_problems(self) -> int:
         """The groups of a minibatch, which are whole; the last minibatch may have fewer."""
         return -(-self.problems // min(self.minibatches, self.problems))
-
-    @property
-    def minibatch_tokens(self) -> int:
-        """The completion tokens of a minibatch."""
-        return self.minibatch_problems * self.group_size * self.completion_tokens
 
     @property
     def packs(self) -> list[PackSize]:
@@ -147,11 +134,6 @@ class StepShape:
         return [
             PackSize(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs
         ]
-
-    @property
-    def largest_pack(self) -> PackSize:
-        """The pack with the most tokens, which determines the memory of an update."""
-        return max(self.packs, key=lambda pack: pack.tokens)
 
 
 @dataclass(frozen=True)
@@ -270,7 +252,7 @@ def plan_memory(
     Raises:
         UserError: an adapter's rank is below 1.
     """
-    rank, pack, half = networks.lora_rank, step.largest_pack, step.dtype == "bfloat16"
+    rank, pack, half = networks.lora_rank, max(step.packs, key=lambda pack: pack.tokens), step.dtype == "bfloat16"
     if rank is not None and rank < 1:
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
     small = networks.weights == "nf4"
@@ -284,7 +266,9 @@ def plan_memory(
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
-    own, prompts = step.rows * step.completion_tokens, step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
+    units = step.problems * -(-step.group_size // step.max_rows)
+    slots = prompt_slots(units, step.max_rows, min(step.group_size, step.max_rows), episodes=step.episodes)
+    own, prompts = step.rows * step.completion_tokens, slots * (step.prompt_tokens - step.shared_tokens)
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     away = networks.reference_on_cpu and on_gpu
@@ -297,6 +281,15 @@ def plan_memory(
     # Autocast keeps no frozen weights: those of one layer live at once.
     if rounds and rank is not None and step.recompute:
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
+    predicted = pack.completions * step.completion_tokens
+    dtype, chunk = SIZES[step.dtype], chunk_rows(shape.vocabulary)
+    if step.device == "cpu":
+        kept = predicted <= chunk and predicted * shape.vocabulary <= KEPT_LOGITS
+        logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
+    else:
+        logits = FLOAT32 * min(predicted, chunk_rows(shape.vocabulary, arrays=ARRAYS)) * shape.vocabulary * ARRAYS
+    weights = shape.embedding_parameters if rank is None else 0
+    minibatch_tokens = step.minibatch_problems * step.group_size * step.completion_tokens
     return MemoryPlan(
         networks=NetworkMemory(
             policy=whole,
@@ -312,10 +305,10 @@ def plan_memory(
         update=UpdateMemory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
-            teacher_states=SIZES[step.dtype] * networks.teacher_hidden * step.minibatch_tokens,
+            teacher_states=SIZES[step.dtype] * networks.teacher_hidden * minibatch_tokens,
             activations=at_once * activations + before + (gradients + half) * shared,
             layer=at_once * (layer + widened),
-            logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
+            logits=at_once * (logits + dtype * (predicted * shape.hidden + weights)),
         ),
         rollout=RolloutMemory(
             cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + own)),
@@ -369,15 +362,3 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
     last = FLOAT32 * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used
     shared = step.shared_tokens * ((shape.layers - 1) * kept + last + around)
     return pack.tokens * (shape.layers * kept + around) + predicting, shared, pack.tokens * beside
-
-
-def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
-    """Bytes of a chunk of logits and its copies, of the gradients of its inputs and, unless frozen, the embedding."""
-    dtype, chunk = SIZES[step.dtype], chunk_rows(shape.vocabulary)
-    if step.device == "cpu":
-        kept = predicted <= chunk and predicted * shape.vocabulary <= KEPT_LOGITS
-        logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
-    else:
-        logits = FLOAT32 * min(predicted, chunk_rows(shape.vocabulary, arrays=ARRAYS)) * shape.vocabulary * ARRAYS
-    weights = shape.embedding_parameters if head_learns else 0
-    return logits + dtype * (predicted * shape.hidden + weights)

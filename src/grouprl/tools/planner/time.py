@@ -70,18 +70,6 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     trunk = 2 * body * read / rates.flops
     # Forward, gradient of the inputs, gradient of the weights (none for the base of an adapter).
     products = (3 if networks.lora_rank is None else 2) + (1 if step.recompute else 0)
-    return StepTime(
-        prompts=2 * body * (step.problems * (step.prompt_tokens - shared) + shared) / rates.flops,
-        decoding=_decoding(shape, step, rates),
-        reference=forward if networks.reference else 0.0,
-        critic=trunk * (1 + products * passes) if networks.critic else 0.0,
-        reward_model=trunk if networks.reward_model else 0.0,
-        learning=forward * products * passes,
-    )
-
-
-def _decoding(shape: ModelShape, step: StepShape, rates: Rates) -> float:
-    """Seconds of all decode steps; each reads all weights and the cache once for the rows decoded together."""
     size = SIZES[step.dtype]
     weights, token = shape.linear_parameters + shape.embedding_parameters, shape.cached_numbers * size
     full, rest = divmod(step.problems * step.group_size, step.rows)
@@ -92,7 +80,14 @@ def _decoding(shape: ModelShape, step: StepShape, rates: Rates) -> float:
         for position in range(1, step.completion_tokens if times else 1):
             read = weights * size + token * (prompts + rows * position)
             seconds += times * max(2 * weights * rows / rates.flops, read / rates.bandwidth)
-    return seconds
+    return StepTime(
+        prompts=2 * body * (step.problems * (step.prompt_tokens - shared) + shared) / rates.flops,
+        decoding=seconds,
+        reference=forward if networks.reference else 0.0,
+        critic=trunk * (1 + products * passes) if networks.critic else 0.0,
+        reward_model=trunk if networks.reward_model else 0.0,
+        learning=forward * products * passes,
+    )
 
 
 # A run on this machine

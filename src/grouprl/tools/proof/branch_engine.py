@@ -140,15 +140,13 @@ class _BranchDecoding(Decoding):
         for row, ids in enumerate(begun):
             if len(ids) > 1:
                 cache.load_row(row, self._read.pairs[:, :, prompt : prompt + len(ids) - 1])
-        self._rows.add([(key, place, prompt, 0) for place, key in enumerate(unit.keys)], self._seen(begun))
+        if not self._sampling.penalizes:
+            self._rows.add([(key, place, prompt, 0) for place, key in enumerate(unit.keys)], None)
+        else:
+            seen_nV = torch.zeros(len(begun), self._read.vocabulary, dtype=torch.bool, device=self._device)
+            for row, ids in enumerate(begun):
+                seen_nV[row, [*self._read.request.prompt_ids, *ids]] = True
+            self._rows.add([(key, place, prompt, 0) for place, key in enumerate(unit.keys)], seen_nV)
         self._rows.begin(begun)
         full = {row: StopReason.LENGTH for row, ids in enumerate(begun) if len(ids) == self._sampling.max_tokens}
         return self._retire(full | {row: StopReason.END for row, ids in enumerate(begun) if ids[-1] in self._ends})
-
-    def _seen(self, begun: Sequence[tuple[int, ...]]) -> Tensor | None:
-        if not self._sampling.penalizes:
-            return None
-        seen_nV = torch.zeros(len(begun), self._read.vocabulary, dtype=torch.bool, device=self._device)
-        for row, ids in enumerate(begun):
-            seen_nV[row, [*self._read.request.prompt_ids, *ids]] = True
-        return seen_nV

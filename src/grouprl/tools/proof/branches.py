@@ -90,7 +90,20 @@ def branch(
     engine = BranchEngine(policy, opened.tokenizer, seed=config.seed, max_rows=rows, dtype=dtype)
     engine.load_weights(updates)
     read = engine.read(Request(problem, recorded.group.prompt_ids, 1, stream), completion, opened.sampling)
-    chances = _chances(engine, read, selection)
+    by_entropy = sorted(range(len(read.entropies)), key=lambda at: -read.entropies[at])
+    found: dict[int, dict[int, float]] = {}
+    for at in selection.positions or by_entropy:
+        likely = engine.likely(read, at, selection.alternatives, selection.least)
+        if len(likely) > 1:
+            found[at] = likely
+        if len(found) == selection.tokens and not selection.positions:
+            break
+    if not found:
+        raise UserError(
+            f"{read.request.problem.id}: expected another token with a probability of at least {selection.least:g}, "
+            "found none: lower --least, or take another completion"
+        )
+    chances = dict(sorted(found.items()))
     begun = [(at, token) for at, found in chances.items() for token in found if token != completion.token_ids[at]]
     kept = min(chances)  # nothing after it may change where its token does not
     begun = [(kept, completion.token_ids[kept]), *begun]
@@ -166,24 +179,6 @@ def _visit(run: Path, step: int, opened: OpenedRun, groups: Sequence[RecordedGro
             "task's data"
         )
     return visits[place]
-
-
-def _chances(engine: BranchEngine, read: ReadCompletion, selection: Selection) -> dict[int, dict[int, float]]:
-    """For each position in order the probabilities of the completion's token and of the others."""
-    by_entropy = sorted(range(len(read.entropies)), key=lambda at: -read.entropies[at])
-    found: dict[int, dict[int, float]] = {}
-    for at in selection.positions or by_entropy:
-        likely = engine.likely(read, at, selection.alternatives, selection.least)
-        if len(likely) > 1:
-            found[at] = likely
-        if len(found) == selection.tokens and not selection.positions:
-            break
-    if not found:
-        raise UserError(
-            f"{read.request.problem.id}: expected another token with a probability of at least {selection.least:g}, "
-            "found none: lower --least, or take another completion"
-        )
-    return dict(sorted(found.items()))
 
 
 def _refuse_another(run: Path, step: int, completion: Completion, made: Completion) -> None:

@@ -74,7 +74,23 @@ def numeric_checks(
     yield Check("packed = padded rows, log-probs", relative(packed, exact), most)
     yield Check("packed = padded rows, gradient", relative(packed_slopes, slopes), most_slope)
     yield Check("shared prompt = own prompts, log-probs", relative(apart, packed), most)
-    yield Check("any micro-batches, gradient", _splits(learner, groups, sampling), most_slope)
+    setting, found = learner.micro_batch_tokens, []
+    for budget in (_WHOLE, 1, setting):
+        learner.micro_batch_tokens = budget
+        outcomes = [
+            [
+                RewardOutcome(reward, {"odd": reward}, steps=(StepReward(len(one) - 1, reward),))
+                for one in group.completions
+                for reward in (float(one.index % 2),)
+            ]
+            for group in groups
+        ]
+        gradient = make_update(
+            learner, ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
+        ).gradient
+        found.append([gradient[name] for name in sorted(gradient)])
+    learner.micro_batch_tokens = setting
+    yield Check("any micro-batches, gradient", max(relative(other, found[0]) for other in found[1:]), most_slope)
 
     largest = max(_LARGEST, 4 * _gap(rounded, exact))
     completions = [one for group in groups for one in group.completions]
@@ -85,7 +101,13 @@ def numeric_checks(
     yield Check("sampler = learner, largest gap", _gap(drawn, seen), largest)
     yield Check("sampler = plain forward, largest gap", _gap(plain, exact), largest)
     yield _merged(config, model, groups, most)
-    yield _reloaded(config, model, tokenizer)
+    with TemporaryDirectory() as folder:
+        save_model(model, tokenizer, Path(folder))
+        again = load_model(folder, device=model.device).state_dict()
+    own = model.state_dict()
+    both = own.keys() & again.keys()
+    wrong = [name for name in own.keys() | again.keys() if name not in both or not torch.equal(own[name], again[name])]
+    yield Check("saved = reloaded", len(wrong), 0, ", ".join(sorted(wrong)[:2]))
 
 
 def packed_logprobs(model: PreTrainedModel, batch: Batch, budget: int) -> list[Tensor]:
@@ -117,30 +139,6 @@ def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(float((a.detach().cpu() - b.detach().cpu()).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-def _splits(learner: Learner, groups: Sequence[Group], sampling: Sampling) -> float:
-    """The largest relative difference of the loss's gradient between packs of one completion, the setting, and all."""
-    setting, found = learner.micro_batch_tokens, []
-    for budget in (_WHOLE, 1, setting):
-        learner.micro_batch_tokens = budget
-        gradient = make_update(learner, _scored(groups, sampling)).gradient
-        found.append([gradient[name] for name in sorted(gradient)])
-    learner.micro_batch_tokens = setting
-    return max(relative(other, found[0]) for other in found[1:])
-
-
-def _scored(groups: Sequence[Group], sampling: Sampling) -> ScoredGroups:
-    """Rewards every second completion, so that each group has a signal; the last token ends a reasoning step."""
-    outcomes = [
-        [
-            RewardOutcome(reward, {"odd": reward}, steps=(StepReward(len(one) - 1, reward),))
-            for one in group.completions
-            for reward in (float(one.index % 2),)
-        ]
-        for group in groups
-    ]
-    return ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
-
-
 def _merged(config: RunConfig, model: PreTrainedModel, groups: Sequence[Group], most: float) -> Check:
     """Compares an adapter with its weights merged: the settings' adapter, or one of rank 4; B is drawn, not 0."""
     name = "LoRA merged = unmerged, log-probs"
@@ -161,17 +159,6 @@ def _merged(config: RunConfig, model: PreTrainedModel, groups: Sequence[Group], 
         if not layers or not all(layer.merged for layer in layers):
             return Check(name, math.nan, most, "PEFT merged nothing")
         return Check(name, relative(packed_logprobs(model, batch, _WHOLE), before), most)
-
-
-def _reloaded(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Check:
-    """Counts the weights that come back from a saved checkpoint with other bits."""
-    with TemporaryDirectory() as folder:
-        save_model(model, tokenizer, Path(folder))
-        again = load_model(folder, device=model.device).state_dict()
-    own = model.state_dict()
-    both = own.keys() & again.keys()
-    wrong = [name for name in own.keys() | again.keys() if name not in both or not torch.equal(own[name], again[name])]
-    return Check("saved = reloaded", len(wrong), 0, ", ".join(sorted(wrong)[:2]))
 
 
 # A policy whose every completion can be written down

@@ -63,10 +63,8 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     long_prompt = (prompt * (longest // len(prompt) + 1))[:longest]
     yield _gap("learner", gap_to_own(config.model.path, model, longest))
     yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, long_prompt))
-    sequence, said = (
-        len(prompt) + config.rollout.max_tokens,
-        f"{context:,} tokens" if context < 1 << 30 else "not limited",
-    )
+    sequence = len(prompt) + config.rollout.max_tokens
+    said = f"{context:,} tokens" if context < 1 << 30 else "not limited"
     if sequence <= context:
         yield ModelLine("context", f"{said}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
     else:

@@ -247,16 +247,12 @@ def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     skipped = result.metrics.get("skipped_updates")
     error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
     advantages, traces = token_record(scored.groups, scored.kept, trace_updates(learner.algorithm, result).tokens)
-    metrics, own = result.metrics, _in_groups(scored, push)
-    return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
-
-
-def _in_groups(scored: ScoredGroups, push: _PushTerm) -> list[list[list[float]]]:
     row = count()  # of the batch, which has the kept groups alone
-    return [
+    pushes = [
         [(kept and push.rows.get(next(row))) or [0.0] * len(completion) for completion in group.completions]
         for group, kept in zip(scored.groups, scored.kept, strict=True)
     ]
+    return Update(scored, result.metrics, advantages, traces, pushes, optimizer.gradient, error)
 
 
 # Beside the record
