@@ -232,9 +232,16 @@ def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, cha
     for kind in kinds:
         if not _other_words(kind, merged):
             has = hints(kind)
-            _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in has}, _reason(kind, merged))
+            alone = [name for name, hint in has.items() if get_origin(hint) is Literal and len(get_args(hint)) == 1]
+            name = next((name for name in alone if name in merged), alone[0] if alone else "")
+            where = f"with algorithm.{name}={merged.get(name, get_args(has[name])[0])!r}" if name else "there"
+            _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in has}, where)
             return kind(**{name: value for name, value in merged.items() if name in has})
-    choices = {name: _choices(kinds, name) for name in changes}
+    choices: dict[str, tuple[Any, ...]] = {}  # the words of each option in some kind; empty for one of another type
+    for name in changes:
+        types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
+        literals = [get_args(hint) for hint in types if get_origin(hint) is Literal]
+        choices[name] = tuple(dict.fromkeys(word for words in literals for word in words))
     for name, words in choices.items():
         if words and changes[name] not in words:
             near = nearest_name(str(changes[name]), words)
@@ -261,12 +268,6 @@ def _other_words(kind: type[Part], values: Mapping[str, Any]) -> dict[str, tuple
     return {name: get_args(hints(kind)[name]) for name in wrong}
 
 
-def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
-    alone = [name for name, hint in hints(kind).items() if get_origin(hint) is Literal and len(get_args(hint)) == 1]
-    name = next((name for name in alone if name in merged), alone[0] if alone else "")
-    return f"with algorithm.{name}={merged.get(name, get_args(hints(kind)[name])[0])!r}" if name else "there"
-
-
 def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
     """Raises for options without effect, unless they have their default: a written configuration lists all options."""
     for name, value in idle.items():
@@ -275,9 +276,3 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
             raise UserError(
                 f"algorithm.{name}: expected another value {where}, got {value!r}, which has no effect: remove it"
             )
-
-
-def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
-    """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
-    types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
-    return tuple(dict.fromkeys(word for hint in types if get_origin(hint) is Literal for word in get_args(hint)))

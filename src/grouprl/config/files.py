@@ -92,7 +92,18 @@ def load_config(
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer, above)]
-    config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context or {})
+    merged: _Tree = {}
+    for layer in layers:
+        fresh = "name" in _children(layer.tree.get("algorithm"))
+        merged = _without(merged, ("algorithm",)) if fresh else merged
+        for dotted, excluded in _DROPS.items():
+            setting: Any = layer.tree
+            for part in dotted.split("."):
+                setting = _children(setting).get(part)
+            for other in excluded if setting else ():
+                merged = _without(merged, tuple(other.split(".")))
+        merged = _merged(merged, layer.tree)
+    config, invalid = validated(kind, merged, context or {})
     misplaced_keys = {key for _, (key, _) in misplaced}
     invalid = [(key, text) for key, text in invalid if not any(key[: len(bad)] == bad for bad in misplaced_keys)]
     mistakes = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
@@ -156,18 +167,6 @@ def _read_override(text: str) -> _Tree:
 
 
 # Merging
-
-
-def _layered(tree: _Tree, layer: _Source) -> _Tree:
-    fresh = "name" in _children(layer.tree.get("algorithm"))
-    tree = _without(tree, ("algorithm",)) if fresh else tree
-    for key, others in _DROPS.items():
-        setting: Any = layer.tree
-        for part in key.split("."):
-            setting = _children(setting).get(part)
-        if setting:
-            tree = functools.reduce(_without, (tuple(other.split(".")) for other in others), tree)
-    return typing.cast(_Tree, _merged(tree, layer.tree))
 
 
 def _merged(base: Any, change: Any) -> Any:

@@ -163,9 +163,7 @@ def walk_through(
             "completions": [{name: one[name] for name in ("text", "length", "stop_reason")} for one in completions],
             "rewards": {
                 "names": list(weights),
-                "by_step": [
-                    name for name in weights if name in (by_step if algorithm.advantage.credit == "step" else {})
-                ],
+                "by_step": [name for name in weights if algorithm.advantage.credit == "step" and name in by_step],
                 "weights": weights,
                 "completions": [{name: one[name] for name in shown} | {"penalty": penalty} for one, penalty in rows],
             },

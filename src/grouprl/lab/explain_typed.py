@@ -202,10 +202,6 @@ def kl_curves() -> dict[str, Any]:
         values_R = kl_estimate(logprobs_R, torch.tensor(log_ratios, dtype=torch.float64), kind=kind)
         (slopes_R,) = torch.autograd.grad(values_R.sum(), logprobs_R)
         curves[kind] = {"value": values_R.tolist(), "gradient": slopes_R.tolist()}
-    return {"log_ratio": log_ratios, "kinds": curves, "pair": _kl_of_a_pair()}
-
-
-def _kl_of_a_pair() -> dict[str, Any]:
     logits_V = torch.tensor(_POLICY_LOGITS, dtype=torch.float64, requires_grad=True)
     policy = Categorical(logits=logits_V)
     reference = Categorical(logits=torch.tensor(_REFERENCE_LOGITS, dtype=torch.float64))
@@ -216,7 +212,7 @@ def _kl_of_a_pair() -> dict[str, Any]:
         return torch.autograd.grad(value, logits_V, retain_graph=True)[0].tolist()
 
     means = {kind: (drawn_V * kl_estimate(logprobs_V, reference.logits, kind=kind)).sum() for kind in _KINDS}
-    return {
+    pair = {
         "policy": drawn_V.tolist(),
         "reference": reference.probs.tolist(),
         "kl": float(forward.detach()),
@@ -225,6 +221,7 @@ def _kl_of_a_pair() -> dict[str, Any]:
         "reverse_gradient": slope(reverse),
         "kinds": {kind: {"expectation": float(mean.detach()), "gradient": slope(mean)} for kind, mean in means.items()},
     }
+    return {"log_ratio": log_ratios, "kinds": curves, "pair": pair}
 
 
 # The pass rate

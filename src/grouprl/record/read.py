@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -233,57 +232,55 @@ def read_rollouts(directory: str | Path, step: int) -> tuple[RecordedGroup, ...]
     with closing(open_recorded(directory)) as database:
         database.row_factory = checked_rows(path)
         rows = completion_rows(database, "*", step)
-    groups = groupby(rows, key=lambda row: row["group_index"])
-    return tuple(_recorded_group(path, list(members)) for _, members in groups)
+    groups: list[RecordedGroup] = []
+    for _, members in groupby(rows, key=lambda row: row["group_index"]):
+        group_rows = list(members)
+        completions: list[Completion] = []
+        outcomes: list[RewardOutcome] = []
+        for row in group_rows:
+            try:
+                episode = None if row["episode"] is None else Episode.of(parsed(path, row, "episode"))
+            except (TypeError, KeyError, AttributeError) as error:
+                raise UserError(
+                    f"{path}: expected the episode of a completion, got {error}: restore the file"
+                ) from error
+            completion = Completion(
+                index=row["completion_index"],
+                token_ids=numbers(row["token_ids"], "<i4"),
+                logprobs=numbers(row["logprobs"], "<f4"),
+                plain_logprobs=numbers(row["plain_logprobs"], "<f4"),
+                text=row["text"],
+                stop_reason=StopReason(row["stop_reason"]),
+                weights_version=row["weights_version"],
+                episode=episode,
+            )
+            completions.append(completion)
+            components = parsed(path, row, "components")
+            earned = math.nan if row["earned"] is None else row["earned"]
+            steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
+            extra, reason = parsed(path, row, "extra") or {}, row["invalid_reason"] or ""
+            outcomes.append(RewardOutcome(earned, components, reason, steps, truth(row["correct"]), extra))
+        head = group_rows[0]
+        messages = parsed(path, head, "messages")
+        prompt = head["prompt"] if messages is None else tuple(messages)
+        problem = Problem(head["problem_id"], prompt, parsed(path, head, "columns"))
+        traces = (
+            TokenTrace(*(None if row[name] is None else numbers(row[name], "<f4") for name in _TRACED))
+            for row in group_rows
+        )
+        group = RecordedGroup(
+            group=Group(problem, numbers(head["prompt_ids"], "<i4"), tuple(completions)),
+            outcomes=tuple(outcomes),
+            advantages=tuple(row["advantage"] for row in group_rows),
+            token_advantages=tuple(token_advantages(row) for row in group_rows),
+            traces=tuple(traces),
+            kept=bool(head["kept"]),
+        )
+        groups.append(group)
+    return tuple(groups)
 
 
 _TRACED = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs", "old_logprobs")
-
-
-def _recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
-    head = rows[0]
-    messages = parsed(path, head, "messages")
-    prompt = head["prompt"] if messages is None else tuple(messages)
-    problem = Problem(head["problem_id"], prompt, parsed(path, head, "columns"))
-    return RecordedGroup(
-        group=Group(
-            problem,
-            numbers(head["prompt_ids"], "<i4"),
-            tuple(_completion(path, row) for row in rows),
-        ),
-        outcomes=tuple(_outcome(path, row) for row in rows),
-        advantages=tuple(row["advantage"] for row in rows),
-        token_advantages=tuple(token_advantages(row) for row in rows),
-        traces=tuple(
-            TokenTrace(*(None if row[name] is None else numbers(row[name], "<f4") for name in _TRACED)) for row in rows
-        ),
-        kept=bool(head["kept"]),
-    )
-
-
-def _completion(path: Path, row: sqlite3.Row) -> Completion:
-    try:
-        episode = None if row["episode"] is None else Episode.of(parsed(path, row, "episode"))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: expected the episode of a completion, got {error}: restore the file") from error
-    return Completion(
-        index=row["completion_index"],
-        token_ids=numbers(row["token_ids"], "<i4"),
-        logprobs=numbers(row["logprobs"], "<f4"),
-        plain_logprobs=numbers(row["plain_logprobs"], "<f4"),
-        text=row["text"],
-        stop_reason=StopReason(row["stop_reason"]),
-        weights_version=row["weights_version"],
-        episode=episode,
-    )
-
-
-def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
-    components = parsed(path, row, "components")
-    earned = math.nan if row["earned"] is None else row["earned"]
-    steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
-    extra = parsed(path, row, "extra") or {}
-    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), extra)
 
 
 _COUNTED = ("groups/sampled", "completion_tokens")

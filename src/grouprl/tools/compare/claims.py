@@ -83,26 +83,20 @@ def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
 
 def claims_summary(answered: Sequence[AnsweredClaim]) -> list[dict[str, Any]]:
     """The claims as plain values of summary.json."""
-    rows = [
-        {
-            "name": one.name,
-            **one.claim.model_dump(mode="json", exclude={"expect"}),
-            "variants": one.claim.variants,
-            "verdict": one.verdict,
-            "measured": [_plain(expectation) for expectation in one.measured],
-        }
-        for one in answered
-    ]
+    rows = []
+    for answer in answered:
+        measured = []
+        for expectation in answer.measured:
+            difference = expectation.difference
+            values: dict[str, Any] = asdict(expectation) | {"alone": None, "p_value": None, "by_seed": ()}
+            if difference is not None:
+                by_seed = values["difference"].pop("by_seed")
+                values |= {"alone": difference.interval(), "p_value": difference.p_value, "by_seed": by_seed}
+            measured.append(values)
+        fields = answer.claim.model_dump(mode="json", exclude={"expect"})
+        named = {"name": answer.name, **fields, "variants": answer.claim.variants}
+        rows.append({**named, "verdict": answer.verdict, "measured": measured})
     return correct_over_table(rows)
-
-
-def _plain(expectation: MeasuredExpectation) -> dict[str, Any]:
-    difference = expectation.difference
-    values: dict[str, Any] = asdict(expectation) | {"alone": None, "p_value": None, "by_seed": ()}
-    if difference is not None:
-        by_seed = values["difference"].pop("by_seed")
-        values |= {"alone": difference.interval(), "p_value": difference.p_value, "by_seed": by_seed}
-    return values
 
 
 def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

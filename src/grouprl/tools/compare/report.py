@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,6 @@ from grouprl.tools.compare.claims import answer_claims, claims_summary, claims_t
 from grouprl.tools.compare.read import (
     THRESHOLD,
     WINDOW,
-    HeldOutEvaluation,
     MetricBySeed,
     RecordedComparison,
     Variant,
@@ -172,34 +171,29 @@ def _over_seeds(values: Sequence[float]) -> dict[str, Any]:
 def _curves(variant: Variant) -> dict[str, Any]:
     """Makes series and evaluations of a variant in the form of a run's: means, lowest and highest over seeds."""
     made = {step: sums for step, sums in totals(variant).items() if step > 0}
-    bands = {name: _bands(variant, name, made) for name in CURVES}
+    bands: dict[str, list[list[float | None]]] = {}  # mean, lowest and highest over the seeds, None without a value
+    for name in CURVES:
+        steps, by_seed = metric_curve(variant, name)
+        values = dict(zip(steps, zip(*by_seed, strict=True), strict=True))
+        if values:
+            bands[name] = [[many(values[s]) if s in values else None for s in made] for many in (fmean, min, max)]
     series: dict[str, Any] = {
         "step": list(made),
         "tokens": [tokens for tokens, _ in made.values()],
         "seconds": [seconds for _, seconds in made.values()],
     }
     for place, kind in enumerate(("columns", "low", "high")):
-        series[kind] = {name: band[place] for name, band in bands.items() if band}
-    return {"series": series, "evaluations": [_evaluation(point) for point in held_out_curve(variant)]}
-
-
-def _bands(variant: Variant, name: str, steps: Iterable[int]) -> list[list[float | None]]:
-    """Returns mean, lowest and highest value over the seeds at each step, None where a seed has no value.
-
-    Empty when no step has the metric.
-    """
-    found, by_seed = metric_curve(variant, name)
-    values = dict(zip(found, zip(*by_seed, strict=True), strict=True))
-    return [[many(values[step]) if step in values else None for step in steps] for many in (fmean, min, max) if values]
-
-
-def _evaluation(point: HeldOutEvaluation) -> dict[str, Any]:
-    # A policy that solves all problems is drawn as if it failed half a problem: a logarithmic axis has no 0.
-    unsolved = [max(1 - share, 0.5 / point.problems) for share in point.accuracies]
-    return {
-        "step": point.step,
-        "greedy_accuracy": fmean(point.accuracies),
-        "greedy_interval": [min(point.accuracies), max(point.accuracies)],
-        "unsolved": fmean(unsolved),
-        "unsolved_interval": [min(unsolved), max(unsolved)],
-    }
+        series[kind] = {name: band[place] for name, band in bands.items()}
+    evaluations = []
+    for point in held_out_curve(variant):
+        # A policy that solves all problems is drawn as if it failed half a problem: a logarithmic axis has no 0.
+        unsolved = [max(1 - share, 0.5 / point.problems) for share in point.accuracies]
+        evaluation = {
+            "step": point.step,
+            "greedy_accuracy": fmean(point.accuracies),
+            "greedy_interval": [min(point.accuracies), max(point.accuracies)],
+            "unsolved": fmean(unsolved),
+            "unsolved_interval": [min(unsolved), max(unsolved)],
+        }
+        evaluations.append(evaluation)
+    return {"series": series, "evaluations": evaluations}

@@ -184,7 +184,13 @@ def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = Fal
         UserError: lists all errors.
     """
     refuse_options(RunConfig, given)
-    names = {text: _files(text) for text in given if not is_change(text)}
+    # A path or the name of a recipe; a folder stands for its YAML files by name.
+    names: dict[str, list[Path]] = {}
+    for text in given:
+        if not is_change(text):
+            folders = (Path(text).expanduser(), RECIPES / text)
+            listings = [sorted(folder.glob("*.yaml")) for folder in folders]
+            names[text] = listings[0] or listings[1] or [settings_file(text)]
     comparisons = {name: files for name, files in names.items() if any(map(_has_variants, files))}
     changes = [text for text in given if is_change(text)]
     variants = []
@@ -218,13 +224,6 @@ def _is_own(change: str) -> bool:
     return change.partition("=")[0].split(".")[0] in CompareConfig.model_fields
 
 
-def _files(text: str) -> list[Path]:
-    """The file that a path or the name of a recipe stands for; of a folder, its YAML files by name."""
-    folders = (Path(text).expanduser(), RECIPES / text)
-    inside = next((found for folder in folders if (found := sorted(folder.glob("*.yaml")))), None)
-    return inside or [settings_file(text)]
-
-
 def varied(text: str) -> dict[str, list[str]]:
     """Parses `KEY=v1,v2` into one variant per value, named after the value; a number's name includes the key.
 
@@ -244,13 +243,12 @@ def varied(text: str) -> dict[str, list[str]]:
     if len(values) < 2:
         raise UserError(f"--vary: expected KEY=VALUE,VALUE such as rollout.group_size=4,8, got {text!r}: fix it")
     short = key.rpartition(".")[2]
-    names = [value if isinstance(value, str) else f"{short}={json.dumps(value)}" for value in values]
-    return {name: [f"{key}={_written(value)}"] for name, value in zip(names, values, strict=True)}
-
-
-def _written(value: object) -> str:
-    plain = isinstance(value, str) and read_yaml(value) == value
-    return str(value) if plain else json.dumps(value)
+    variants = {}
+    for value in values:
+        name = value if isinstance(value, str) else f"{short}={json.dumps(value)}"
+        written = value if isinstance(value, str) and read_yaml(value) == value else json.dumps(value)
+        variants[name] = [f"{key}={written}"]
+    return variants
 
 
 def _has_variants(path: Path) -> bool:

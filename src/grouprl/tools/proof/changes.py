@@ -65,9 +65,12 @@ def token_changes(replay: Replay, most: int) -> list[TokenChange]:
     """
     if replay.other is None:
         return []
-    whole = [_whole_push(update) for update in (replay.update, replay.other)]
+    totals = [
+        math.fsum(abs(push) for rows in update.pushes for row in rows for push in row) or 1.0
+        for update in (replay.update, replay.other)
+    ]
     found = [
-        TokenChange(p, n, t, token, *(push / all_of for push, all_of in zip(pushes, whole, strict=True)))
+        TokenChange(p, n, t, token, *(push / all_of for push, all_of in zip(pushes, totals, strict=True)))
         for p, group in enumerate(replay.update.scored.groups)
         for n, one in enumerate(group.completions)
         for t, (token, *pushes) in enumerate(

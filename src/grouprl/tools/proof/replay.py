@@ -165,7 +165,8 @@ def learner_before(
     first_difference = None
     for earlier in range(start + 1, step):
         update = make_update(learner, recorded_groups(run, earlier, opened.sampling))
-        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
+        row, metrics = rows.get(earlier, {}), update.metrics.items()
+        if first_difference is None and any(_difference(n, [v], [row.get(n)]).differing for n, v in metrics):
             first_difference = earlier
         learned(earlier)
     return learner, start, first_difference
@@ -256,10 +257,6 @@ def make_update(learner: Learner, scored: ScoredGroups) -> Update:
 
 
 # Beside the record
-
-
-def _differs(metrics: Mapping[str, float], row: Mapping[str, Any]) -> bool:
-    return any(_difference(name, [value], [row.get(name)]).differing for name, value in metrics.items())
 
 
 def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[ReplayDifference]:
