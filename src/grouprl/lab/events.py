@@ -37,12 +37,15 @@ def run_events(runs: Runs, request: Request, closing: Callable[[], bool]) -> Res
         NoSuchRun: there is none.
         UserError: `after` is no step.
     """
-    folder, given = run_folder(runs, request), request.headers.get("last-event-id") or request.query_params.get("after")
-    found = _ID.fullmatch(given or "0")
-    if found is None:
-        raise UserError(f"after: expected the number of a step, got {given!r:.60}")
-    generation = None if found[2] is None else int(found[2])
-    follower = Follower(runs, folder, int(found[1]), generation)
+    folder, last_id = (
+        run_folder(runs, request),
+        request.headers.get("last-event-id") or request.query_params.get("after"),
+    )
+    match = _ID.fullmatch(last_id or "0")
+    if match is None:
+        raise UserError(f"after: expected the number of a step, got {last_id!r:.60}")
+    generation = None if match[2] is None else int(match[2])
+    follower = Follower(runs, folder, int(match[1]), generation)
     return _Stream(stream(follower, closing), media_type="text/event-stream")
 
 
@@ -117,8 +120,8 @@ class Follower:
             yield from self._changed("status", "broken", error=str(error))
 
     def _changed(self, name: str, value: Any, error: str | None = None) -> Iterator[str]:
-        known = self._said.get(name)
-        if known is not value and known != value:
+        sent = self._said.get(name)
+        if sent is not value and sent != value:
             self._said[name] = value
             yield _event(name, {name: value} if error is None else {name: value, "error": error})
 

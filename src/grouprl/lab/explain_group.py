@@ -67,17 +67,17 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
     with recorded(folder) as database:
         rows = stage_rows(database, step)
     if {row["stage"] for row in rows} != _STAGES:
-        known = watched_steps(folder)["steps"]
-        some = ", ".join(map(str, known[:5])) + (", ..." if len(known) > 5 else "")
+        steps = watched_steps(folder)["steps"]
+        some = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
         raise UserError(
             f"step {step}: expected a step whose walk-through the run recorded ({some or 'there is none'}), got "
             "another: the run records one group with a signal in steps 1, 11, 21, ..."
         )
-    group = one_group(folder, step, place := rows[0]["group_index"])
+    group = one_group(folder, step, group_index := rows[0]["group_index"])
     with recorded(folder) as database:
         # The token ids, because a length that no blob has would be reserved in memory.
         columns = "prompt_ids, token_ids, token_advantages, length, advantage"
-        of_tokens = completion_rows(database, columns, step, place)
+        of_tokens = completion_rows(database, columns, step, group_index)
     stages = {row["stage"]: _stage(path, row, len(of_tokens)) for row in rows}
     prompt = {name: group[name] for name in ("problem_id", "messages", "columns")}
     walked = walk_through(
@@ -106,17 +106,17 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
         notes.append(f"Loss and gradient here exclude the KL to the teacher of {whom}.")
     if isinstance(algorithm.critic, SharedCritic):
         notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
-    return {"source": {"run": run, "step": step, "group": place}, "notes": notes, **walked}
+    return {"source": {"run": run, "step": step, "group": group_index}, "notes": notes, **walked}
 
 
 def _stage(path: Path, row: sqlite3.Row, size: int) -> dict[str, Any]:
-    found, place = parse_object(row["value"], f"{path}: {row['stage']}"), f"{path}: stage {row['stage']}"
-    completions = found.get("completions")
+    contents, where = parse_object(row["value"], f"{path}: {row['stage']}"), f"{path}: stage {row['stage']}"
+    completions = contents.get("completions")
     if not (isinstance(completions, list) and len(completions) == size) and (row["stage"], completions) != ("kl", None):
         raise UserError(
-            f"{place}: expected an entry for each of {size} completions, got {completions!r:.60}: restore it"
+            f"{where}: expected an entry for each of {size} completions, got {completions!r:.60}: restore it"
         )
-    return found
+    return contents
 
 
 def walk_through(
@@ -140,36 +140,44 @@ def walk_through(
         by_step: process rewards by name.
         metrics: of the step.
     """
-    known, kl = options(algorithm), stages["kl"]
+    algorithm_options, kl = options(algorithm), stages["kl"]
     taken = algorithm.kl is not None and algorithm.kl.kl_in == "reward" and kl["completions"] is not None
-    penalties = [kl["coefficient"] * one["sum"] for one in kl["completions"]] if taken else [0.0] * len(completions)
+    penalties = (
+        [kl["coefficient"] * completion["sum"] for completion in kl["completions"]]
+        if taken
+        else [0.0] * len(completions)
+    )
     by_token = any(len(set(row)) > 1 for row in token_advantages)
     once = "one update per batch: the policy is still the behavior policy, and the ratio is 1"
     low, high = algorithm.objective.range
-    weights = {name: weight for one in completions for name, weight in one["weights"].items()}
+    weights = {name: weight for completion in completions for name, weight in completion["weights"].items()}
     rows = zip(completions, penalties, strict=True)
     shown = ("components", "reward", "invalid_reason")
     return {
         "algorithm": {
             "name": algorithm.name,
             "formula": algorithm.advantage.formula,
-            **{name: known.get(name) for name in _SHOWN},
-            "kl": known.get("kl_estimator"),
+            **{name: algorithm_options.get(name) for name in _SHOWN},
+            "kl": algorithm_options.get("kl_estimator"),
             "kl_coef": kl["coefficient"],
             "updates_per_batch": algorithm.updates.count,
         },
         "stages": {
             "prompt": {"problem_id": None, "text": None, "messages": None, "columns": {}, "tokens": None},
-            "completions": [{name: one[name] for name in ("text", "length", "stop_reason")} for one in completions],
+            "completions": [
+                {name: completion[name] for name in ("text", "length", "stop_reason")} for completion in completions
+            ],
             "rewards": {
                 "names": list(weights),
                 "by_step": [name for name in weights if algorithm.advantage.credit == "step" and name in by_step],
                 "weights": weights,
-                "completions": [{name: one[name] for name in shown} | {"penalty": penalty} for one, penalty in rows],
+                "completions": [
+                    {name: completion[name] for name in shown} | {"penalty": penalty} for completion, penalty in rows
+                ],
             },
             "statistics": _statistics(algorithm, completions, penalties, against),
             "advantages": {
-                "completions": [one["advantage"] for one in completions],
+                "completions": [completion["advantage"] for completion in completions],
                 "by_token": by_token,
                 "tokens": token_advantages if by_token else None,
             },
@@ -182,8 +190,8 @@ def walk_through(
             },
             "kl": {
                 **kl,
-                "kind": known.get("kl_estimator"),
-                "in": known.get("kl_in"),
+                "kind": algorithm_options.get("kl_estimator"),
+                "in": algorithm_options.get("kl_in"),
                 "reason": kl.get("reason") or (None if kl["completions"] else "kl_coef is 0: there is no reference"),
             },
             "loss": {**stages["loss"], "step": metrics.get("loss")},
@@ -204,8 +212,10 @@ def _statistics(
     algorithm_options = options(a)
     if a.advantage.credit == "step":
         rewards_by_completion = [
-            [] if one["reward"] is None else [*(one["step_rewards"] or ()), (one["length"] - 1, one["reward"])]
-            for one in completions
+            []
+            if completion["reward"] is None
+            else [*(completion["step_rewards"] or ()), (completion["length"] - 1, completion["reward"])]
+            for completion in completions
         ]
         rewards = [reward for row in rewards_by_completion for _, reward in row]
         # As completions of one token and one step each, their advantages are their normalized rewards.
@@ -244,22 +254,24 @@ def _statistics(
             "compared": against if grouped else None,
         }
     if algorithm_options.get("reward_mix") == "normalise_then_sum":
-        valued = [({} if one["reward"] is None else one["components"]) for one in completions]
-        names = dict.fromkeys(name for one in completions for name in one["components"])
+        valued = [({} if completion["reward"] is None else completion["components"]) for completion in completions]
+        names = dict.fromkeys(name for completion in completions for name in completion["components"])
         by_name = {name: compared([row.get(name) for row in valued], a, component=True) for name in names}
         sentence = f"Each reward function gives its own advantages, which are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
     if any(penalties) or against is None:
         rows = zip(completions, penalties, strict=True)
-        against = compared([None if one["reward"] is None else one["reward"] - taken for one, taken in rows], a)
+        against = compared(
+            [None if completion["reward"] is None else completion["reward"] - taken for completion, taken in rows], a
+        )
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": against}
 
 
 def _ratios_of_step(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """What the step recorded of its ratios: `max`, the share `clipped` on both sides, and whether all are `near` 1."""
     names = ("ratio_max", "clip_low_fraction", "clip_high_fraction")
-    found = [float(value) for name in names if is_number(value := metrics.get(name))]
-    if len(found) < len(names):
+    values = [float(value) for name in names if is_number(value := metrics.get(name))]
+    if len(values) < len(names):
         return {"max": None, "clipped": None, "near": True}
-    largest, low, high = found
+    largest, low, high = values
     return {"max": largest, "clipped": low + high, "near": abs(largest - 1) < _NEAR_ONE and low + high == 0}

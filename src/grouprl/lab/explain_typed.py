@@ -66,8 +66,8 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
         The same keys; the prompt's text is null, and `update` is always known.
     """
     size, rewards_G = len(rewards), torch.tensor(rewards, dtype=torch.float64)
-    found = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
-    advantages_G = found.advantages(rewards_G).double()
+    comparison = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    advantages_G = comparison.advantages(rewards_G).double()
     before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
     ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
     weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1)
@@ -76,7 +76,7 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     kl_coef = algorithm.kl_coef
     stages = group_stages(algorithm, tokens, before_G1, kl_coef=kl_coef)
     # The gradient by the logits of a softmax, from that by the log-probs of its outcomes.
-    slope_G = torch.tensor([one["sum"] for one in stages["gradient"]["completions"]], dtype=torch.float64)
+    slope_G = torch.tensor([entry["sum"] for entry in stages["gradient"]["completions"]], dtype=torch.float64)
     slope_G = slope_G - before_G.exp() * slope_G.sum()
     updated_G = torch.log_softmax(-learning_rate * slope_G, 0)
     stages = group_stages(algorithm, tokens, updated_G[:, None], kl_coef=kl_coef)
@@ -142,7 +142,7 @@ def objective_curve(
     if dual_clip is not None and advantage < 0:
         bounds.add(dual_clip)
     kept = sorted(bound for bound in {1.0, *bounds} if first <= bound <= last)
-    even = [first + place * (last - first) / _RATIO_STEPS for place in range(_RATIO_STEPS + 1)]
+    even = [first + index * (last - first) / _RATIO_STEPS for index in range(_RATIO_STEPS + 1)]
     near = (last - first) / _RATIO_STEPS * 1e-6
     ratios = sorted([*kept, *(ratio for ratio in even if all(abs(ratio - bound) > near for bound in kept))])
     logprobs_R1 = torch.tensor(ratios, dtype=torch.float64).log()[:, None].requires_grad_()
@@ -163,7 +163,7 @@ def objective_curve(
     slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))
     gradient = [0.0 - slope for slope in slopes_R1[:, 0].tolist()]
     stretches = []
-    for zero, run in itertools.groupby(range(len(ratios)), key=lambda place: gradient[place] == 0):
+    for zero, run in itertools.groupby(range(len(ratios)), key=lambda index: gradient[index] == 0):
         places = list(run)
         first, last = places[0], places[-1]
         if first > 0 and ratios[first - 1] in kept:
@@ -195,7 +195,7 @@ def kl_curves() -> dict[str, Any]:
         being drawn from the policy; `exact_gradient` and `reverse_gradient` of the two KLs for comparison.
     """
     span = range(-_LOG_RATIO_STEPS, _LOG_RATIO_STEPS + 1)
-    log_ratios = [place * _LARGEST_LOG_RATIO / _LOG_RATIO_STEPS for place in span]
+    log_ratios = [index * _LARGEST_LOG_RATIO / _LOG_RATIO_STEPS for index in span]
     curves = {}
     for kind in _KINDS:
         logprobs_R = torch.zeros(len(log_ratios), dtype=torch.float64, requires_grad=True)
@@ -248,16 +248,18 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
     ]
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
-    for one in {one.name: one for one in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])}.values():
-        found = [compared_rewards(rewards_G, one_group, one).advantages(rewards_G) for rewards_G in groups]
-        sums = [float(advantages_G.abs().sum()) for advantages_G in found]
-        curves[one.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+    for algorithm in {
+        algorithm.name: algorithm for algorithm in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])
+    }.values():
+        advantages = [compared_rewards(rewards_G, one_group, algorithm).advantages(rewards_G) for rewards_G in groups]
+        sums = [float(advantages_G.abs().sum()) for advantages_G in advantages]
+        curves[algorithm.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
     pairs = zip(curves["grpo"]["weight"], curves["dr_grpo"]["weight"], strict=True)
     return {
         "group_size": group_size,
         "pass_rate": _RATES,
         "signal": [_expected(row, signals) for row in chances],
-        "algorithms": {one.name: curves[one.name] for one in algorithms},
+        "algorithms": {algorithm.name: curves[algorithm.name] for algorithm in algorithms},
         "quotient": [divided / bare if bare else None for divided, bare in pairs],
     }
 

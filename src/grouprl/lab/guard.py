@@ -55,18 +55,18 @@ class Sessions:
 
     def open(self, link: str) -> str | None:
         """The session of a link's first use; None for any other text."""
-        known = _found(link, self._links)
-        if known is None:
+        stored = _found(link, self._links)
+        if stored is None:
             return None
-        self._links.remove(known)
+        self._links.remove(stored)
         session = secrets.token_urlsafe(32)
         self._pages[session] = secrets.token_urlsafe(32)
         return session
 
     def page_token(self, session: str | None) -> str | None:
         """What a page of this session sends with every change; None without such a session."""
-        known = None if session is None else _found(session, self._pages)
-        return None if known is None else self._pages[known]
+        stored = None if session is None else _found(session, self._pages)
+        return None if stored is None else self._pages[stored]
 
 
 class Guard:
@@ -144,9 +144,9 @@ class Guard:
         return None
 
 
-def _found(given: str, known: Iterable[str]) -> str | None:
+def _found(given: str, texts: Iterable[str]) -> str | None:
     """The known text that equals the given one, found in a time that does not reveal how much of it was right."""
-    return next((text for text in known if hmac.compare_digest(text.encode(), given.encode())), None)
+    return next((text for text in texts if hmac.compare_digest(text.encode(), given.encode())), None)
 
 
 def _no(status: int, sentence: str) -> Response:

@@ -80,8 +80,8 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
         last_step=int(last) if last else None,
     )
     before = _cursor(query, 3)
-    place = None if before is None else (before[0], before[1], before[2])
-    return search(run_folder(runs, request), wanted, before=place, limit=query.whole("limit", 1, MOST_FOUND, 50))
+    position = None if before is None else (before[0], before[1], before[2])
+    return search(run_folder(runs, request), wanted, before=position, limit=query.whole("limit", 1, MOST_FOUND, 50))
 
 
 def _try(runs: Runs, run: str, body: Body) -> dict[str, Any]:
@@ -92,9 +92,9 @@ def _try(runs: Runs, run: str, body: Body) -> dict[str, Any]:
 def _history(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, ("problem", "before", "limit"))
     before = _cursor(query, 2)
-    place = None if before is None else (before[0], before[1])
+    position = None if before is None else (before[0], before[1])
     problem = query.optional("problem", query.text) or ""  # in a path a browser would take . and .. away
-    return history(run_folder(runs, request), problem, before=place, limit=query.whole("limit", 1, MOST_VISITS, 20))
+    return history(run_folder(runs, request), problem, before=position, limit=query.whole("limit", 1, MOST_VISITS, 20))
 
 
 def _in_path(request: Request, *names: str) -> Iterator[int]:
@@ -106,10 +106,10 @@ def _flag(query: Query, name: str) -> bool:
 
 
 def _cursor(query: Query, numbers: int) -> list[int] | None:
-    given = query.optional("before", query.text) or ""
-    if given and not re.fullmatch("-".join(["[0-9]{1,15}"] * numbers), given):
-        raise UserError(f"before: expected what another call gave as `next`, got {given[:60]!r}")
-    return [int(part) for part in given.split("-")] if given else None
+    text = query.optional("before", query.text) or ""
+    if text and not re.fullmatch("-".join(["[0-9]{1,15}"] * numbers), text):
+        raise UserError(f"before: expected what another call gave as `next`, got {text[:60]!r}")
+    return [int(part) for part in text.split("-")] if text else None
 
 
 # Search
@@ -209,10 +209,10 @@ def _shown(row: sqlite3.Row, folded: str, asked: str) -> dict[str, Any]:
 
 def _excerpt(text: str, folded: str) -> str:
     # A letter may become several: ß is ss, and İ is an i with a dot of its own.
-    whole = text.casefold()
-    same = len(whole) == len(text)
+    folded_text = text.casefold()
+    same = len(folded_text) == len(text)
     ends = range(1, len(text) + 1) if same else list(accumulate(len(sign.casefold()) for sign in text))
-    found = whole.find(folded)
-    place = bisect_right(ends, found)
-    start = max(place - _LEAD, 0) if bisect_left(ends, found + len(folded)) >= _TEXT else 0
+    start_of_match = folded_text.find(folded)
+    position = bisect_right(ends, start_of_match)
+    start = max(position - _LEAD, 0) if bisect_left(ends, start_of_match + len(folded)) >= _TEXT else 0
     return cut("…" + text[start + 1 :] if start else text, _TEXT)

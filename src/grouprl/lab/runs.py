@@ -31,10 +31,10 @@ _TAIL = 256  # bytes before the place that was read to: the name and the number 
 def file_state(path: Path) -> State | None:
     """What changes when a file does; None when it is not there, or nothing can be known of it."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class Runs:
 
     def folders(self) -> Iterator[Path]:
         """Every run directory, the one that changed last first; none whose id would lead elsewhere (a~b, a\\b)."""
-        found = [path for path in _below(self.root, _DEPTH) if self._named(self.identifier(path)) == path]
-        return iter(sorted(found, key=changed, reverse=True))
+        folders_below = [path for path in _below(self.root, _DEPTH) if self._named(self.identifier(path)) == path]
+        return iter(sorted(folders_below, key=changed, reverse=True))
 
     def folder(self, run: str) -> Path:
         """The directory of a run id (its path below the root with ~ for /).

@@ -83,17 +83,17 @@ class BranchedCompletion:
         return Effect(mean, min(changes), max(changes))
 
 
-def write_branches(run: Path, found: BranchedCompletion) -> Path:
+def write_branches(run: Path, branched: BranchedCompletion) -> Path:
     """Writes the branches of a completion into its run's directory, in the place of earlier ones; gives the file."""
     refuse_links(run)
-    path = RunDirectory(run).branches(found.step, found.group, found.completion)
+    path = RunDirectory(run).branches(branched.step, branched.group, branched.completion)
     path.parent.mkdir(exist_ok=True)
-    effects = [found.effect(token) for token in found.tokens]
+    effects = [branched.effect(token) for token in branched.tokens]
     tokens = [
         {**asdict(token), "effect": None if effect is None else asdict(effect)}
-        for token, effect in zip(found.tokens, effects, strict=True)
+        for token, effect in zip(branched.tokens, effects, strict=True)
     ]
-    atomic_write_text(path, json_text({**asdict(found), "tokens": tokens}, indent=2) + "\n")
+    atomic_write_text(path, json_text({**asdict(branched), "tokens": tokens}, indent=2) + "\n")
     return path
 
 

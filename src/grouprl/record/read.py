@@ -67,8 +67,8 @@ class RecordedRun:
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which metric `name` was recorded as a finite number, and its values there."""
-        found = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
-        return [step for step, _ in found], [value for _, value in found]
+        pairs = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
+        return [step for step, _ in pairs], [value for _, value in pairs]
 
     def results(self, when: str) -> Row:
         """Returns the results of the evaluation "before" or "after" training; empty when it is missing."""
@@ -183,13 +183,13 @@ def read_rewards(directory: Path) -> RecordedRewards:
         UserError: the file is damaged.
     """
     path = RunDirectory(directory).rewards
-    found = {"weights": {}, "process": {}} | read_json(path)
-    for weights in (found["weights"], found["process"]):
+    contents = {"weights": {}, "process": {}} | read_json(path)
+    for weights in (contents["weights"], contents["process"]):
         if not isinstance(weights, dict) or not all(map(is_number, weights.values())):
             raise UserError(
                 f"{path}: expected the weight of each reward by its name, got {weights!r:.60}: restore the file"
             )
-    return RecordedRewards(found["weights"], found["process"])
+    return RecordedRewards(contents["weights"], contents["process"])
 
 
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:

@@ -168,7 +168,7 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
                 old,
             )
             completions.append(row)
-    watched = next((place for place, row in enumerate(traces) if any(trace.updated is not None for trace in row)), None)
+    watched = next((index for index, row in enumerate(traces) if any(trace.updated is not None for trace in row)), None)
     with database:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
@@ -224,15 +224,15 @@ def _has_completions(database: sqlite3.Connection, place: object) -> bool:
     with ExitStack() as on_error:
         on_error.callback(database.close)
         _refuse_programs(database, place)
-        found = _columns(database)
-        missing = _all_columns() - found
-        if found and missing:
+        columns = _columns(database)
+        missing = _all_columns() - columns
+        if columns and missing:
             raise UserError(
                 f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
                 "restore the file"
             )
         on_error.pop_all()
-    return bool(found)
+    return bool(columns)
 
 
 @cache
@@ -299,9 +299,9 @@ def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
     Raises:
         UserError: there is such a program.
     """
-    own = ("groups", "rewards", "steps")
+    views = ("groups", "rewards", "steps")
     for kind, name, text in database.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master"):
-        is_plain = kind == "view" and name in own
+        is_plain = kind == "view" and name in views
         if kind == "table" and not text.upper().startswith("CREATE VIRTUAL"):
             hidden = database.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchall()
             is_plain = not hidden and not _COMPUTES.search(text)

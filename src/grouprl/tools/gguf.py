@@ -80,10 +80,11 @@ def import_gguf(file: Path, folder: Path | None = None) -> Path:
             f"grouprl import-model {file} FOLDER"
         )
     weights = _check(file)
-    with atomic_directory(folder) as made:  # first, because a place that cannot be written to costs no reading then
+    # The folder comes first: a place that cannot be written to costs no reading then.
+    with atomic_directory(folder) as unfinished:
         model, tokenizer = _read(file, weights)
-        save_model(model, tokenizer, made)
-        (made / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+        save_model(model, tokenizer, unfinished)
+        (unfinished / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -189,19 +190,19 @@ def _refuse_lengths(stream: BinaryIO, sizes: Mapping[int, tuple[int, int]], size
 
 
 def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    location: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with hide_progress_bars(), hide_warnings():
-            config = AutoConfig.from_pretrained(str(file.parent), **place)
+            config = AutoConfig.from_pretrained(str(file.parent), **location)
             leaf("received.files").refuse_config(config.to_dict(), file.name)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             if (needed := sum(weight.numel() for weight in model.parameters())) > _SPARE + 2 * weights:
                 raise ValueError(f"its settings need {needed} weights, it has {weights}")
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
-            place |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **location)
+            location |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
             read: Any
-            read, info = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
+            read, info = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **location)
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1]))
         raise UserError(
@@ -212,15 +213,15 @@ def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenize
     refuse_other_weights(str(file), read, lacking, set(info["unexpected_keys"]))
     # transformers saves no model that came from GGUF: its weights go into one that did not.
     with torch.device("meta"):
-        made = type(read)(config)
-    made.load_state_dict(read.state_dict(), assign=True)
-    made.tie_weights()
-    rows = len(made.get_input_embeddings().weight)
+        model_to_save = type(read)(config)
+    model_to_save.load_state_dict(read.state_dict(), assign=True)
+    model_to_save.tie_weights()
+    rows = len(model_to_save.get_input_embeddings().weight)
     if len(tokenizer) <= rows:
-        return made, tokenizer
+        return model_to_save, tokenizer
     tree = json.loads(tokenizer.backend_tokenizer.to_str())
     tree["added_tokens"] = [token for token in tree["added_tokens"] if token["id"] < rows]
     backend, template = Tokenizer.from_str(json.dumps(tree)), tokenizer.chat_template
-    return made, PreTrainedTokenizerFast(
+    return model_to_save, PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=template, **tokenizer.special_tokens_map
     )

@@ -255,9 +255,9 @@ def cautions(
 def judged_otherwise(now: Sequence[RewardOutcome], before: Sequence[RewardOutcome]) -> Iterator[str]:
     """Yields a warning for each reward that recorded completions get again, and that is another one now."""
     for name in sorted(
-        {name for one in now for name in one.components} & {n for one in before for n in one.components}
+        {name for outcome in now for name in outcome.components} & {n for outcome in before for n in outcome.components}
     ):
-        values = [(one.components[name], then.components[name]) for one, then in zip(now, before, strict=True)]
+        values = [(outcome.components[name], then.components[name]) for outcome, then in zip(now, before, strict=True)]
         if other := [pair for pair in values if not _same(*pair)]:
             first = " in place of ".join("None" if value is None else f"{value:.6g}" for value in other[0])
             yield f"{name} is another one for {len(other)} of {len(values)} recorded completions, such as {first}"

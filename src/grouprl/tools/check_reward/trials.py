@@ -117,7 +117,7 @@ def trial_completions(
     answers = [None if gold is None else final_text(gold) for gold in golds]
     counted = Counter(answer for answer in answers if answer is not None)
     commonest = counted.most_common(1)[0][0] if counted.total() > 1 else None  # of one problem it would be right
-    known = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if gold is not None]
+    gold_answers = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if gold is not None]
     rows = []
     for problem, gold, answer in zip(problems, golds, answers, strict=True):
         form = form_of(gold, task_format)
@@ -134,7 +134,7 @@ def trial_completions(
             texts["padded gold"] = head + _PADDING + gold.removeprefix(head)
             texts["gold three times"] = "\n".join([gold] * 3)
             rng = random.Random(f"check_reward/{problem.id}")
-            different = (pair for pair in rng.sample(known, len(known)) if _differs(pair, (gold, answer)))
+            different = (pair for pair in rng.sample(gold_answers, len(gold_answers)) if _differs(pair, (gold, answer)))
             others = [*islice(different, 1 + 4 * _OPTIONS)]
             if others:
                 texts["shuffled gold"] = others[0][0]
@@ -155,11 +155,11 @@ def trial_completions(
     return rows
 
 
-def _differs(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
+def _differs(pair: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
     """Whether two (gold, answer) pairs have different answers, or different texts if an answer is not a short text."""
-    if one[1] is None or other[1] is None:
-        return one[0] != other[0]
-    return not same_value(one[1], other[1])
+    if pair[1] is None or other[1] is None:
+        return pair[0] != other[0]
+    return not same_value(pair[1], other[1])
 
 
 # Their scores

@@ -75,8 +75,8 @@ def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
             for left, relation, right in claim.pairs:
                 difference = difference_of(claim, variants[left], variants.get(right))
                 interval = None if difference is None else difference.interval(confidence)
-                found = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
-                measured.append(MeasuredExpectation(left, relation, right, difference, interval, found))
+                verdict = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
+                measured.append(MeasuredExpectation(left, relation, right, difference, interval, verdict))
             answers.append(AnsweredClaim(name, claim, tuple(measured), combined([one.verdict for one in measured])))
     return tuple(answers)
 
@@ -133,10 +133,10 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The lines of a table in Markdown, a row for each claim of `claims_summary`."""
     yield "| claim | source | measured | verdict |"
     yield "|---|---|---|---|"
-    for one in claims:
-        holds = "holds in the whole table" if one["holds_in_table"] else "holds here"
-        verdict = holds if one["verdict"] == "holds" else one["verdict"]
-        yield f"| {one['claim']} | {one['source']} | {_measured_cell(one)} | {verdict} |"
+    for claim in claims:
+        holds = "holds in the whole table" if claim["holds_in_table"] else "holds here"
+        verdict = holds if claim["verdict"] == "holds" else claim["verdict"]
+        yield f"| {claim['claim']} | {claim['source']} | {_measured_cell(claim)} | {verdict} |"
 
 
 def _measured_cell(claim: Mapping[str, Any]) -> str:
@@ -144,13 +144,17 @@ def _measured_cell(claim: Mapping[str, Any]) -> str:
         return f"{claim['found']} (`{claim['exact']}`)"
     factor = 100 if is_share(claim["measure"]) else 1
     differences = []
-    for one in claim["measured"]:
-        if one["difference"] is None or one["interval"] is None:
+    for expectation in claim["measured"]:
+        if expectation["difference"] is None or expectation["interval"] is None:
             continue
-        low, high = (factor * end for end in one["interval"])
-        sides = one["left"] if one["right"] == "0" else f"{one['left']} - {one['right']}"
-        star = "\\*" if is_significant(one) else ""
-        differences.append(f"{sides}: {factor * one['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}")
+        low, high = (factor * end for end in expectation["interval"])
+        sides = (
+            expectation["left"] if expectation["right"] == "0" else f"{expectation['left']} - {expectation['right']}"
+        )
+        star = "\\*" if is_significant(expectation) else ""
+        differences.append(
+            f"{sides}: {factor * expectation['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}"
+        )
     name = claim["measure"].replace("_", " ") + (" gained" if claim["grows"] else "")
     unit = ", points" if factor > 1 else ""
     margin = f", margin {factor * claim['margin']:g}"

@@ -112,11 +112,11 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
         raise UserError(f"{directory}: expected the folder of a comparison, found a run: choose another name")
     changed = []
     for run in planned:
-        made = RunDirectory(run.directory)
-        if made.exists:
+        files = RunDirectory(run.directory)
+        if files.exists:
             if isinstance(run.config, RunConfig):
                 refuse_changed_algorithm(run.directory, run.config.algorithm.name)
-            then = load_config(type(run.config), [made.config], [])
+            then = load_config(type(run.config), [files.config], [])
             changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
     if changed:
         raise UserError(
@@ -158,17 +158,17 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
     for seed in config.seeds:
         for variant in config.names:
             before: list[PlannedRun] = []
-            for name, verb, given in _commands(config, variant, seed):
+            for name, verb, settings in _commands(config, variant, seed):
                 with _collected(errors, variant):
-                    if wrong := [text for text in given if text.partition("=")[0] in _DECIDED]:
+                    if wrong := [text for text in settings if text.partition("=")[0] in _DECIDED]:
                         names = ", ".join(_DECIDED)
                         raise UserError(f"{', '.join(wrong)}: the comparison decides {names}: remove them")
                 decided = [f"name={name}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
                 needs = before[-1] if before else None
                 ready = needs is None or needs.finished
                 with _collected(errors, variant):
-                    made = _configured(verb, [*given, *decided], resolve if ready else None)
-                    before.append(PlannedRun(variant, made, verb, needs))
+                    run_config = _configured(verb, [*settings, *decided], resolve if ready else None)
+                    before.append(PlannedRun(variant, run_config, verb, needs))
             planned += before
     if errors:
         lines = [
@@ -194,18 +194,18 @@ def _commands(config: CompareConfig, variant: str, seed: int) -> Iterator[tuple[
     stages = [item for stage in config.stages.get(variant, ()) for item in stage.items()]
     names = [run_folder(variant, seed, f"{number}-{verb}") for number, (verb, _) in enumerate(stages, 1)]
     places = [str(Path(config.runs_dir) / config.name / name) for name in names]
-    for name, (verb, own) in zip(names, stages, strict=True):
-        given = [STAGE.sub(lambda found: places[int(found[1]) - 1], text) for text in own]
-        yield name, verb, [*(common if verb == "train" else ()), *given]
+    for name, (verb, changes) in zip(names, stages, strict=True):
+        settings = [STAGE.sub(lambda found: places[int(found[1]) - 1], text) for text in changes]
+        yield name, verb, [*(common if verb == "train" else ()), *settings]
 
 
-def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Any:
+def _configured(verb: str, settings: Sequence[str], resolve: Resolve | None) -> Any:
     """The configuration of a command; without `resolve` as long as the models that it names are not there."""
     if verb != "train":
-        made = config_of(_SUPERVISED[verb], [*given, "out=null"])
-        path = model_at(made.model.path) if resolve else made.model.path
-        return with_dtype(made.model_copy(update={"model": made.model.model_copy(update={"path": path})}))
-    run = with_run_dtype(resolve(given), resume=True) if resolve else config_of(RunConfig, given)
+        supervised = config_of(_SUPERVISED[verb], [*settings, "out=null"])
+        path = model_at(supervised.model.path) if resolve else supervised.model.path
+        return with_dtype(supervised.model_copy(update={"model": supervised.model.model_copy(update={"path": path})}))
+    run = with_run_dtype(resolve(settings), resume=True) if resolve else config_of(RunConfig, settings)
     if resolve or not is_in_file(run.algorithm.name):
         check_sections(run)
     if resolve:
@@ -214,13 +214,13 @@ def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Any
 
 
 @contextmanager
-def _collected(found: dict[str, dict[str, None]], variant: str) -> Iterator[None]:
+def _collected(errors: dict[str, dict[str, None]], variant: str) -> Iterator[None]:
     """Adds the errors of a configuration that the block raises: their texts, with the variants that have each."""
     try:
         yield
     except UserError as error:
         for line in str(error).removeprefix("errors in the configuration:\n  ").split("\n  "):
-            found.setdefault(line, {})[variant] = None
+            errors.setdefault(line, {})[variant] = None
 
 
 # The runs
@@ -248,7 +248,7 @@ def _run_all(
                 ready = [
                     run
                     for run in waiting
-                    if (run.needs is None or run.needs.finished) and all(run.needs != one.run for one in running)
+                    if (run.needs is None or run.needs.finished) and all(run.needs != other.run for other in running)
                 ]
                 if not running and not ready:  # what they need has failed
                     return (*failed, *(run.config.name for run in waiting))
@@ -308,8 +308,8 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
     run, code = child.run, child.process.returncode
     console = RunDirectory(run.directory).console
     if code == 0 and run.finished:
-        found = verdict(read_run(run.directory)) if run.steps else f"made {RunDirectory(run.directory).model}."
-        terminal.say(f"{run.config.name}: {found}")
+        outcome = verdict(read_run(run.directory)) if run.steps else f"made {RunDirectory(run.directory).model}."
+        terminal.say(f"{run.config.name}: {outcome}")
         return []
     if stop.asked and child.asked_to_stop:
         return []

@@ -96,7 +96,7 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
             flag, values[key] = "", scalar(text)
         elif flag:
             texts.append(change)
-            values[flag] = scalar(change) if len(texts) == 1 else [scalar(one) for one in texts]
+            values[flag] = scalar(change) if len(texts) == 1 else [scalar(item) for item in texts]
         else:
             raise UserError(f"{change}: expected KEY=VALUE with a key of {path or library}: write it so")
     if len(values) > _MOST_KEYS:
@@ -106,8 +106,8 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
 
 def _overrides(words: Sequence[str]) -> dict[str, Any] | None:
     """The values of verl's overrides by key; None where a word is none."""
-    found = [_OVERRIDE.fullmatch(word) for word in words]
-    return {one[1]: scalar(one[2]) for one in found if one and one[1]} if words and all(found) else None
+    matches = [_OVERRIDE.fullmatch(word) for word in words]
+    return {match[1]: scalar(match[2]) for match in matches if match and match[1]} if words and all(matches) else None
 
 
 def _read(path: Path) -> tuple[Library, dict[str, Any]]:
@@ -175,12 +175,12 @@ def _dotted(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 def _joined(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the keys below a mapping joined to it."""
-    found: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for key, value in values.items():
-        above = next((one for one in _MAPPINGS if key.startswith(f"{one}.")), None)
+        above = next((mapping for mapping in _MAPPINGS if key.startswith(f"{mapping}.")), None)
         if above is None:
-            found[key] = value
+            joined[key] = value
         else:
-            inner = found.get(above)
-            found[above] = {**(inner if isinstance(inner, dict) else {}), key.removeprefix(f"{above}."): value}
-    return found
+            inner = joined.get(above)
+            joined[above] = {**(inner if isinstance(inner, dict) else {}), key.removeprefix(f"{above}."): value}
+    return joined

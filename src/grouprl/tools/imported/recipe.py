@@ -111,8 +111,8 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
 
 def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
     changes: dict[str, Any] = {"algorithm.name": base}
-    for one in lines:
-        changes |= one.outcome.ours
+    for line in lines:
+        changes |= line.outcome.ours
     return {"algorithm.name": base, **_different(changes, base)}
 
 
@@ -185,7 +185,7 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> 
 def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:
     """Those changes that differ from the preset and from the defaults of a run; pairs are joined."""
     usual, options = RunConfig().model_dump(mode="json"), all_options(NAMED[base])
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for key, value in changes.items():
         section, _, rest = key.partition(".")
         default: Any = options.get(rest, ...) if section == "algorithm" else usual
@@ -195,9 +195,9 @@ def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:
             else:
                 default = default.get(part, ...) if isinstance(default, dict) else ...
         if key in _SAID or default != value or isinstance(default, bool) != isinstance(value, bool):
-            found[key] = value
-    pair = [found.pop(f"learner.betas.{at}", usual["learner"]["betas"][at]) for at in (0, 1)]
-    return found if pair == usual["learner"]["betas"] else {**found, "learner.betas": pair}
+            changed[key] = value
+    pair = [changed.pop(f"learner.betas.{at}", usual["learner"]["betas"][at]) for at in (0, 1)]
+    return changed if pair == usual["learner"]["betas"] else {**changed, "learner.betas": pair}
 
 
 def write_recipe(imported: ImportedRecipe, origin: str, path: Path, *, force: bool = False) -> None:

@@ -239,7 +239,9 @@ def changed(theirs: object, ours: Mapping[str, Any], why: str) -> Outcome:
 
 def folder_name(name: str) -> str:
     """A name for the run's folder: other characters become -."""
-    return "".join(one if (one.isalnum() and one.isascii()) or one in "._-" else "-" for one in name).lstrip("._-")
+    return "".join(
+        character if (character.isalnum() and character.isascii()) or character in "._-" else "-" for character in name
+    ).lstrip("._-")
 
 
 def listed(values: Collection[Any]) -> str:
@@ -250,5 +252,5 @@ def listed(values: Collection[Any]) -> str:
 def tracker_names(value: Any) -> tuple[list[str], list[str]]:
     """The trackers among the names in a foreign configuration, and the other names."""
     names = [value] if isinstance(value, str) else list(value or [])
-    known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
-    return known, [name for name in names if name not in known]
+    trackers = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
+    return trackers, [name for name in names if name not in trackers]

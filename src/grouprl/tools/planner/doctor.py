@@ -87,8 +87,8 @@ def show_doctor(model: str | None = None, *, as_json: bool, console: Console | N
 
 def _devices() -> Iterator[DoctorLine]:
     cores = f"{counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}"
-    found = f"{platform.machine()}, {cores}, {torch.backends.cpu.get_cpu_capability()}"
-    yield DoctorLine("devices", "cpu", found)
+    processor = f"{platform.machine()}, {cores}, {torch.backends.cpu.get_cpu_capability()}"
+    yield DoctorLine("devices", "cpu", processor)
     yield from _speeds("cpu")
     yield from _equal_rows("devices", _USUAL_PRODUCTS)
     if not torch.cuda.is_available():
@@ -149,10 +149,10 @@ def _kernels() -> Iterator[DoctorLine]:
         return
     yield DoctorLine("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
     for contest in kernels.CONTESTS:
-        found = kernels.timings(contest)
+        timings = kernels.timings(contest)
         lines = [
-            f"{contest.size} " + ", ".join([*(_times(timing) for timing in found if timing.dtype == dtype), dtype])
-            for dtype in dict.fromkeys(timing.dtype for timing in found)
+            f"{contest.size} " + ", ".join([*(_times(timing) for timing in timings if timing.dtype == dtype), dtype])
+            for dtype in dict.fromkeys(timing.dtype for timing in timings)
         ]
         yield DoctorLine("kernels", contest.name, "\n".join(lines))
 

@@ -111,9 +111,9 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
             )
-        for name, known in (("dtype", SIZES), ("device", PACK_TOKENS)):
-            if getattr(self, name) not in known:
-                raise UserError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, names in (("dtype", SIZES), ("device", PACK_TOKENS)):
+            if getattr(self, name) not in names:
+                raise UserError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
 
     @property
     def rows(self) -> int:
@@ -128,8 +128,8 @@ class StepShape:
     @property
     def packs(self) -> list[PackSize]:
         """The packs that the learner makes from a minibatch."""
-        own = self.completion_tokens - 1  # the model does not read a completion's last token
-        group = GroupSize(self.prompt_tokens - self.shared_tokens, (own,) * self.group_size)
+        completion_tokens = self.completion_tokens - 1  # the model does not read a completion's last token
+        group = GroupSize(self.prompt_tokens - self.shared_tokens, (completion_tokens,) * self.group_size)
         packs = pack_groups([group] * self.minibatch_problems, self.micro_batch_tokens, self.device)
         return [
             PackSize(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs
@@ -232,12 +232,12 @@ class MemoryPlan:
         on_gpu, rounded = self.device == "cuda", {"rounded": self.rounded}
         graphs = {"cache": self.rollout.cache, "copies": self.rollout.copies}
         drawing = {"drawing": self.rollout.drawing}
-        found = {
+        blocks = {
             "held": asdict(self.networks) | (graphs if on_gpu else {}),
             "learning": asdict(self.update) | rounded,
             "sampling": drawing if on_gpu else graphs | drawing | rounded,
         }
-        return {name: {part: size for part, size in parts.items() if size} for name, parts in found.items()}
+        return {name: {part: size for part, size in parts.items() if size} for name, parts in blocks.items()}
 
 
 def plan_memory(
@@ -257,7 +257,7 @@ def plan_memory(
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
     small = networks.weights == "nf4"
     weight = SIZES["bfloat16" if networks.weights == "nf4" else networks.weights]
-    whole = weight * shape.parameters - int((weight - _NF4) * shape.linear_parameters if small else 0)
+    policy = weight * shape.parameters - int((weight - _NF4) * shape.linear_parameters if small else 0)
     widened = weight * shape.hidden * shape.intermediate if small else 0  # one matrix at a time
     adapter = 0 if rank is None else FLOAT32 * shape.lora_parameters(rank)
     trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
@@ -268,7 +268,7 @@ def plan_memory(
     token = shape.cached_numbers * SIZES[step.dtype]
     units = step.problems * -(-step.group_size // step.max_rows)
     slots = prompt_slots(units, step.max_rows, min(step.group_size, step.max_rows), episodes=step.episodes)
-    own, prompts = step.rows * step.completion_tokens, slots * (step.prompt_tokens - step.shared_tokens)
+    completion_slots, prompts = step.rows * step.completion_tokens, slots * (step.prompt_tokens - step.shared_tokens)
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     away = networks.reference_on_cpu and on_gpu
@@ -292,10 +292,10 @@ def plan_memory(
     minibatch_tokens = step.minibatch_problems * step.group_size * step.completion_tokens
     return MemoryPlan(
         networks=NetworkMemory(
-            policy=whole,
+            policy=policy,
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
-            reference=whole if networks.reference and rank is None and not away else 0,
+            reference=policy if networks.reference and rank is None and not away else 0,
             reward_model=FLOAT32 * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             teacher=weight * networks.teacher,
             critic=critic,
@@ -311,7 +311,7 @@ def plan_memory(
             logits=at_once * (logits + dtype * (predicted * shape.hidden + weights)),
         ),
         rollout=RolloutMemory(
-            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + own)),
+            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + completion_slots)),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,
@@ -354,9 +354,9 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
         around = FLOAT32 * (2 * hidden + 2 * shape.head_size + 1)
     backward = FLOAT32 * 2 * hidden + dtype * 2 * shape.intermediate
     if step.device == "cpu" and sharded:  # attention in torch alone keeps its weights twice
-        own = pack.completions * (step.completion_tokens - 1)
+        read_tokens = pack.completions * (step.completion_tokens - 1)
         seen = step.prompt_tokens + step.completion_tokens - 1
-        layer += dtype * 2 * shape.heads * seen * own // pack.tokens
+        layer += dtype * 2 * shape.heads * seen * read_tokens // pack.tokens
     kept, beside = (between, layer + backward) if step.recompute else (layer, backward)
     predicting = pack.completions * step.completion_tokens * hidden * (FLOAT32 + (dtype if half else 0))
     last = FLOAT32 * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used

@@ -75,8 +75,10 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     full, rest = divmod(step.problems * step.group_size, step.rows)
     seconds = 0.0
     for rows, times in ((step.rows, full), (rest, 1 if rest else 0)):
-        own = step.prompt_tokens - step.shared_tokens
-        prompts = -(-rows // step.group_size) * own + step.shared_tokens  # one prompt per group, and what all share
+        unshared_tokens = step.prompt_tokens - step.shared_tokens
+        prompts = (
+            -(-rows // step.group_size) * unshared_tokens + step.shared_tokens
+        )  # one prompt per group, and what all share
         for position in range(1, step.completion_tokens if times else 1):
             read = weights * size + token * (prompts + rows * position)
             seconds += times * max(2 * weights * rows / rates.flops, read / rates.bandwidth)
@@ -143,13 +145,13 @@ def measured_pace(
     trained = shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank)
 
     def sampled(batch: StepShape) -> float:
-        found = floor_of_step(shape, networks, batch, rates[0])
-        return (found.prompts + found.decoding) / _SAMPLING
+        floor = floor_of_step(shape, networks, batch, rates[0])
+        return (floor.prompts + floor.decoding) / _SAMPLING
 
     def learned(batch: StepShape) -> float:
-        found = floor_of_step(shape, networks, batch, rates[1], passes=updates.passes)
+        floor = floor_of_step(shape, networks, batch, rates[1], passes=updates.passes)
         moved = updates.count * _OPTIMIZER * trained / bandwidth
-        return (found.total - found.prompts - found.decoding) / _LEARNING + moved
+        return (floor.total - floor.prompts - floor.decoding) / _LEARNING + moved
 
     usual, problems = replace(step, prompt_tokens=prompts.mean), min(test.problems, prompts.held_out)
     batches = [replace(usual, completion_tokens=-(-step.completion_tokens // part)) for part in (2, 1)]

@@ -99,10 +99,10 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
 
 
 def _gap(name: str, gap: float) -> ModelLine:
-    found = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
+    size = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
     if gap <= TOLERANCE:
-        return ModelLine(f"{name} gap", found)
-    return ModelLine(f"{name} gap", found, f"expected at most {TOLERANCE}: choose another model", stops=True)
+        return ModelLine(f"{name} gap", size)
+    return ModelLine(f"{name} gap", size, f"expected at most {TOLERANCE}: choose another model", stops=True)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
@@ -117,7 +117,10 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
             continue
         text: Any = tokenizer.decode(ids)
         lost = [message["content"] for message in messages if str(message["content"]) not in text]
-        own = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
+        prefix = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
         yield ModelLine(
-            name, f"{own}renders {counted(len(ids), 'token')}", f"drops {lost[0]!r}" if lost else "", stops=bool(lost)
+            name,
+            f"{prefix}renders {counted(len(ids), 'token')}",
+            f"drops {lost[0]!r}" if lost else "",
+            stops=bool(lost),
         )

@@ -73,8 +73,8 @@ def _killed_and_resumed(config: RunConfig) -> Check:
     """Counts the steps and weights of a killed and resumed run that differ from an uninterrupted one's."""
     name = "killed and resumed = uninterrupted"
     with TemporaryDirectory() as folder:
-        place = Path(folder)
-        settings = place / "short_run.yaml"
+        root = Path(folder)
+        settings = root / "short_run.yaml"
         changes = {
             "steps": _STEPS,
             "rollout": _short(config),
@@ -83,30 +83,30 @@ def _killed_and_resumed(config: RunConfig) -> Check:
         }
         short = config.model_copy(update=changes)
         settings.write_text(dump_config(short), encoding="utf-8")
-        whole, broken = RunDirectory(place / "whole"), RunDirectory(place / "broken")
-        killed = start_run(broken, [str(settings)], place / "log")
+        uninterrupted, resumed = RunDirectory(root / "whole"), RunDirectory(root / "broken")
+        killed = start_run(resumed, [str(settings)], root / "log")
         try:
             until = time.monotonic() + _RUN_SECONDS
-            while not broken.checkpoint(2).state.is_file():
+            while not resumed.checkpoint(2).state.is_file():
                 if killed.poll() is not None or time.monotonic() > until:
-                    raise TimeoutExpired(str(place / "log"), _RUN_SECONDS)
+                    raise TimeoutExpired(str(root / "log"), _RUN_SECONDS)
                 time.sleep(0.002)
             os.kill(killed.pid, signal.SIGKILL)
             killed.wait(_RUN_SECONDS)
-            at = broken.checkpoints()[-1].step
+            at = resumed.checkpoints()[-1].step
             if at == _STEPS:
                 raise UserError(f"selftest: expected to kill the run before step {_STEPS}, got its end: try again")
-            killed = start_run(broken, [str(settings)], place / "log", resume=True)
+            killed = start_run(resumed, [str(settings)], root / "log", resume=True)
             run = OpenedRun(short.model_copy(update={"name": "whole", "runs_dir": folder}))
             run_to_end(run.config, run.task, run.rewards, display=Terminal(Console(file=io.StringIO())))
             if killed.wait(_RUN_SECONDS) != 0:
-                return Check(name, math.nan, 0, f"the run failed: {_last_line(place / 'log')}")
+                return Check(name, math.nan, 0, f"the run failed: {_last_line(root / 'log')}")
         except TimeoutExpired:
-            return Check(name, math.nan, 0, f"no end within {_RUN_SECONDS:g} s: {_last_line(place / 'log')}")
+            return Check(name, math.nan, 0, f"no end within {_RUN_SECONDS:g} s: {_last_line(root / 'log')}")
         finally:
             killed.kill()
             killed.wait(_RUN_SECONDS)
-        return Check(name, _different(whole, broken), 0, f"killed after step {at} of {_STEPS}")
+        return Check(name, _different(uninterrupted, resumed), 0, f"killed after step {at} of {_STEPS}")
 
 
 def _different(one: RunDirectory, other: RunDirectory) -> int:

@@ -165,8 +165,8 @@ class Trackers:
         """Sends the results of an evaluation on held-out problems."""
         self._log(step, tracked(metrics, "eval/"))
 
-    def _log(self, step: int, found: Mapping[str, float]) -> None:
-        self._send(lambda tracker: tracker.log(step, found))
+    def _log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._send(lambda tracker: tracker.log(step, numbers))
 
     def _send(self, job: _Job) -> None:
         for follower in self._followers:
