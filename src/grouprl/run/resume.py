@@ -65,6 +65,28 @@ def with_run_dtype(config: RunConfig, *, resume: bool) -> RunConfig:
     return with_dtype(config, _saved_config(directory, config).model.dtype if keeps_dtype else None)
 
 
+def check_resumable(directory: Path, config: RunConfig) -> None:
+    """Checks that the run in `directory` can be resumed with this configuration.
+
+    Raises:
+        UserError: earlier steps depend on a setting that differs.
+    """
+    saved = _saved_config(directory, config)
+    # A learning rate that follows the run to its end depends on where that is.
+    free = [name for name in _FREE if name != "steps" or not saved.learner.follows_the_end]
+    changed = differences(saved, config, free)
+    if changed:
+        why = ""
+        if saved.learner.follows_the_end and any(difference.startswith("steps:") for difference in changed):
+            key = "warmup_steps" if saved.learner.schedule == "constant" else "schedule"
+            value = getattr(saved.learner, key)
+            why = f" (with learner.{key}={value} the learning rate of each step depends on steps)"
+        raise UserError(
+            f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}{why}: "
+            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
+        )
+
+
 def _saved_config(directory: Path, config: RunConfig) -> RunConfig:
     in_memory = {config.algorithm.name: config.algorithm}  # a program may have made it
     return load_config(RunConfig, [saved_path(directory)], [], context=in_memory)
@@ -129,20 +151,7 @@ def locked_checkpoint(
     if ranks.leads:  # the lock comes first: nobody else may add a step after the checkpoint is read
         lock = lock_directory(saved_path(directory).parent)
         stack.callback(os.close, lock)
-    saved = _saved_config(directory, config)
-    # A learning rate that follows the run to its end depends on where that is.
-    free = [name for name in _FREE if name != "steps" or not saved.learner.follows_the_end]
-    changed = differences(saved, config, free)
-    if changed:
-        why = ""
-        if saved.learner.follows_the_end and any(difference.startswith("steps:") for difference in changed):
-            key = "warmup_steps" if saved.learner.schedule == "constant" else "schedule"
-            value = getattr(saved.learner, key)
-            why = f" (with learner.{key}={value} the learning rate of each step depends on steps)"
-        raise UserError(
-            f"resume: expected the settings that {directory} started with, got {'; '.join(changed)}{why}: "
-            f"restore them (only {', '.join(free)} may change), or start a new run under another name"
-        )
+    check_resumable(directory, config)
     finished_steps = ranks.decided(partial(made_steps, directory, config), "steps of a finished run")
     if finished_steps is not None and step is None:
         return lock, finished_steps, None

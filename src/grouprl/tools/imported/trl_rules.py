@@ -69,6 +69,11 @@ def updates(given: Given) -> int:
     return batches_of(given).updates
 
 
+def all_updates(given: Given) -> int:
+    """Updates of all passes over a step."""
+    return batches_of(given).updates * whole(given, "num_iterations")
+
+
 def micro_batches(given: Given) -> int:
     """Micro-batches of an update, over all processes."""
     return int(given["gradient_accumulation_steps"] * given.world)
@@ -140,7 +145,7 @@ def in_steps(key: str, given: Given, value: float) -> Outcome:
         if given["max_steps"] <= 0:
             return unsupported("a share of max_steps, which the file does not name: write the number of updates")
         share, value = f"{value} of max_steps = ", math.ceil(given["max_steps"] * value)
-    updates = batches_of(given).updates * whole(given, "num_iterations")
+    updates = all_updates(given)
     steps = math.ceil(value / updates)
     if updates == 1:
         return Outcome("equal", {key: steps}, f"{share}{value} updates" if share else "")

@@ -121,6 +121,12 @@ class StepShape:
         return min(self.max_rows, self.problems * self.group_size)
 
     @property
+    def cached_prompts(self) -> int:
+        """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
+        units = self.problems * -(-self.group_size // self.max_rows)
+        return prompt_slots(units, self.max_rows, min(self.group_size, self.max_rows), episodes=self.episodes)
+
+    @property
     def minibatch_problems(self) -> int:
         """The groups of a minibatch, which are whole; the last minibatch may have fewer."""
         return -(-self.problems // min(self.minibatches, self.problems))
@@ -134,6 +140,11 @@ class StepShape:
         return [
             PackSize(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs
         ]
+
+    @property
+    def largest_pack(self) -> PackSize:
+        """The pack with the most tokens, which determines the memory of an update."""
+        return max(self.packs, key=lambda pack: pack.tokens)
 
 
 @dataclass(frozen=True)
@@ -252,7 +263,7 @@ def plan_memory(
     Raises:
         UserError: an adapter's rank is below 1.
     """
-    rank, pack, half = networks.lora_rank, max(step.packs, key=lambda pack: pack.tokens), step.dtype == "bfloat16"
+    rank, pack, half = networks.lora_rank, step.largest_pack, step.dtype == "bfloat16"
     if rank is not None and rank < 1:
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
     small = networks.weights == "nf4"
@@ -266,9 +277,8 @@ def plan_memory(
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
-    units = step.problems * -(-step.group_size // step.max_rows)
-    slots = prompt_slots(units, step.max_rows, min(step.group_size, step.max_rows), episodes=step.episodes)
-    completion_slots, prompts = step.rows * step.completion_tokens, slots * (step.prompt_tokens - step.shared_tokens)
+    completion_slots = step.rows * step.completion_tokens
+    prompts = step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     away = networks.reference_on_cpu and on_gpu
