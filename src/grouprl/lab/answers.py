@@ -58,12 +58,12 @@ class Query:
     """
 
     def __init__(self, request: Request, names: Sequence[str]) -> None:
-        given = request.query_params.multi_items()
-        self._values = dict(given)
-        for name, _ in given:
+        items = request.query_params.multi_items()
+        self._values = dict(items)
+        for name, _ in items:
             if name not in names:
                 raise UserError(f"expected the parameters {', '.join(names)}, got {name[:SHOWN]!r}: remove it")
-        if len(self._values) < len(given):
+        if len(self._values) < len(items):
             raise UserError("expected each parameter once, got one of them twice: remove one")
 
     def __contains__(self, name: str) -> bool:

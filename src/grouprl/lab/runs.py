@@ -58,17 +58,17 @@ class ReaderMemory:
         Raises:
             UserError: as the reader.
         """
-        state, known = file_state(path), self._known.get(path)
-        if known is None or known[0] != state:
+        state, remembered = file_state(path), self._known.get(path)
+        if remembered is None or remembered[0] != state:
             try:
-                known = state, reader(path)
+                remembered = state, reader(path)
             except UserError as error:
-                known = state, _Broken(str(error))
-            self._known[path] = known
-        found: Any = known[1]
-        if isinstance(found, _Broken):
-            found.fail()
-        return found  # type: ignore[no-any-return]
+                remembered = state, _Broken(str(error))
+            self._known[path] = remembered
+        contents: Any = remembered[1]
+        if isinstance(contents, _Broken):
+            contents.fail()
+        return contents  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -112,11 +112,11 @@ class GrowingRows:
             if file is None:
                 return
             file.seek(self._offset)
-            whole, end, _ = file.read().rpartition(b"\n")
-        fresh = rows_of(BytesIO(whole + end), self.path, first=len(self.rows) + 1)
+            complete_lines, end, _ = file.read().rpartition(b"\n")
+        fresh = rows_of(BytesIO(complete_lines + end), self.path, first=len(self.rows) + 1)
         self.rows.extend(totalled(self.rows, list(fresh)))
-        self._offset += len(whole) + len(end)
-        self._tail = (self._tail + whole + end)[-_TAIL:]
+        self._offset += len(complete_lines) + len(end)
+        self._tail = (self._tail + complete_lines + end)[-_TAIL:]
 
 
 _DEPTH = 2  # a comparison's folder holds those of its runs

@@ -74,12 +74,12 @@ class BranchedCompletion:
         >>> BranchedCompletion(1, 0, 0, "p", (1,), 1.0, (token,), 4, 8).effect(token)
         Effect(mean=-0.75, low=-1.0, high=0.0)
         """
-        pairs = [(one.probability, one.reward) for one in token.branches if one.reward is not None]
+        pairs = [(branch.probability, branch.reward) for branch in token.branches if branch.reward is not None]
         if self.reward is None or not pairs:
             return None
         changes = [reward - self.reward for _, reward in pairs]
-        whole = math.fsum(chance for chance, _ in pairs)
-        mean = math.fsum(chance * change for (chance, _), change in zip(pairs, changes, strict=True)) / whole
+        total = math.fsum(chance for chance, _ in pairs)
+        mean = math.fsum(chance * change for (chance, _), change in zip(pairs, changes, strict=True)) / total
         return Effect(mean, min(changes), max(changes))
 
 
@@ -111,18 +111,20 @@ def read_branches(
         return None
     try:
         tokens = tuple(
-            _made(BranchedToken, row, branches=tuple(_made(Branch, one) for one in row["branches"]))
+            _made(BranchedToken, row, branches=tuple(_made(Branch, branch) for branch in row["branches"]))
             for row in found["tokens"]
         )
-        made: BranchedCompletion = _made(BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids))
-        places, _ = [token.position for token in tokens], [made.effect(token) for token in tokens]
+        branched_completion: BranchedCompletion = _made(
+            BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids)
+        )
+        places, _ = [token.position for token in tokens], [branched_completion.effect(token) for token in tokens]
         if not {*places} <= {*range(len(token_ids))} or {*map(type, places)} - {int}:
             raise ValueError(f"positions {places}")
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path}: expected the branches of a completion, got {error!r:.80}: remove the file, or make it again"
         ) from error
-    return made
+    return branched_completion
 
 
 def _made(kind: type[Any], row: Mapping[str, Any], **parts: Any) -> Any:

@@ -286,32 +286,32 @@ def _locked(handle: int, kind: int) -> bool:
 # The place that a user names: a run, a checkpoint, a model
 
 
-def model_at(given: str) -> str:
+def model_at(name: str) -> str:
     """The model that a user names: of a run its newest checkpoint or its trained model, any other name as it is.
 
     Raises:
         UserError: the run has saved no model.
     """
-    path = Path(given).expanduser()
+    path = Path(name).expanduser()
     run = RunDirectory(path)
     if not run.exists:
-        return str(path) if given.startswith("~") else given
+        return str(path) if name.startswith("~") else name
     refuse_links(run.path)
     saved = run.saved_models()
     if saved:
         return str(saved[-1].path)
     if run.model.is_dir():  # of sft, dpo and reward-model
         return str(run.model)
-    raise UserError(f"{given}: expected a run with a checkpoint, got one without: continue it with --resume")
+    raise UserError(f"{name}: expected a run with a checkpoint, got one without: continue it with --resume")
 
 
-def run_at(given: str | Path) -> Path:
+def run_at(name_or_path: str | Path) -> Path:
     """The run directory that a user names, by its folder or by one of its checkpoints.
 
     Raises:
         UserError: there is none; the error names the nearest run.
     """
-    target = Path(given).expanduser()
+    target = Path(name_or_path).expanduser()
     if RunDirectory(target).exists:
         return target
     run = run_of_checkpoint(target)
@@ -324,4 +324,4 @@ def run_at(given: str | Path) -> Path:
     name = nearest_name(target.name, runs)
     such = ", ".join(sorted(map(str, runs.values()))[:_MOST_NAMED]) or "runs/NAME"
     remedy = f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
-    raise UserError(f"{given}: expected a run directory (one with a config.yaml), found none: {remedy}")
+    raise UserError(f"{name_or_path}: expected a run directory (one with a config.yaml), found none: {remedy}")

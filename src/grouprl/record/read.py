@@ -77,8 +77,12 @@ class RecordedRun:
 
 def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
     """What measures a run, as its summary says or its evaluations show: "greedy_accuracy", or its own mean "reward"."""
-    own, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
-    return "reward" if (summary.get("measure") or (own and not judged and "reward")) == "reward" else "greedy_accuracy"
+    by_reward, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
+    return (
+        "reward"
+        if (summary.get("measure") or (by_reward and not judged and "reward")) == "reward"
+        else "greedy_accuracy"
+    )
 
 
 def read_run(directory: str | Path) -> RecordedRun:
@@ -150,11 +154,11 @@ def rows_of(file: IO[bytes], path: Path, first: int = 1) -> Iterator[dict[str, A
         if number > _MOST_LINES:
             raise UserError(f"{path}: expected at most {_MOST_LINES} lines, got more: restore the file")
         if line.endswith(b"\n"):
-            place = f"{path}:{number}"
-            row = parse_object(line[:-1].decode("utf-8", "replace"), place)
+            where = f"{path}:{number}"
+            row = parse_object(line[:-1].decode("utf-8", "replace"), where)
             step = row.get("step")
             if type(step) is not int or not 0 <= step < _STEPS:
-                raise UserError(f"{place}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
+                raise UserError(f"{where}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
             yield row
 
 

@@ -173,10 +173,10 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
         episodes = [
-            (record.step, group_index, one.index, json_text({**asdict(one.episode), "held": None}))
+            (record.step, group_index, sampled.index, json_text({**asdict(sampled.episode), "held": None}))
             for group_index, group in enumerate(record.groups)
-            for one in group.completions
-            if one.episode is not None
+            for sampled in group.completions
+            if sampled.episode is not None
         ]
         database.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
         stages = [(record.step, watched, stage, json_text(value)) for stage, value in record.stages.items()]

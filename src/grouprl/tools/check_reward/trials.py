@@ -204,9 +204,9 @@ def score_trials(
     ]
     names = [*(list(row) for row in texts), *([RECORDED.name] * len(group.completions) for group in recorded)]
     groups += recorded
-    begun, together = [scorer.begin(group) for group in groups], []
+    pending_groups, together = [scorer.begin(group) for group in groups], []
     compared = any(reward.scope == "batch" for reward in scorer.rewards)
-    for pending in [begun] if compared else [[one] for one in begun]:
+    for pending in [pending_groups] if compared else [[pending_group] for pending_group in pending_groups]:
         together += (scored := scorer.finish(pending, tokenizer))
         advance(sum(map(len, scored)))
     trials = []

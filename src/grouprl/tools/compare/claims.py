@@ -109,15 +109,22 @@ def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         The rows with `p_in_table` of each expectation, its p-value after Holm's correction over all of them, and
         `holds_in_table` of each claim.
     """
-    p_values = [one["p_value"] for claim in claims for one in claim["measured"] if one["p_value"] is not None]
+    p_values = [
+        expectation["p_value"]
+        for claim in claims
+        for expectation in claim["measured"]
+        if expectation["p_value"] is not None
+    ]
     corrected = iter(holm(p_values))
     rows = []
     for claim in claims:
         measured = [
-            {**one, "p_in_table": None if one["p_value"] is None else next(corrected)} for one in claim["measured"]
+            {**expectation, "p_in_table": None if expectation["p_value"] is None else next(corrected)}
+            for expectation in claim["measured"]
         ]
         shown = bool(measured) and all(
-            is_significant(one) and one["relation"] != "=" and one["difference"]["mean"] > 0 for one in measured
+            is_significant(expectation) and expectation["relation"] != "=" and expectation["difference"]["mean"] > 0
+            for expectation in measured
         )
         rows.append({**claim, "measured": measured, "holds_in_table": claim["verdict"] == "holds" and shown})
     return rows
@@ -219,9 +226,9 @@ def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
     totals = spent(run, claim.at)
     if claim.measure in ("accuracy", "speed"):
         points = {
-            totals[row["step"]]: found.sampled_by_problem or found.greedy_by_problem
+            totals[row["step"]]: result.sampled_by_problem or result.greedy_by_problem
             for row in run.held_out
-            if row["step"] in totals and (found := ProblemResults.read(row)) is not None
+            if row["step"] in totals and (result := ProblemResults.read(row)) is not None
         }
         spent_X = sorted(points)
         names = [name for name in points[spent_X[0]] if all(name in points[x] for x in spent_X)] if points else []
@@ -242,5 +249,5 @@ def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
     tenth = max(1, len(reached) // _TENTH)
     if reached:
         return {_WHOLE_RUN: fmean(reached[-tenth:]) - (fmean(reached[:tenth]) if claim.grows else 0.0)}
-    found = run_metrics(run).get(claim.measure)
-    return {_WHOLE_RUN: float(found)} if is_number(found) else {}
+    result = run_metrics(run).get(claim.measure)
+    return {_WHOLE_RUN: float(result)} if is_number(result) else {}

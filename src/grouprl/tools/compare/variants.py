@@ -195,7 +195,7 @@ def _commands(config: CompareConfig, variant: str, seed: int) -> Iterator[tuple[
     names = [run_folder(variant, seed, f"{number}-{verb}") for number, (verb, _) in enumerate(stages, 1)]
     places = [str(Path(config.runs_dir) / config.name / name) for name in names]
     for name, (verb, changes) in zip(names, stages, strict=True):
-        settings = [STAGE.sub(lambda found: places[int(found[1]) - 1], text) for text in changes]
+        settings = [STAGE.sub(lambda match: places[int(match[1]) - 1], text) for text in changes]
         yield name, verb, [*(common if verb == "train" else ()), *settings]
 
 

@@ -80,14 +80,16 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     values = resolve(values, defaults) if foreign.library == "verl" else values
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in values.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
-    given = Given({key: one for key, one in values.items() if key not in skipped}, entries, world)
-    base = "ppo" if given.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
+    settings = Given({key: one for key, one in values.items() if key not in skipped}, entries, world)
+    base = "ppo" if settings.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
     lines = tuple(
-        Line(written.get(key, key), value, key in written, _outcome(entries, key, value, given))
+        Line(written.get(key, key), value, key in written, _outcome(entries, key, value, settings))
         for key, value in {**defaults, **values}.items()
     )
-    while found := _refused(lines, base):
-        lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
+    while refusals := _refused(lines, base):
+        lines = tuple(
+            replace(one, outcome=unsupported(refusals[one.key])) if one.key in refusals else one for one in lines
+        )
     refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
     if unknown := sorted(set(allow) - {one.key for one in lines}):
         raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
@@ -120,19 +122,19 @@ def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
     """The keys whose settings a run would refuse, and the words of that."""
     changes = _changes(lines, base)
     config, mistakes = validated(RunConfig, _nested(changes), None)
-    found = [(".".join(key), text) for key, text in mistakes]
+    mistaken_keys = [(".".join(key), text) for key, text in mistakes]
     if config is not None:
         try:
             check_sections(config)
         except UserError as error:
             key, _, text = str(error).partition(": ")
-            found.append((key, text))
+            mistaken_keys.append((key, text))
     words = {}
-    for ours, text in found:
+    for ours, text in mistaken_keys:
         of_it = [
-            one
-            for one in lines
-            if any((f"{key}.".startswith(f"{ours}.") or f"{ours}.".startswith(f"{key}.")) for key in one.outcome.ours)
+            line
+            for line in lines
+            if any((f"{key}.".startswith(f"{ours}.") or f"{ours}.".startswith(f"{key}.")) for key in line.outcome.ours)
         ]
         if not of_it:
             raise UserError(f"{ours}: {text}")
@@ -163,19 +165,23 @@ def _fitted(key: str, default: Any, value: Any) -> Any:
     return value
 
 
-def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
+def _outcome(entries: Mapping[str, Any], key: str, value: Any, settings: Given) -> Outcome:
     if key not in entries:
         return verl_needs_not(key) or unsupported(undecided(key, value) if isinstance(value, Unknown) else _UNKNOWN)
-    given.asked[:] = [key]
+    settings.asked[:] = [key]
     try:
-        outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
+        outcome: Outcome = entries[key].rule(settings, entries[key].default if isinstance(value, Unknown) else value)
     except UndecidedValue as error:
         return unsupported(str(error))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        found = {one: (given.named[one], entries[one].default) for one in given.asked if one in given.named}
-        wrong = [one for one, (value, default) in found.items() if type(value) is not type(default)]
+        named_values = {
+            read_key: (settings.named[read_key], entries[read_key].default)
+            for read_key in settings.asked
+            if read_key in settings.named
+        }
+        wrong = [read_key for read_key, (value, default) in named_values.items() if type(value) is not type(default)]
         key = wrong[0] if wrong else key
-        wanted, got = entries[key].default, given.named.get(key, value)
+        wanted, got = entries[key].default, settings.named.get(key, value)
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
         return unsupported(undecided(key, value))

@@ -128,7 +128,7 @@ def choice(_: Any, here: str, settings: Mapping[Any, Mapping[str, Any]]) -> Rule
 
 def as_key(_: Any, here: str, key: str) -> Rule:
     """A key that is judged as another."""
-    return lambda given, value: given.entries[key].rule(given, value)
+    return lambda settings, value: settings.entries[key].rule(settings, value)
 
 
 _KINDS = {kind.__name__: kind for kind in (same, number, every, also_learned, idle, only, choice, as_key)}
@@ -152,7 +152,7 @@ def _rule(default: Any, here: str, judges: Sequence[Any], rules: Mapping[str, An
     name, *arguments = judges
     if isinstance(name, Mapping):
         cases = [(case, _rule(default, here, case["rule"], rules) if "rule" in case else None) for case in judges]
-        return lambda given, value: _judge(cases, Reading(given, value, rules))
+        return lambda settings, value: _judge(cases, Reading(settings, value, rules))
     if name in _KINDS:
         return _KINDS[name](default, here, *arguments)
     return partial(rules[name], *arguments)

@@ -62,15 +62,15 @@ def findings(model: str | None = None) -> list[DoctorLine]:
 
 def show_doctor(model: str | None = None, *, as_json: bool, console: Console | None = None) -> None:
     """Prints the findings."""
-    found = findings(model)
+    lines = findings(model)
     if as_json:
-        print(json.dumps([asdict(finding) for finding in found]))
+        print(json.dumps([asdict(finding) for finding in lines]))
         return
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for heading in ("", "", "found"):
         table.add_column(heading, no_wrap=not heading)
     topic = ""
-    for finding in found:
+    for finding in lines:
         if topic and finding.topic != topic:
             table.add_section()
         mark = Text("ok", "green") if finding.works else Text("no", "yellow")

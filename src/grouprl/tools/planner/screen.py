@@ -139,10 +139,10 @@ def parse_memory(text: str) -> int:
     >>> parse_memory("1.5GiB"), parse_memory("80 GB")
     (1610612736, 80000000000)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text.strip())
-    if not found or found[2] not in _UNITS:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text.strip())
+    if not match or match[2] not in _UNITS:
         raise UserError(f"--memory: expected an amount with a unit ({', '.join(_UNITS)}), got {text!r}: write 24GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:

@@ -33,9 +33,9 @@ def tracked(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     """
     finite = {name: value for name, value in metrics.items() if is_number(value)}
     # Only a reward chooses its names: what it logs as `loss` stays reward_logs/loss.
-    known = {tracked_name(name) for name in finite if not name.startswith(_LOGS)}
+    renamed_names = {tracked_name(name) for name in finite if not name.startswith(_LOGS)}
     return {
-        prefix + (name if name.startswith(_LOGS) and renamed in known else renamed): float(value)
+        prefix + (name if name.startswith(_LOGS) and renamed in renamed_names else renamed): float(value)
         for name, value in finite.items()
         for renamed in (tracked_name(name),)
     }
@@ -202,7 +202,7 @@ class Trackers:
         self._said.add((follower.name, kind))
         if kind == "link":
             self._say(f"Tracker {follower.name}: {text}")
-            shown = {one.name: one.shown.id for one in self._followers if one.shown is not None}
+            shown = {other.name: other.shown.id for other in self._followers if other.shown is not None}
             self._run.trackers.mkdir(exist_ok=True)
             atomic_write_text(self._run.tracker_ids, json_text({**read_json(self._run.tracker_ids), **shown}) + "\n")
         else:
