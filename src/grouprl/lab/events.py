@@ -37,13 +37,13 @@ def run_events(runs: Runs, request: Request, closing: Callable[[], bool]) -> Res
         NoSuchRun: there is none.
         UserError: `after` is no step.
     """
-    folder, last_id = (
+    folder, after = (
         run_folder(runs, request),
         request.headers.get("last-event-id") or request.query_params.get("after"),
     )
-    match = _ID.fullmatch(last_id or "0")
+    match = _ID.fullmatch(after or "0")
     if match is None:
-        raise UserError(f"after: expected the number of a step, got {last_id!r:.60}")
+        raise UserError(f"after: expected the number of a step, got {after!r:.60}")
     generation = None if match[2] is None else int(match[2])
     follower = Follower(runs, folder, int(match[1]), generation)
     return _Stream(stream(follower, closing), media_type="text/event-stream")

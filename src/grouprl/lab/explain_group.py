@@ -140,44 +140,38 @@ def walk_through(
         by_step: process rewards by name.
         metrics: of the step.
     """
-    algorithm_options, kl = options(algorithm), stages["kl"]
+    settings, kl = options(algorithm), stages["kl"]
     taken = algorithm.kl is not None and algorithm.kl.kl_in == "reward" and kl["completions"] is not None
-    penalties = (
-        [kl["coefficient"] * completion["sum"] for completion in kl["completions"]]
-        if taken
-        else [0.0] * len(completions)
-    )
+    penalties = [kl["coefficient"] * entry["sum"] for entry in kl["completions"]] if taken else [0.0] * len(completions)
     by_token = any(len(set(row)) > 1 for row in token_advantages)
     once = "one update per batch: the policy is still the behavior policy, and the ratio is 1"
     low, high = algorithm.objective.range
-    weights = {name: weight for completion in completions for name, weight in completion["weights"].items()}
+    weights = {name: weight for entry in completions for name, weight in entry["weights"].items()}
     rows = zip(completions, penalties, strict=True)
     shown = ("components", "reward", "invalid_reason")
     return {
         "algorithm": {
             "name": algorithm.name,
             "formula": algorithm.advantage.formula,
-            **{name: algorithm_options.get(name) for name in _SHOWN},
-            "kl": algorithm_options.get("kl_estimator"),
+            **{name: settings.get(name) for name in _SHOWN},
+            "kl": settings.get("kl_estimator"),
             "kl_coef": kl["coefficient"],
             "updates_per_batch": algorithm.updates.count,
         },
         "stages": {
             "prompt": {"problem_id": None, "text": None, "messages": None, "columns": {}, "tokens": None},
-            "completions": [
-                {name: completion[name] for name in ("text", "length", "stop_reason")} for completion in completions
-            ],
+            "completions": [{name: entry[name] for name in ("text", "length", "stop_reason")} for entry in completions],
             "rewards": {
                 "names": list(weights),
                 "by_step": [name for name in weights if algorithm.advantage.credit == "step" and name in by_step],
                 "weights": weights,
                 "completions": [
-                    {name: completion[name] for name in shown} | {"penalty": penalty} for completion, penalty in rows
+                    {name: entry[name] for name in shown} | {"penalty": penalty} for entry, penalty in rows
                 ],
             },
             "statistics": _statistics(algorithm, completions, penalties, against),
             "advantages": {
-                "completions": [completion["advantage"] for completion in completions],
+                "completions": [entry["advantage"] for entry in completions],
                 "by_token": by_token,
                 "tokens": token_advantages if by_token else None,
             },
@@ -190,8 +184,8 @@ def walk_through(
             },
             "kl": {
                 **kl,
-                "kind": algorithm_options.get("kl_estimator"),
-                "in": algorithm_options.get("kl_in"),
+                "kind": settings.get("kl_estimator"),
+                "in": settings.get("kl_in"),
                 "reason": kl.get("reason") or (None if kl["completions"] else "kl_coef is 0: there is no reference"),
             },
             "loss": {**stages["loss"], "step": metrics.get("loss")},
@@ -209,13 +203,11 @@ def _statistics(
     `kind` "rewards" has `compared`, see `report.worked`; "components" has one for each reward in `by_name`; "steps"
     has the rewards of all steps; "tokens" has `compared` where the group takes part in it, else none.
     """
-    algorithm_options = options(a)
+    settings = options(a)
     if a.advantage.credit == "step":
         rewards_by_completion = [
-            []
-            if completion["reward"] is None
-            else [*(completion["step_rewards"] or ()), (completion["length"] - 1, completion["reward"])]
-            for completion in completions
+            [] if entry["reward"] is None else [*(entry["step_rewards"] or ()), (entry["length"] - 1, entry["reward"])]
+            for entry in completions
         ]
         rewards = [reward for row in rewards_by_completion for _, reward in row]
         # As completions of one token and one step each, their advantages are their normalized rewards.
@@ -224,23 +216,23 @@ def _statistics(
             [[0] for _ in rewards],
             [0] * len(rewards),
             [1] * len(rewards),
-            std=algorithm_options["std"],
-            eps=algorithm_options["eps"],
+            std=settings["std"],
+            eps=settings["eps"],
         )
         each = iter(normalized_K1.flatten().tolist())
         return {
             "kind": "steps",
             "sentence": "The rewards of all reasoning steps of the group are compared. The advantage of a token is the "
             "sum over the reasoning steps that end at or after it.",
-            **vars(Spread.of(rewards, algorithm_options["std"])),
-            "std": algorithm_options["std"],
+            **vars(Spread.of(rewards, settings["std"])),
+            "std": settings["std"],
             "steps": [
                 [{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row]
                 for row in rewards_by_completion
             ],
         }
     if a.advantage.credit == "token":
-        baseline = algorithm_options["baseline"]
+        baseline = settings["baseline"]
         grouped = baseline in ("mean", "leave_one_out")
         whose = {
             "critic": "the critic's prediction",
@@ -253,17 +245,15 @@ def _statistics(
             "sentence": f"{a.name} gives each token an advantage: the reward still to come, compared with {with_what}.",
             "compared": against if grouped else None,
         }
-    if algorithm_options.get("reward_mix") == "normalise_then_sum":
-        valued = [({} if completion["reward"] is None else completion["components"]) for completion in completions]
-        names = dict.fromkeys(name for completion in completions for name in completion["components"])
+    if settings.get("reward_mix") == "normalise_then_sum":
+        valued = [({} if entry["reward"] is None else entry["components"]) for entry in completions]
+        names = dict.fromkeys(name for entry in completions for name in entry["components"])
         by_name = {name: compared([row.get(name) for row in valued], a, component=True) for name in names}
         sentence = f"Each reward function gives its own advantages, which are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
     if any(penalties) or against is None:
         rows = zip(completions, penalties, strict=True)
-        against = compared(
-            [None if completion["reward"] is None else completion["reward"] - taken for completion, taken in rows], a
-        )
+        against = compared([None if entry["reward"] is None else entry["reward"] - taken for entry, taken in rows], a)
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": against}
 
 

@@ -66,8 +66,8 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
         The same keys; the prompt's text is null, and `update` is always known.
     """
     size, rewards_G = len(rewards), torch.tensor(rewards, dtype=torch.float64)
-    comparison = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
-    advantages_G = comparison.advantages(rewards_G).double()
+    result = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    advantages_G = result.advantages(rewards_G).double()
     before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
     ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
     weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1)
@@ -248,18 +248,16 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
     ]
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
-    for algorithm in {
-        algorithm.name: algorithm for algorithm in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])
-    }.values():
-        advantages = [compared_rewards(rewards_G, one_group, algorithm).advantages(rewards_G) for rewards_G in groups]
+    for kind in {kind.name: kind for kind in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])}.values():
+        advantages = [compared_rewards(rewards_G, one_group, kind).advantages(rewards_G) for rewards_G in groups]
         sums = [float(advantages_G.abs().sum()) for advantages_G in advantages]
-        curves[algorithm.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+        curves[kind.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
     pairs = zip(curves["grpo"]["weight"], curves["dr_grpo"]["weight"], strict=True)
     return {
         "group_size": group_size,
         "pass_rate": _RATES,
         "signal": [_expected(row, signals) for row in chances],
-        "algorithms": {algorithm.name: curves[algorithm.name] for algorithm in algorithms},
+        "algorithms": {kind.name: curves[kind.name] for kind in algorithms},
         "quotient": [divided / bare if bare else None for divided, bare in pairs],
     }
 

@@ -114,17 +114,17 @@ def read_branches(
             _made(BranchedToken, row, branches=tuple(_made(Branch, branch) for branch in row["branches"]))
             for row in found["tokens"]
         )
-        branched_completion: BranchedCompletion = _made(
+        read_completion: BranchedCompletion = _made(
             BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids)
         )
-        places, _ = [token.position for token in tokens], [branched_completion.effect(token) for token in tokens]
+        places, _ = [token.position for token in tokens], [read_completion.effect(token) for token in tokens]
         if not {*places} <= {*range(len(token_ids))} or {*map(type, places)} - {int}:
             raise ValueError(f"positions {places}")
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path}: expected the branches of a completion, got {error!r:.80}: remove the file, or make it again"
         ) from error
-    return branched_completion
+    return read_completion
 
 
 def _made(kind: type[Any], row: Mapping[str, Any], **parts: Any) -> Any:

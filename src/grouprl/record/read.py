@@ -78,11 +78,8 @@ class RecordedRun:
 def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
     """What measures a run, as its summary says or its evaluations show: "greedy_accuracy", or its own mean "reward"."""
     by_reward, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
-    return (
-        "reward"
-        if (summary.get("measure") or (by_reward and not judged and "reward")) == "reward"
-        else "greedy_accuracy"
-    )
+    measure = summary.get("measure") or (by_reward and not judged and "reward")
+    return "reward" if measure == "reward" else "greedy_accuracy"
 
 
 def read_run(directory: str | Path) -> RecordedRun:

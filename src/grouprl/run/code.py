@@ -33,11 +33,11 @@ def code_of(
         UserError: they are not the same on every rank.
     """
     functions = [reward.function for reward in rewards]
-    code_files = [
+    sources = [
         loaded_algorithm(algorithm)[1],
         *(function.code for function in functions if isinstance(function, FromFile)),
     ]
-    files = {path: sha256(source).hexdigest() for code in code_files for path, source in code.items()}
+    files = {path: sha256(source).hexdigest() for code in sources for path, source in code.items()}
     template = tokenizer.chat_template
     code = {
         "files": files,

@@ -69,13 +69,13 @@ def model_card(run: RecordedRun, checkpoint: str) -> str:
     summary = run.summary
     head = ["---", "library_name: transformers", "tags: [reinforcement-learning, grouprl]", "---"]
     facts = [f"- {name}: {summary[name]}" for name in ("algorithm", "task", "steps", "seed") if name in summary]
-    is_by_reward = measure_of(summary, run.evaluations) == "reward"
-    measure, form = ("reward", ".3f") if is_by_reward else ("greedy_accuracy", ".1%")
+    by_reward = measure_of(summary, run.evaluations) == "reward"
+    measure, form = ("reward", ".3f") if by_reward else ("greedy_accuracy", ".1%")
     results = {when: run.results(when) for when in ("before", "after")}
     rows = [
         f"| {when} | {row[measure]:{form}} | {row['problems']} |" for when, row in results.items() if measure in row
     ]
-    name = "mean reward" if is_by_reward else "greedy accuracy"
+    name = "mean reward" if by_reward else "greedy accuracy"
     table = [f"| training | {name} | held-out problems |", "|---|---|---|", *rows] if rows else []
     title = f"# {run.directory.name}, {checkpoint}"
     parts = [head, [title], ["Trained by reinforcement learning with GroupRL."], facts, table]

@@ -110,12 +110,12 @@ def compared(
         the advantages, the last four by completion are None; so are they where the algorithm cannot compare such
         rewards, and `without_signal` says why.
     """
-    group_rewards = numbers(rewards)
-    groups = [group_rewards, *map(numbers, others)] if kept else [numbers(row) for row in others]
+    valued = numbers(rewards)
+    groups = [valued, *map(numbers, others)] if kept else [numbers(row) for row in others]
     std, fields = deviation_kind(algorithm), asdict(algorithm.advantage)
-    spread, is_by_rewards = Spread.of(group_rewards, std), component or _by_rewards(algorithm)
+    spread, by_rewards = Spread.of(valued, std), component or _by_rewards(algorithm)
     batch = None
-    if is_by_rewards and algorithm.advantage.of_batch:
+    if by_rewards and algorithm.advantage.of_batch:
         batch = Spread.of([reward for row in groups for reward in row], std)
     mean_of = {"mean": "group", "leave_one_out": "group", "batch_mean": batch and "batch"}.get(fields["baseline"])
     deviation_of = {"group_std": "group", "batch_std": batch and "batch"}.get(fields["scale"])
@@ -130,10 +130,10 @@ def compared(
         "batch": None if batch is None else vars(batch),
         "mean_of": mean_of,
         "deviation_of": deviation_of,
-        "rewards": group_rewards,
-        "deviations": _distances(group_rewards, spread.mean),
-        "squares": [None if gap is None else gap * gap for gap in _distances(group_rewards, middle)],
-        **(_by_completion(group_rewards, groups, algorithm, kept=kept) if is_by_rewards else _UNKNOWN),
+        "rewards": valued,
+        "deviations": _distances(valued, spread.mean),
+        "squares": [None if gap is None else gap * gap for gap in _distances(valued, middle)],
+        **(_by_completion(valued, groups, algorithm, kept=kept) if by_rewards else _UNKNOWN),
     }
 
 
@@ -192,28 +192,28 @@ def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm:
 
 
 def _by_completion(
-    group_rewards: Sequence[float | None], groups: Sequence[Sequence[float | None]], algorithm: Algorithm, *, kept: bool
+    valued: Sequence[float | None], groups: Sequence[Sequence[float | None]], algorithm: Algorithm, *, kept: bool
 ) -> dict[str, Any]:
     """What is subtracted from each reward and what divides the rest; `own` is the first group, where it is `kept`."""
     if not kept:
         return {
-            **dict.fromkeys(("baselines", "gaps", "divisors"), [None] * len(group_rewards)),
-            "advantages": numbers([0.0] * len(group_rewards), group_rewards),
+            **dict.fromkeys(("baselines", "gaps", "divisors"), [None] * len(valued)),
+            "advantages": numbers([0.0] * len(valued), valued),
             "without_signal": "The algorithm drops this group: it is not in the update.",
         }
     rewards_N = _tensor([reward for row in groups for reward in row])
     groups_N = torch.tensor([index for index, row in enumerate(groups) for _ in row])
     try:
-        statistics, size = compared_rewards(rewards_N, groups_N, algorithm), len(group_rewards)
+        statistics, size = compared_rewards(rewards_N, groups_N, algorithm), len(valued)
     except UserError as error:
         return {**_UNKNOWN, "without_signal": str(error)}
     advantages = statistics.advantages(rewards_N)[:size].tolist()
     return {
-        "baselines": numbers(statistics.baseline_N[:size].tolist(), group_rewards),
-        "gaps": numbers((rewards_N - statistics.baseline_N)[:size].tolist(), group_rewards),
-        "divisors": numbers(statistics.divisor_N[:size].tolist(), group_rewards),
-        "advantages": numbers(advantages, group_rewards),
-        "without_signal": None if bool(statistics.signal_N[:size].any()) else _without_signal(group_rewards, algorithm),
+        "baselines": numbers(statistics.baseline_N[:size].tolist(), valued),
+        "gaps": numbers((rewards_N - statistics.baseline_N)[:size].tolist(), valued),
+        "divisors": numbers(statistics.divisor_N[:size].tolist(), valued),
+        "advantages": numbers(advantages, valued),
+        "without_signal": None if bool(statistics.signal_N[:size].any()) else _without_signal(valued, algorithm),
     }
 
 

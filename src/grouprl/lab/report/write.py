@@ -123,7 +123,7 @@ def group_answers(folder: Path, name: str) -> Answers:
 def _shortened(group: dict[str, Any]) -> dict[str, Any]:
     return {
         **group,
-        "completions": [{**completion, "text": cut(completion["text"], _TEXT)} for completion in group["completions"]],
+        "completions": [{**row, "text": cut(row["text"], _TEXT)} for row in group["completions"]],
     }
 
 

@@ -64,20 +64,20 @@ class AnsweredClaim:
 
 def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
     """Measures the expectations of all claims, in their order."""
+    variants = {variant.name: variant for variant in comparison.variants}
     answers = []
     for name, claim in comparison.claims.items():
         if claim.holds is not None:
             answers.append(AnsweredClaim(name, claim, (), "holds" if claim.holds else "does not hold"))
-        else:
-            variants = {variant.name: variant for variant in comparison.variants}
-            confidence = simultaneous_confidence(max(1, len(claim.pairs)))
-            measured = []
-            for left, relation, right in claim.pairs:
-                difference = difference_of(claim, variants[left], variants.get(right))
-                interval = None if difference is None else difference.interval(confidence)
-                verdict = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
-                measured.append(MeasuredExpectation(left, relation, right, difference, interval, verdict))
-            answers.append(AnsweredClaim(name, claim, tuple(measured), combined([one.verdict for one in measured])))
+            continue
+        confidence = simultaneous_confidence(max(1, len(claim.pairs)))
+        measured = []
+        for left, relation, right in claim.pairs:
+            difference = difference_of(claim, variants[left], variants.get(right))
+            interval = None if difference is None else difference.interval(confidence)
+            verdict = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
+            measured.append(MeasuredExpectation(left, relation, right, difference, interval, verdict))
+        answers.append(AnsweredClaim(name, claim, tuple(measured), combined([row.verdict for row in measured])))
     return tuple(answers)
 
 
@@ -109,22 +109,15 @@ def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         The rows with `p_in_table` of each expectation, its p-value after Holm's correction over all of them, and
         `holds_in_table` of each claim.
     """
-    p_values = [
-        expectation["p_value"]
-        for claim in claims
-        for expectation in claim["measured"]
-        if expectation["p_value"] is not None
-    ]
+    p_values = [row["p_value"] for claim in claims for row in claim["measured"] if row["p_value"] is not None]
     corrected = iter(holm(p_values))
     rows = []
     for claim in claims:
         measured = [
-            {**expectation, "p_in_table": None if expectation["p_value"] is None else next(corrected)}
-            for expectation in claim["measured"]
+            {**row, "p_in_table": None if row["p_value"] is None else next(corrected)} for row in claim["measured"]
         ]
         shown = bool(measured) and all(
-            is_significant(expectation) and expectation["relation"] != "=" and expectation["difference"]["mean"] > 0
-            for expectation in measured
+            is_significant(row) and row["relation"] != "=" and row["difference"]["mean"] > 0 for row in measured
         )
         rows.append({**claim, "measured": measured, "holds_in_table": claim["verdict"] == "holds" and shown})
     return rows
@@ -151,17 +144,13 @@ def _measured_cell(claim: Mapping[str, Any]) -> str:
         return f"{claim['found']} (`{claim['exact']}`)"
     factor = 100 if is_share(claim["measure"]) else 1
     differences = []
-    for expectation in claim["measured"]:
-        if expectation["difference"] is None or expectation["interval"] is None:
+    for row in claim["measured"]:
+        if row["difference"] is None or row["interval"] is None:
             continue
-        low, high = (factor * end for end in expectation["interval"])
-        sides = (
-            expectation["left"] if expectation["right"] == "0" else f"{expectation['left']} - {expectation['right']}"
-        )
-        star = "\\*" if is_significant(expectation) else ""
-        differences.append(
-            f"{sides}: {factor * expectation['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}"
-        )
+        low, high = (factor * end for end in row["interval"])
+        sides = row["left"] if row["right"] == "0" else f"{row['left']} - {row['right']}"
+        star = "\\*" if is_significant(row) else ""
+        differences.append(f"{sides}: {factor * row['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}")
     name = claim["measure"].replace("_", " ") + (" gained" if claim["grows"] else "")
     unit = ", points" if factor > 1 else ""
     margin = f", margin {factor * claim['margin']:g}"

@@ -92,17 +92,17 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
         return f"Nothing to compare yet: expected finished runs of two variants, the baseline among them, got {done}."
     highest = max(known_means.values())
     best = [name for name, value in known_means.items() if value == highest]
-    is_by_reward = measure == "reward"
+    by_reward = measure == "reward"
     solved = (
         f"with a held-out mean reward of {highest:.3f}"
-        if is_by_reward
+        if by_reward
         else f"with {highest:.1%} of the held-out problems solved"
     )
     if comparison.baseline.name in best:
         return f"No variant ends above {comparison.baseline.name}, the baseline, {solved}."
     variant = next(variant for variant in comparison.finished if variant.name == best[0])
     gap = highest - known_means[comparison.baseline.name]
-    ahead = f"{gap:.3f}" if is_by_reward else f"{100 * gap:.1f} points"
+    ahead = f"{gap:.3f}" if by_reward else f"{100 * gap:.1f} points"
     difference = against_baseline(comparison, variant, measure)
     spreads = {"problems": difference.over_problems, "seeds": difference.over_seeds}
     intervals = {
@@ -125,10 +125,10 @@ def comparison_verdict(comparison: RecordedComparison) -> str:
 def comparison_measure(comparison: RecordedComparison) -> str:
     """What measures the runs: `reward` where any of them is not measured by its accuracy; one objective for all."""
     runs = [run for variant in comparison.finished for run in variant.runs.values()]
-    is_by_reward = any(run.summary.get("measure") == "reward" for run in runs)
+    by_reward = any(run.summary.get("measure") == "reward" for run in runs)
     return (
         "reward"
-        if is_by_reward and all(is_number(run.results("after").get("reward")) for run in runs)
+        if by_reward and all(is_number(run.results("after").get("reward")) for run in runs)
         else "greedy_accuracy"
     )
 
@@ -154,13 +154,11 @@ def _variant_summary(comparison: RecordedComparison, variant: Variant) -> dict[s
         "settings": variant.settings,
         "runs": {seed: run.directory.name for seed, run in variant.runs.items()},
         "figures": {
-            name: {"mean": difference.mean, "interval": difference.interval, "by_seed": difference.by_seed}
-            for name, difference in metrics.items()
-            if difference.by_seed
+            name: {"mean": metric.mean, "interval": metric.interval, "by_seed": metric.by_seed}
+            for name, metric in metrics.items()
+            if metric.by_seed
         },
-        "against_baseline": {
-            name: asdict(difference) for name, difference in against.items() if variant is not comparison.baseline
-        },
+        "against_baseline": {name: asdict(gap) for name, gap in against.items() if variant is not comparison.baseline},
         "held_out": [
             asdict(point) | {"mean": fmean(point.accuracies), "solved": _over_seeds(point.solved)}
             for point in held_out_curve(variant)

@@ -86,10 +86,9 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
         Line(written.get(key, key), value, key in written, _outcome(entries, key, value, settings))
         for key, value in {**defaults, **values}.items()
     )
-    while refusals := _refused(lines, base):
-        lines = tuple(
-            replace(one, outcome=unsupported(refusals[one.key])) if one.key in refusals else one for one in lines
-        )
+    while refused_keys := _refused(lines, base):
+        outcomes = {key: unsupported(why) for key, why in refused_keys.items()}
+        lines = tuple(replace(one, outcome=outcomes.get(one.key, one.outcome)) for one in lines)
     refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
     if unknown := sorted(set(allow) - {one.key for one in lines}):
         raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
@@ -174,12 +173,12 @@ def _outcome(entries: Mapping[str, Any], key: str, value: Any, settings: Given) 
     except UndecidedValue as error:
         return unsupported(str(error))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        named_values = {
-            read_key: (settings.named[read_key], entries[read_key].default)
-            for read_key in settings.asked
-            if read_key in settings.named
+        named = {
+            asked: (settings.named[asked], entries[asked].default)
+            for asked in settings.asked
+            if asked in settings.named
         }
-        wrong = [read_key for read_key, (value, default) in named_values.items() if type(value) is not type(default)]
+        wrong = [asked for asked, (value, default) in named.items() if type(value) is not type(default)]
         key = wrong[0] if wrong else key
         wanted, got = entries[key].default, settings.named.get(key, value)
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error

@@ -75,9 +75,9 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     full, rest = divmod(step.problems * step.group_size, step.rows)
     seconds = 0.0
     for rows, times in ((step.rows, full), (rest, 1 if rest else 0)):
-        unshared_tokens = step.prompt_tokens - step.shared_tokens
+        unshared = step.prompt_tokens - step.shared_tokens
         prompts = (
-            -(-rows // step.group_size) * unshared_tokens + step.shared_tokens
+            -(-rows // step.group_size) * unshared + step.shared_tokens
         )  # one prompt per group, and what all share
         for position in range(1, step.completion_tokens if times else 1):
             read = weights * size + token * (prompts + rows * position)

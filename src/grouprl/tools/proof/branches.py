@@ -104,12 +104,7 @@ def branch(
             "found none: lower --least, or take another completion"
         )
     chances = dict(sorted(likely_by_position.items()))
-    starts = [
-        (at, token)
-        for at, likely_by_position in chances.items()
-        for token in likely_by_position
-        if token != completion.token_ids[at]
-    ]
+    starts = [(at, token) for at, likely in chances.items() for token in likely if token != completion.token_ids[at]]
     kept = min(chances)  # nothing after it may change where its token does not
     starts = [(kept, completion.token_ids[kept]), *starts]
     samples = engine.sample(read, starts, on_finished=lambda done: sampled(done, len(starts)))
@@ -228,8 +223,8 @@ def _tokens(
             ),
         )
     return tuple(
-        BranchedToken(at, ids[at], tokenizer.decode([ids[at]]), chances[at][ids[at]], read.entropies[at], alternatives)
-        for at, alternatives in branches.items()
+        BranchedToken(at, ids[at], tokenizer.decode([ids[at]]), chances[at][ids[at]], read.entropies[at], others)
+        for at, others in branches.items()
     )
 
 

@@ -74,27 +74,20 @@ def numeric_checks(
     yield Check("packed = padded rows, log-probs", relative(packed, exact), most)
     yield Check("packed = padded rows, gradient", relative(packed_slopes, slopes), most_slope)
     yield Check("shared prompt = own prompts, log-probs", relative(apart, packed), most)
-    setting, gradients_by_budget = learner.micro_batch_tokens, []
+    # Every second completion is rewarded, so that each group has a signal; its last token ends a reasoning step.
+    outcomes: list[list[RewardOutcome]] = []
+    for group in groups:
+        rewards = [(len(completion) - 1, float(completion.index % 2)) for completion in group.completions]
+        outcomes.append([RewardOutcome(odd, {"odd": odd}, steps=(StepReward(end, odd),)) for end, odd in rewards])
+    scored = ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
+    setting, results = learner.micro_batch_tokens, []
     for budget in (_WHOLE, 1, setting):
         learner.micro_batch_tokens = budget
-        outcomes = [
-            [
-                RewardOutcome(reward, {"odd": reward}, steps=(StepReward(len(completion) - 1, reward),))
-                for completion in group.completions
-                for reward in (float(completion.index % 2),)
-            ]
-            for group in groups
-        ]
-        gradient = make_update(
-            learner, ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
-        ).gradient
-        gradients_by_budget.append([gradient[name] for name in sorted(gradient)])
+        gradient = make_update(learner, scored).gradient
+        results.append([gradient[name] for name in sorted(gradient)])
     learner.micro_batch_tokens = setting
-    yield Check(
-        "any micro-batches, gradient",
-        max(relative(other, gradients_by_budget[0]) for other in gradients_by_budget[1:]),
-        most_slope,
-    )
+    difference = max(relative(other, results[0]) for other in results[1:])
+    yield Check("any micro-batches, gradient", difference, most_slope)
 
     largest = max(_LARGEST, 4 * _gap(rounded, exact))
     completions = [completion for group in groups for completion in group.completions]
