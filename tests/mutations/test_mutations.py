@@ -194,8 +194,8 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             f"{CLAIMS}::test_of_two_expectations_each_interval_is_wrong_half_as_often",
         ),
         (
-            "found.sampled_by_problem or found.greedy_by_problem",
-            "found.greedy_by_problem or found.sampled_by_problem",
+            "result.sampled_by_problem or result.greedy_by_problem",
+            "result.greedy_by_problem or result.sampled_by_problem",
             f"{CLAIMS}::test_sampled_completions_count_before_the_greedy_one",
         ),
         (

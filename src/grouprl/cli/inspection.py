@@ -20,7 +20,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.run.machine import with_dtype
 from grouprl.run.opened import OpenedRun
 from grouprl.trainer.terminal import Terminal, visible
-from grouprl.trainer.trial import SampledGroup, evaluate_model, sample_group
+from grouprl.trainer.trial import evaluate_model, sample_group
 from grouprl.types import Episode, Problem, UserError, counted
 
 _OTHERS = 20  # problems whose prompts are compared
@@ -116,7 +116,21 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
         raise UserError(f"--problem: expected less than {size}, got {problem}")
     sampled = sample_group(run, *((problems[problem], run.rewards) if prompt is None else (prompt, ())))
     terminal.say(f"\n{_prompt(sampled.group.problem, problems[:_OTHERS])}\n")
-    terminal.console.print(_completion_grid(sampled), soft_wrap=False)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for completion, outcome, advantage in zip_longest(sampled.group.completions, sampled.outcomes, sampled.advantages):
+        scores = [f"{counted(len(completion), 'token')}, ended by {completion.stop_reason.value}"]
+        if outcome and advantage is not None and outcome.valid:
+            scores.insert(0, f"advantage {advantage:+.3f}")
+        if outcome:
+            scores.insert(0, f"reward {outcome.total:.2f}" if outcome.valid else f"invalid: {outcome.reason}")
+        grid.add_row(str(completion.index), Text("  ".join(scores), "bold"))
+        if outcome:
+            components = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
+            grid.add_row("", Text("  ".join(components), "dim"))
+        # Text, not markup: rich would interpret brackets in a completion.
+        talk = completion.text if completion.episode is None else _conversation(completion.episode)
+        grid.add_row("", Text(visible(talk) + "\n"))
+    terminal.console.print(grid, soft_wrap=False)
     if outcomes := sampled.outcomes:
         std = deviation_kind(config.algorithm)
         spread = Spread.of([outcome.total if outcome.valid else None for outcome in outcomes], std)
@@ -136,25 +150,6 @@ def _prompt(problem: Problem, others: Sequence[Problem]) -> str:
         texts = [visible(": ".join(filter(None, (turn.get("role"), turn["content"])))) for turn in turns]
         lines += [f"({counted(len(texts), 'turn')}, the same in every prompt)"] if folded else texts
     return "\n".join(lines)
-
-
-def _completion_grid(sampled: SampledGroup) -> Table:
-    """Makes a grid with numbers above each text, because a narrow terminal has no room for both in a row."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for completion, outcome, advantage in zip_longest(sampled.group.completions, sampled.outcomes, sampled.advantages):
-        scores = [f"{counted(len(completion), 'token')}, ended by {completion.stop_reason.value}"]
-        if outcome and advantage is not None and outcome.valid:
-            scores.insert(0, f"advantage {advantage:+.3f}")
-        if outcome:
-            scores.insert(0, f"reward {outcome.total:.2f}" if outcome.valid else f"invalid: {outcome.reason}")
-        grid.add_row(str(completion.index), Text("  ".join(scores), "bold"))
-        if outcome:
-            components = [f"{name} {'-' if value is None else value}" for name, value in outcome.components.items()]
-            grid.add_row("", Text("  ".join(components), "dim"))
-        # Text, not markup: rich would interpret brackets in a completion.
-        talk = completion.text if completion.episode is None else _conversation(completion.episode)
-        grid.add_row("", Text(visible(talk) + "\n"))
-    return grid
 
 
 def _conversation(episode: Episode) -> str:

@@ -33,7 +33,7 @@ from grouprl.record.layout import RunDirectory
 from grouprl.types import UserError
 
 if TYPE_CHECKING:
-    from grouprl.tools.imported.recipe import ImportedRecipe, Line
+    from grouprl.tools.imported.recipe import Line
 
 _STYLES = {"unsupported": "red", "changed": "yellow", "equal": "green", "not needed": "cyan"}
 _LONGEST = 60  # characters of a value in the table; the recipe has all of it
@@ -70,14 +70,7 @@ def import_config(
     if output is None and path is not None and target.exists() and target.samefile(path):
         target = Path(f"{path.stem}-grouprl.yaml")
     write_recipe(imported, path.name if path else f"settings of {foreign.library}", target, force=force)
-    show_imported(imported)
-    needed = "".join(f" {_NEEDED[name]}" for name in imported.missing)
-    typer.echo(f"Wrote {target}. Run it: grouprl train {target}{needed}")
-
-
-def show_imported(imported: ImportedRecipe, console: Console | None = None) -> None:
-    """Prints every key under its verdict; a key in parentheses is a default there that is another here."""
-    console = console or Console()
+    console = Console()
     for verdict, style in _STYLES.items():
         lines = [line for line in imported.lines if line.outcome.verdict == verdict]
         if not lines:
@@ -100,6 +93,8 @@ def show_imported(imported: ImportedRecipe, console: Console | None = None) -> N
     if any(not line.is_named for line in imported.lines):
         library = {"trl": "TRL 1.16", "verl": "verl 0.9.1"}[imported.library]
         console.print(Text(f"(KEY): a default of {library}, which the file does not name", "dim"))
+    needed = "".join(f" {_NEEDED[name]}" for name in imported.missing)
+    typer.echo(f"Wrote {target}. Run it: grouprl train {target}{needed}")
 
 
 def _there(line: Line) -> Text:

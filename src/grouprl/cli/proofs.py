@@ -11,7 +11,7 @@ from rich.text import Text
 
 from grouprl.config.run import RunConfig
 from grouprl.models.load import load_tokenizer
-from grouprl.record.branches import BranchedCompletion, write_branches
+from grouprl.record.branches import write_branches
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.tools.proof.branches import Selection, branch
 from grouprl.tools.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
@@ -52,48 +52,43 @@ def show_replay(replay: Replay, model: str, changes: str, as_json: Path | None) 
         terminal.say(f"The update of this step fails: {replay.update.error}")
         terminal.say(f"Completions without a finite push: {where}")
     elif replay.is_identical:
-        values = sum(difference.values for difference in replay.differences)
-        terminal.say(f"Bit-identical: all {values:,} values equal the record.")
+        count = sum(difference.values for difference in replay.differences)
+        terminal.say(f"Bit-identical: all {count:,} values equal the record.")
     else:
         earlier = f", first in step {replay.first_difference}" if replay.first_difference else ""
         facts = "; ".join(f"{name} {there!r} then, {here!r} here" for name, (there, here) in replay.machines.items())
         terminal.say(f"Not bit-identical{earlier}. The machine: {facts or 'the same as in the record'}.")
     if replay.other is not None:
-        _show_changes(terminal, replay, model, changes)
+        other, tokenizer = replay.other, load_tokenizer(model)
+        terminal.say(f"\nWith {changes}:")
+        if other.error:
+            terminal.say(f"The update fails: {other.error}")
+        table = _table("", "recorded", "changed")
+        for name in dict.fromkeys((*replay.update.metrics, *other.metrics)):
+            values = (metrics.get(name) for metrics in (replay.update.metrics, other.metrics))
+            table.add_row(name, *("-" if value is None else f"{value:.4g}" for value in values))
+        terminal.console.print(table)
+        angle = cosine(replay.update.gradient, other.gradient)
+        size = norm(other.gradient) / (norm(replay.update.gradient) or math.nan)
+        terminal.say(f"Gradients: cosine {angle:.4f}, {size:.4g} times as long.")
+        moved = [change for change in completion_changes(replay) if change.advantage != change.other_advantage]
+        terminal.say(f"{counted(len(moved), 'completion')} with another advantage.")
+        table = _table("completion", "problem", "reward", "changed", "advantage", "changed")
+        for change in moved[:_ROWS]:
+            rewards = ("invalid" if value is None else f"{value:.3f}" for value in (change.reward, change.other_reward))
+            advantages = (f"{value:+.3f}" for value in (change.advantage, change.other_advantage))
+            table.add_row(f"{change.group}.{change.completion}", Text(change.problem), *rewards, *advantages)
+        if moved:
+            terminal.console.print(table)
+        table = _table("token", "", "share of the push", "changed")
+        for token in token_changes(replay, _ROWS):
+            text = Text(repr(tokenizer.decode([token.token_id])))
+            name = f"{token.group}.{token.completion}.{token.position}"
+            table.add_row(name, text, f"{token.share:+.3%}", f"{token.other_share:+.3%}")
+        terminal.console.print(table)
     if as_json is not None:
         atomic_write_text(as_json, json_text(as_values(replay), indent=2) + "\n")
         terminal.say(f"All values: {as_json}")
-
-
-def _show_changes(terminal: Terminal, replay: Replay, model: str, changes: str) -> None:
-    other, tokenizer = replay.other, load_tokenizer(model)
-    assert other is not None
-    terminal.say(f"\nWith {changes}:")
-    if other.error:
-        terminal.say(f"The update fails: {other.error}")
-    table = _table("", "recorded", "changed")
-    for name in dict.fromkeys((*replay.update.metrics, *other.metrics)):
-        values = (metrics.get(name) for metrics in (replay.update.metrics, other.metrics))
-        table.add_row(name, *("-" if value is None else f"{value:.4g}" for value in values))
-    terminal.console.print(table)
-    angle = cosine(replay.update.gradient, other.gradient)
-    size = norm(other.gradient) / (norm(replay.update.gradient) or math.nan)
-    terminal.say(f"Gradients: cosine {angle:.4f}, {size:.4g} times as long.")
-    moved = [change for change in completion_changes(replay) if change.advantage != change.other_advantage]
-    terminal.say(f"{counted(len(moved), 'completion')} with another advantage.")
-    table = _table("completion", "problem", "reward", "changed", "advantage", "changed")
-    for change in moved[:_ROWS]:
-        rewards = ("invalid" if value is None else f"{value:.3f}" for value in (change.reward, change.other_reward))
-        advantages = (f"{value:+.3f}" for value in (change.advantage, change.other_advantage))
-        table.add_row(f"{change.group}.{change.completion}", Text(change.problem), *rewards, *advantages)
-    if moved:
-        terminal.console.print(table)
-    table = _table("token", "", "share of the push", "changed")
-    for token in token_changes(replay, _ROWS):
-        text = Text(repr(tokenizer.decode([token.token_id])))
-        name = f"{token.group}.{token.completion}.{token.position}"
-        table.add_row(name, text, f"{token.share:+.3%}", f"{token.other_share:+.3%}")
-    terminal.console.print(table)
 
 
 def show_selftest(config: RunConfig) -> bool:
@@ -166,16 +161,7 @@ def show_branches(run: Path, step: int, config: RunConfig, selection: Selection)
         f"{_number(branched.reward)}: {counted(count, 'other token')} at "
         f"{len(branched.tokens)} of {counted(len(branched.token_ids), 'position')}."
     )
-    terminal.console.print(_branch_table(branched, max(20, terminal.console.width - 52)))
-    terminal.say(
-        "effect: the reward with the other token, less the recorded one, at the same random numbers; of a position: "
-        "the mean by probability. The recorded tokens give the recorded completion and reward again.\n"
-        f"Tokens computed: {branched.tokens_computed:,}, without reuse {branched.tokens_without_prefix:,}; "
-        f"{time.perf_counter() - began:.1f} s. All values: {write_branches(run, branched)}"
-    )
-
-
-def _branch_table(branched: BranchedCompletion, room: int) -> Table:
+    room = max(20, terminal.console.width - 52)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("", "token", "probability", "reward", "effect", "text from there"):
         side = "right" if name in ("", "probability", "reward", "effect") else "left"
@@ -193,7 +179,13 @@ def _branch_table(branched: BranchedCompletion, room: int) -> Table:
             text = other.text if len(other.text) <= room else f"{other.text[: room - 1]}…"
             numbers = f"{other.probability:.1%}", _number(other.reward), change
             table.add_row("", _text(repr(other.token)), *numbers, _text(text.replace("\n", "⏎")))
-    return table
+    terminal.console.print(table)
+    terminal.say(
+        "effect: the reward with the other token, less the recorded one, at the same random numbers; of a position: "
+        "the mean by probability. The recorded tokens give the recorded completion and reward again.\n"
+        f"Tokens computed: {branched.tokens_computed:,}, without reuse {branched.tokens_without_prefix:,}; "
+        f"{time.perf_counter() - began:.1f} s. All values: {write_branches(run, branched)}"
+    )
 
 
 def _text(text: str) -> Text:

@@ -232,21 +232,40 @@ def _changed(part: str, kinds: tuple[type[Part], ...], current: Part | None, cha
     for kind in kinds:
         if not _other_words(kind, merged):
             has = hints(kind)
-            _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in has}, _reason(kind, merged))
+            alone = [name for name, hint in has.items() if get_origin(hint) is Literal and len(get_args(hint)) == 1]
+            name = next((name for name in alone if name in merged), alone[0] if alone else "")
+            where = f"with algorithm.{name}={merged.get(name, get_args(has[name])[0])!r}" if name else "there"
+            _refuse_idle(kinds, {k: v for k, v in changes.items() if k not in has}, where)
             return kind(**{name: value for name, value in merged.items() if name in has})
-    raise _unfit(kinds, merged, changes)
+    choices: dict[str, tuple[Any, ...]] = {}  # the words of each option in some kind; empty for one of another type
+    for name in changes:
+        types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
+        literals = [get_args(hint) for hint in types if get_origin(hint) is Literal]
+        choices[name] = tuple(dict.fromkeys(word for words in literals for word in words))
+    for name, words in choices.items():
+        if words and changes[name] not in words:
+            near = nearest_name(str(changes[name]), words)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {changes[name]!r}{hint}")
+    first = next(name for name, words in choices.items() if words)
+    for kind in kinds:
+        if not faults(kind, changes):  # two values contradict each other
+            others = _other_words(kind, merged)
+            beside = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
+            remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
+            raise UserError(
+                f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: set {remedy}"
+            )
+    beside = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
+    raise UserError(
+        f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: change one of them"
+    )
 
 
 def _other_words(kind: type[Part], values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """The options whose values are words of another kind, with the words that this kind allows."""
     wrong = [name for name, fault in faults(kind, values).items() if fault["type"] == "literal_error"]
     return {name: get_args(hints(kind)[name]) for name in wrong}
-
-
-def _reason(kind: type[Part], merged: Mapping[str, Any]) -> str:
-    alone = [name for name, hint in hints(kind).items() if get_origin(hint) is Literal and len(get_args(hint)) == 1]
-    name = next((name for name in alone if name in merged), alone[0] if alone else "")
-    return f"with algorithm.{name}={merged.get(name, get_args(hints(kind)[name])[0])!r}" if name else "there"
 
 
 def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: str) -> None:
@@ -257,32 +276,3 @@ def _refuse_idle(kinds: tuple[type[Part], ...], idle: Mapping[str, Any], where: 
             raise UserError(
                 f"algorithm.{name}: expected another value {where}, got {value!r}, which has no effect: remove it"
             )
-
-
-def _choices(kinds: tuple[type[Part], ...], name: str) -> tuple[str, ...]:
-    """The words that an option may be in some kind of a part, in order; empty for an option of another type."""
-    types = [hints(kind)[name] for kind in kinds if name in hints(kind)]
-    return tuple(dict.fromkeys(word for hint in types if get_origin(hint) is Literal for word in get_args(hint)))
-
-
-def _unfit(kinds: tuple[type[Part], ...], merged: Mapping[str, Any], changes: Mapping[str, Any]) -> UserError:
-    """Names the word that no kind allows, or two values that contradict each other."""
-    choices = {name: _choices(kinds, name) for name in changes}
-    for name, words in choices.items():
-        if words and changes[name] not in words:
-            near = nearest_name(str(changes[name]), words)
-            hint = f"; did you mean {near!r}?" if near else ""
-            return UserError(f"algorithm.{name}: expected one of {', '.join(words)}, got {changes[name]!r}{hint}")
-    first = next(name for name, words in choices.items() if words)
-    for kind in kinds:
-        if not faults(kind, changes):
-            others = _other_words(kind, merged)
-            beside = ", ".join(f"algorithm.{name}={merged[name]!r}" for name in others)
-            remedy = " and ".join(f"{name} to {' or '.join(words)}" for name, words in others.items())
-            return UserError(
-                f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: set {remedy}"
-            )
-    beside = ", ".join(f"algorithm.{name}={value!r}" for name, value in changes.items() if name != first)
-    return UserError(
-        f"algorithm.{first}: expected another value with {beside}, got {changes[first]!r}: change one of them"
-    )

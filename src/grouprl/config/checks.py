@@ -28,8 +28,59 @@ def check_sections(config: RunConfig) -> None:
             "reference that is the model without its adapter cannot change; remove it, or set model.lora=null"
         )
     _check_teacher(config)
-    _check_engine(config)
-    _check_memory(config)
+    engine = config.rollout.engine
+    if engine.name == "vllm" and (engine.address is None) == (not engine.addresses):
+        raise UserError(
+            "rollout.engine.address: expected the address of the server with name=vllm, or addresses of several, got "
+            f"{'both' if engine.address else 'none'}: give it, such as http://127.0.0.1:8000"
+        )
+    if engine.name == "vllm" and config.cluster.backend != "none":
+        raise UserError(
+            "rollout.engine.name: expected native with cluster.backend=ray, got vllm, whose servers need no sampler "
+            "actors: remove cluster; for several servers, set rollout.engine.addresses and use torchrun"
+        )
+    if config.rollout.engine.name == "vllm" and config.rollout.min_p > 0 and config.rollout.top_p < 1:
+        raise UserError(
+            f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "
+            "applies min_p before top_p, GroupRL after it; set one of the two, or engine.name=native"
+        )
+    if config.cluster.max_staleness:
+        wanted = "with max_staleness=1, whose groups the policy before the last update sampled"
+        if config.algorithm.correction is None:
+            raise UserError(f"algorithm.correction: expected truncate or mask {wanted}, got none: set one")
+        if config.rollout.curriculum.order != "uniform":
+            raise UserError(
+                f"rollout.curriculum.order: expected uniform {wanted}, got {config.rollout.curriculum.order}: the "
+                "order needs verdicts that come too late; set it to uniform"
+            )
+    model, shard = config.model, config.distributed.shard
+    for name, small in (
+        ("model.weights", model.weights != "float32"),
+        ("learner.moments", config.learner.moments != "float32"),
+        ("learner.paged", config.learner.paged),
+        ("model.reference", model.reference == "cpu"),
+    ):
+        if small and shard:
+            raise UserError(f"{name}: expected its default with distributed.shard=true, got another value: remove it")
+    if model.weights != "float32" and model.dtype == "float32":
+        raise UserError(
+            f"model.weights: expected float32 with model.dtype=float32, got {model.weights}: set model.dtype=bfloat16"
+        )
+    if config.learner.moments == "8bit" and model.weights == "bfloat16" and model.lora is None:
+        raise UserError(
+            "learner.moments: expected bfloat16 with model.weights=bfloat16, got 8bit, whose library would lose small "
+            "updates of such weights: change one, or train an adapter with model.lora={}"
+        )
+    if model.weights == "nf4":
+        if model.lora is None:
+            raise UserError(
+                "model.weights: expected an adapter with nf4, got none: 4-bit weights do not train; set model.lora={}, "
+                "and if model.path is an adapter's folder, merge it first (grouprl merge)"
+            )
+        if isinstance(config.algorithm.critic, CopiedCritic):
+            raise UserError("model.weights: expected bfloat16 with a critic beside the policy, got nf4: change one")
+        if config.rollout.engine.name == "vllm" or config.cluster.backend != "none":
+            raise UserError("model.weights: expected bfloat16 with samplers in other processes, got nf4: change one")
     if config.distributed.exact and config.distributed.shard:
         raise UserError(
             "distributed: expected exact or shard, got both: the backend adds gradients of sharded weights in its "
@@ -69,65 +120,3 @@ def _check_teacher(config: RunConfig) -> None:
         raise UserError(
             "model.reference: expected device with algorithm.distill_teacher=reference, got cpu: remove one"
         )
-
-
-def _check_memory(config: RunConfig) -> None:
-    """Checks that what saves memory fits the computation."""
-    model, shard = config.model, config.distributed.shard
-    for name, small in (
-        ("model.weights", model.weights != "float32"),
-        ("learner.moments", config.learner.moments != "float32"),
-        ("learner.paged", config.learner.paged),
-        ("model.reference", model.reference == "cpu"),
-    ):
-        if small and shard:
-            raise UserError(f"{name}: expected its default with distributed.shard=true, got another value: remove it")
-    if model.weights != "float32" and model.dtype == "float32":
-        raise UserError(
-            f"model.weights: expected float32 with model.dtype=float32, got {model.weights}: set model.dtype=bfloat16"
-        )
-    if config.learner.moments == "8bit" and model.weights == "bfloat16" and model.lora is None:
-        raise UserError(
-            "learner.moments: expected bfloat16 with model.weights=bfloat16, got 8bit, whose library would lose small "
-            "updates of such weights: change one, or train an adapter with model.lora={}"
-        )
-    if model.weights != "nf4":
-        return
-    if model.lora is None:
-        raise UserError(
-            "model.weights: expected an adapter with nf4, got none: 4-bit weights do not train; set model.lora={}, "
-            "and if model.path is an adapter's folder, merge it first (grouprl merge)"
-        )
-    if isinstance(config.algorithm.critic, CopiedCritic):
-        raise UserError("model.weights: expected bfloat16 with a critic beside the policy, got nf4: change one")
-    if config.rollout.engine.name == "vllm" or config.cluster.backend != "none":
-        raise UserError("model.weights: expected bfloat16 with samplers in other processes, got nf4: change one")
-
-
-def _check_engine(config: RunConfig) -> None:
-    """Checks that what samples the completions fits the algorithm and the sampling parameters."""
-    engine = config.rollout.engine
-    if engine.name == "vllm" and (engine.address is None) == (not engine.addresses):
-        raise UserError(
-            "rollout.engine.address: expected the address of the server with name=vllm, or addresses of several, got "
-            f"{'both' if engine.address else 'none'}: give it, such as http://127.0.0.1:8000"
-        )
-    if engine.name == "vllm" and config.cluster.backend != "none":
-        raise UserError(
-            "rollout.engine.name: expected native with cluster.backend=ray, got vllm, whose servers need no sampler "
-            "actors: remove cluster; for several servers, set rollout.engine.addresses and use torchrun"
-        )
-    if config.rollout.engine.name == "vllm" and config.rollout.min_p > 0 and config.rollout.top_p < 1:
-        raise UserError(
-            f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "
-            "applies min_p before top_p, GroupRL after it; set one of the two, or engine.name=native"
-        )
-    if config.cluster.max_staleness:
-        wanted = "with max_staleness=1, whose groups the policy before the last update sampled"
-        if config.algorithm.correction is None:
-            raise UserError(f"algorithm.correction: expected truncate or mask {wanted}, got none: set one")
-        if config.rollout.curriculum.order != "uniform":
-            raise UserError(
-                f"rollout.curriculum.order: expected uniform {wanted}, got {config.rollout.curriculum.order}: the "
-                "order needs verdicts that come too late; set it to uniform"
-            )

@@ -70,12 +70,40 @@ def load_config(
 
     Raises UserError with all errors: each names its file or override, its key, the expected and the given value.
     """
-    layers, unread = _read_all(kind, files, overrides)
+    layers: list[_Source] = []
+    unread: list[str] = []
+    sources: list[str | Path] = [*files, *sorted(overrides, key=_depth)]
+    for source in sources:
+        origin = f"override {source}" if isinstance(source, str) else str(source)
+        try:
+            tree = _read_override(source) if isinstance(source, str) else _read_file(source)
+            for section, short in _NAMED_BY.items():
+                plural = (list,) if short == "names" else ()
+                if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
+                    tree[section] = {short: tree[section]}
+            tree = in_sections(kind, tree)  # in each layer, so that a short spelling in a later one counts
+            if isinstance(tree.get("algorithm"), dict):
+                tree["algorithm"] = flat(tree["algorithm"])
+            layers.append(_Source(origin, tree))
+        except (UserError, yaml.YAMLError) as error:
+            said = " ".join(str(error).split()).replace('"<byte string>", ', "")
+            unread.append(f"{origin}: {said}")
     if unread:
         raise _all_of(unread)
     above = {tuple(keys[:depth]) for keys in map(_keys, overrides) for depth in range(1, len(keys))}
     misplaced = [(layer.origin, mistake) for layer in layers for mistake in _misplaced(kind, layer, above)]
-    config, invalid = validated(kind, functools.reduce(_layered, layers, {}), context or {})
+    merged: _Tree = {}
+    for layer in layers:
+        fresh = "name" in _children(layer.tree.get("algorithm"))
+        merged = _without(merged, ("algorithm",)) if fresh else merged
+        for dotted, excluded in _DROPS.items():
+            setting: Any = layer.tree
+            for part in dotted.split("."):
+                setting = _children(setting).get(part)
+            for other in excluded if setting else ():
+                merged = _without(merged, tuple(other.split(".")))
+        merged = _merged(merged, layer.tree)
+    config, invalid = validated(kind, merged, context or {})
     misplaced_keys = {key for _, (key, _) in misplaced}
     invalid = [(key, text) for key, text in invalid if not any(key[: len(bad)] == bad for bad in misplaced_keys)]
     mistakes = misplaced + [(_origin(layers, key), (key, text)) for key, text in invalid]
@@ -105,31 +133,6 @@ def dump_config(config: BaseModel) -> str:
 
 def _all_of(mistakes: Sequence[str]) -> UserError:
     return UserError("\n  ".join(["errors in the configuration:", *mistakes]))
-
-
-def _read_all(
-    kind: type[BaseModel], files: Sequence[Path], overrides: Sequence[str]
-) -> tuple[list[_Source], list[str]]:
-    """Returns the layers in the order in which they apply, and the errors of those that cannot be read."""
-    layers: list[_Source] = []
-    mistakes: list[str] = []
-    sources = [(str(path), functools.partial(_read_file, path)) for path in files]
-    sources += [(f"override {text}", functools.partial(_read_override, text)) for text in sorted(overrides, key=_depth)]
-    for origin, read in sources:
-        try:
-            tree = read()
-            for section, key in _NAMED_BY.items():
-                plural = (list,) if key == "names" else ()
-                if section in kind.model_fields and isinstance(tree.get(section), (str, int, float, *plural)):
-                    tree[section] = {key: tree[section]}
-            tree = in_sections(kind, tree)  # in each layer, so that a short spelling in a later one counts
-            if isinstance(tree.get("algorithm"), dict):
-                tree["algorithm"] = flat(tree["algorithm"])
-            layers.append(_Source(origin, tree))
-        except (UserError, yaml.YAMLError) as error:
-            said = " ".join(str(error).split()).replace('"<byte string>", ', "")
-            mistakes.append(f"{origin}: {said}")
-    return layers, mistakes
 
 
 def _depth(override: str) -> int:
@@ -164,18 +167,6 @@ def _read_override(text: str) -> _Tree:
 
 
 # Merging
-
-
-def _layered(tree: _Tree, layer: _Source) -> _Tree:
-    fresh = "name" in _children(layer.tree.get("algorithm"))
-    tree = _without(tree, ("algorithm",)) if fresh else tree
-    for key, others in _DROPS.items():
-        setting: Any = layer.tree
-        for part in key.split("."):
-            setting = _children(setting).get(part)
-        if setting:
-            tree = functools.reduce(_without, (tuple(other.split(".")) for other in others), tree)
-    return typing.cast(_Tree, _merged(tree, layer.tree))
 
 
 def _merged(base: Any, change: Any) -> Any:

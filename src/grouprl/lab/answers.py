@@ -58,12 +58,12 @@ class Query:
     """
 
     def __init__(self, request: Request, names: Sequence[str]) -> None:
-        given = request.query_params.multi_items()
-        self._values = dict(given)
-        for name, _ in given:
+        items = request.query_params.multi_items()
+        self._values = dict(items)
+        for name, _ in items:
             if name not in names:
                 raise UserError(f"expected the parameters {', '.join(names)}, got {name[:SHOWN]!r}: remove it")
-        if len(self._values) < len(given):
+        if len(self._values) < len(items):
             raise UserError("expected each parameter once, got one of them twice: remove one")
 
     def __contains__(self, name: str) -> bool:
@@ -142,27 +142,18 @@ def changing(act: Callable[[str, Body], dict[str, Any]]) -> Callable[[Request], 
     """An endpoint that acts on a run, or on none, with the JSON that was sent."""
 
     async def endpoint(request: Request) -> Response:
-        body = _body(await request.body())
+        given = await request.body()
+        try:
+            body = json.loads(given.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
+            json.dumps(body, ensure_ascii=False).encode()  # \ud800 alone is no text that could be written
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise UserError(f"expected a JSON object in UTF-8, each key once, got {given[:60]!r}")
         answer = await run_in_threadpool(act, request.path_params.get("run", ""), body)
         return Response(json_text(answer), media_type="application/json")
 
     return endpoint
-
-
-def _body(given: bytes) -> Body:
-    """A JSON object in UTF-8, without a byte order mark.
-
-    Raises:
-        UserError: anything else, also a key that is given twice, NaN, infinity, and half of a surrogate pair.
-    """
-    try:
-        body = json.loads(given.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
-        json.dumps(body, ensure_ascii=False).encode()  # \ud800 alone is no text that could be written
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise UserError(f"expected a JSON object in UTF-8, each key once, got {given[:60]!r}")
-    return body
 
 
 def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

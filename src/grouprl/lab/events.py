@@ -37,12 +37,15 @@ def run_events(runs: Runs, request: Request, closing: Callable[[], bool]) -> Res
         NoSuchRun: there is none.
         UserError: `after` is no step.
     """
-    folder, given = run_folder(runs, request), request.headers.get("last-event-id") or request.query_params.get("after")
-    found = _ID.fullmatch(given or "0")
-    if found is None:
-        raise UserError(f"after: expected the number of a step, got {given!r:.60}")
-    generation = None if found[2] is None else int(found[2])
-    follower = Follower(runs, folder, int(found[1]), generation)
+    folder, after = (
+        run_folder(runs, request),
+        request.headers.get("last-event-id") or request.query_params.get("after"),
+    )
+    match = _ID.fullmatch(after or "0")
+    if match is None:
+        raise UserError(f"after: expected the number of a step, got {after!r:.60}")
+    generation = None if match[2] is None else int(match[2])
+    follower = Follower(runs, folder, int(match[1]), generation)
     return _Stream(stream(follower, closing), media_type="text/event-stream")
 
 
@@ -96,32 +99,29 @@ class Follower:
             evaluations = self._runs.evaluations(self._folder)  # first: what raises later loses steps that were counted
             found = warning_rows(self._folder)
             warned = self._changed("warnings", found) if found or "warnings" in self._said else ()
-            yield from self._steps()
+            runs, folder = self._runs, self._folder
+            summary = runs.summary(folder)
+            config, fresh = runs.config(folder), runs.fresh(folder, self._generation, self._count)
+            # A resumed run drops the steps after its checkpoint, and makes them again; that may be quicker than a look.
+            if self._generation not in (None, fresh.generation) or fresh.step < self._after:
+                self._after = 0
+                yield _event("restart", {})
+            self._generation, self._count = fresh.generation, fresh.count
+            rows = [row for row in fresh.rows if row["step"] > self._after]
+            for first in range(0, len(rows), _ROWS):
+                piece = rows[first : first + _ROWS]
+                yield "".join(_event("step", row, f"{row['step']}-{fresh.generation}") for row in piece)
+            self._after = fresh.step
+            yield from self._changed("status", RunDirectory(folder).status(summary, config.get("steps")))
             yield from self._changed("evaluations", evaluations)
             yield from warned
         except UserError as error:
             # A stream that ends is asked for again at once, for ever.
             yield from self._changed("status", "broken", error=str(error))
 
-    def _steps(self) -> Iterator[str]:
-        runs, folder = self._runs, self._folder
-        summary = runs.summary(folder)
-        config, fresh = runs.config(folder), runs.fresh(folder, self._generation, self._count)
-        # A resumed run drops the steps after its checkpoint, and makes them again; that may be quicker than a look.
-        if self._generation not in (None, fresh.generation) or fresh.step < self._after:
-            self._after = 0
-            yield _event("restart", {})
-        self._generation, self._count = fresh.generation, fresh.count
-        rows = [row for row in fresh.rows if row["step"] > self._after]
-        for first in range(0, len(rows), _ROWS):
-            piece = rows[first : first + _ROWS]
-            yield "".join(_event("step", row, f"{row['step']}-{fresh.generation}") for row in piece)
-        self._after = fresh.step
-        yield from self._changed("status", RunDirectory(folder).status(summary, config.get("steps")))
-
     def _changed(self, name: str, value: Any, error: str | None = None) -> Iterator[str]:
-        known = self._said.get(name)
-        if known is not value and known != value:
+        sent = self._said.get(name)
+        if sent is not value and sent != value:
             self._said[name] = value
             yield _event(name, {name: value} if error is None else {name: value, "error": error})
 

@@ -67,17 +67,17 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
     with recorded(folder) as database:
         rows = stage_rows(database, step)
     if {row["stage"] for row in rows} != _STAGES:
-        known = watched_steps(folder)["steps"]
-        some = ", ".join(map(str, known[:5])) + (", ..." if len(known) > 5 else "")
+        steps = watched_steps(folder)["steps"]
+        some = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
         raise UserError(
             f"step {step}: expected a step whose walk-through the run recorded ({some or 'there is none'}), got "
             "another: the run records one group with a signal in steps 1, 11, 21, ..."
         )
-    group = one_group(folder, step, place := rows[0]["group_index"])
+    group = one_group(folder, step, group_index := rows[0]["group_index"])
     with recorded(folder) as database:
         # The token ids, because a length that no blob has would be reserved in memory.
         columns = "prompt_ids, token_ids, token_advantages, length, advantage"
-        of_tokens = completion_rows(database, columns, step, place)
+        of_tokens = completion_rows(database, columns, step, group_index)
     stages = {row["stage"]: _stage(path, row, len(of_tokens)) for row in rows}
     prompt = {name: group[name] for name in ("problem_id", "messages", "columns")}
     walked = walk_through(
@@ -93,17 +93,30 @@ def recorded_walk(runs: Runs, run: str, step: int) -> dict[str, Any]:
         metrics=metrics,
     )
     walked["stages"]["prompt"] = {**prompt, "text": group["prompt"], "tokens": len(of_tokens[0]["prompt_ids"]) // 4}
-    return {"source": {"run": run, "step": step, "group": place}, "notes": _notes(algorithm), **walked}
+    notes = []
+    if algorithm.updates.count > 1:
+        notes.append(
+            f"The run makes {algorithm.updates.count} updates per batch. The numbers here are from the last pass, and "
+            "the loss is averaged as if the batch were one update."
+        )
+    if algorithm.entropy_options.bonus:
+        notes.append("Loss and gradient here exclude the run's entropy bonus.")
+    if algorithm.distill is not None:
+        whom = "groups without signal" if algorithm.distill.distill_where == "no_signal" else "all groups"
+        notes.append(f"Loss and gradient here exclude the KL to the teacher of {whom}.")
+    if isinstance(algorithm.critic, SharedCritic):
+        notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
+    return {"source": {"run": run, "step": step, "group": group_index}, "notes": notes, **walked}
 
 
 def _stage(path: Path, row: sqlite3.Row, size: int) -> dict[str, Any]:
-    found, place = parse_object(row["value"], f"{path}: {row['stage']}"), f"{path}: stage {row['stage']}"
-    completions = found.get("completions")
+    contents, where = parse_object(row["value"], f"{path}: {row['stage']}"), f"{path}: stage {row['stage']}"
+    completions = contents.get("completions")
     if not (isinstance(completions, list) and len(completions) == size) and (row["stage"], completions) != ("kl", None):
         raise UserError(
-            f"{place}: expected an entry for each of {size} completions, got {completions!r:.60}: restore it"
+            f"{where}: expected an entry for each of {size} completions, got {completions!r:.60}: restore it"
         )
-    return found
+    return contents
 
 
 def walk_through(
@@ -127,28 +140,38 @@ def walk_through(
         by_step: process rewards by name.
         metrics: of the step.
     """
-    known, kl = options(algorithm), stages["kl"]
+    settings, kl = options(algorithm), stages["kl"]
     taken = algorithm.kl is not None and algorithm.kl.kl_in == "reward" and kl["completions"] is not None
-    penalties = [kl["coefficient"] * one["sum"] for one in kl["completions"]] if taken else [0.0] * len(completions)
+    penalties = [kl["coefficient"] * entry["sum"] for entry in kl["completions"]] if taken else [0.0] * len(completions)
     by_token = any(len(set(row)) > 1 for row in token_advantages)
     once = "one update per batch: the policy is still the behavior policy, and the ratio is 1"
     low, high = algorithm.objective.range
+    weights = {name: weight for entry in completions for name, weight in entry["weights"].items()}
+    rows = zip(completions, penalties, strict=True)
+    shown = ("components", "reward", "invalid_reason")
     return {
         "algorithm": {
             "name": algorithm.name,
             "formula": algorithm.advantage.formula,
-            **{name: known.get(name) for name in _SHOWN},
-            "kl": known.get("kl_estimator"),
+            **{name: settings.get(name) for name in _SHOWN},
+            "kl": settings.get("kl_estimator"),
             "kl_coef": kl["coefficient"],
             "updates_per_batch": algorithm.updates.count,
         },
         "stages": {
             "prompt": {"problem_id": None, "text": None, "messages": None, "columns": {}, "tokens": None},
-            "completions": [{name: one[name] for name in ("text", "length", "stop_reason")} for one in completions],
-            "rewards": _rewards(completions, penalties, by_step if algorithm.advantage.credit == "step" else {}),
+            "completions": [{name: entry[name] for name in ("text", "length", "stop_reason")} for entry in completions],
+            "rewards": {
+                "names": list(weights),
+                "by_step": [name for name in weights if algorithm.advantage.credit == "step" and name in by_step],
+                "weights": weights,
+                "completions": [
+                    {name: entry[name] for name in shown} | {"penalty": penalty} for entry, penalty in rows
+                ],
+            },
             "statistics": _statistics(algorithm, completions, penalties, against),
             "advantages": {
-                "completions": [one["advantage"] for one in completions],
+                "completions": [entry["advantage"] for entry in completions],
                 "by_token": by_token,
                 "tokens": token_advantages if by_token else None,
             },
@@ -161,51 +184,14 @@ def walk_through(
             },
             "kl": {
                 **kl,
-                "kind": known.get("kl_estimator"),
-                "in": known.get("kl_in"),
+                "kind": settings.get("kl_estimator"),
+                "in": settings.get("kl_in"),
                 "reason": kl.get("reason") or (None if kl["completions"] else "kl_coef is 0: there is no reference"),
             },
             "loss": {**stages["loss"], "step": metrics.get("loss")},
             "gradient": stages["gradient"],
             "update": stages["update"],
         },
-    }
-
-
-def _notes(a: Algorithm) -> list[str]:
-    """What the numbers of the walk-through skip."""
-    notes = []
-    if a.updates.count > 1:
-        notes.append(
-            f"The run makes {a.updates.count} updates per batch. The numbers here are from the last pass, and "
-            "the loss is averaged as if the batch were one update."
-        )
-    if a.entropy_options.bonus:
-        notes.append("Loss and gradient here exclude the run's entropy bonus.")
-    if a.distill is not None:
-        whom = "groups without signal" if a.distill.distill_where == "no_signal" else "all groups"
-        notes.append(f"Loss and gradient here exclude the KL to the teacher of {whom}.")
-    if isinstance(a.critic, SharedCritic):
-        notes.append("The loss here excludes the loss of the critic, which shares the policy's trunk.")
-    return notes
-
-
-def _rewards(
-    completions: Sequence[Completion], penalties: Sequence[float], by_step: Mapping[str, float]
-) -> dict[str, Any]:
-    """Each completion's reward by component, the weights, and what the KL takes off it.
-
-    `by_step`: the names of process rewards, whose component is the mean over the completion's steps, and no part of
-    its reward.
-    """
-    weights = {name: weight for one in completions for name, weight in one["weights"].items()}
-    rows = zip(completions, penalties, strict=True)
-    shown = ("components", "reward", "invalid_reason")
-    return {
-        "names": list(weights),
-        "by_step": [name for name in weights if name in by_step],
-        "weights": weights,
-        "completions": [{name: one[name] for name in shown} | {"penalty": penalty} for one, penalty in rows],
     }
 
 
@@ -217,11 +203,36 @@ def _statistics(
     `kind` "rewards" has `compared`, see `report.worked`; "components" has one for each reward in `by_name`; "steps"
     has the rewards of all steps; "tokens" has `compared` where the group takes part in it, else none.
     """
-    known = options(a)
+    settings = options(a)
     if a.advantage.credit == "step":
-        return _of_steps(a, completions)
+        rewards_by_completion = [
+            [] if entry["reward"] is None else [*(entry["step_rewards"] or ()), (entry["length"] - 1, entry["reward"])]
+            for entry in completions
+        ]
+        rewards = [reward for row in rewards_by_completion for _, reward in row]
+        # As completions of one token and one step each, their advantages are their normalized rewards.
+        normalized_K1 = step_advantages(
+            [[reward] for reward in rewards],
+            [[0] for _ in rewards],
+            [0] * len(rewards),
+            [1] * len(rewards),
+            std=settings["std"],
+            eps=settings["eps"],
+        )
+        each = iter(normalized_K1.flatten().tolist())
+        return {
+            "kind": "steps",
+            "sentence": "The rewards of all reasoning steps of the group are compared. The advantage of a token is the "
+            "sum over the reasoning steps that end at or after it.",
+            **vars(Spread.of(rewards, settings["std"])),
+            "std": settings["std"],
+            "steps": [
+                [{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row]
+                for row in rewards_by_completion
+            ],
+        }
     if a.advantage.credit == "token":
-        baseline = known["baseline"]
+        baseline = settings["baseline"]
         grouped = baseline in ("mean", "leave_one_out")
         whose = {
             "critic": "the critic's prediction",
@@ -234,50 +245,23 @@ def _statistics(
             "sentence": f"{a.name} gives each token an advantage: the reward still to come, compared with {with_what}.",
             "compared": against if grouped else None,
         }
-    if known.get("reward_mix") == "normalise_then_sum":
-        valued = [({} if one["reward"] is None else one["components"]) for one in completions]
-        names = dict.fromkeys(name for one in completions for name in one["components"])
+    if settings.get("reward_mix") == "normalise_then_sum":
+        valued = [({} if entry["reward"] is None else entry["components"]) for entry in completions]
+        names = dict.fromkeys(name for entry in completions for name in entry["components"])
         by_name = {name: compared([row.get(name) for row in valued], a, component=True) for name in names}
         sentence = f"Each reward function gives its own advantages, which are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
     if any(penalties) or against is None:
         rows = zip(completions, penalties, strict=True)
-        against = compared([None if one["reward"] is None else one["reward"] - taken for one, taken in rows], a)
+        against = compared([None if entry["reward"] is None else entry["reward"] - taken for entry, taken in rows], a)
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": against}
-
-
-def _of_steps(a: Algorithm, completions: Sequence[Completion]) -> dict[str, Any]:
-    """All steps of all completions are one set; the completion's own reward is one more step, that ends with it."""
-    rows = [
-        [] if one["reward"] is None else [*(one["step_rewards"] or ()), (one["length"] - 1, one["reward"])]
-        for one in completions
-    ]
-    found, known = [reward for row in rows for _, reward in row], options(a)
-    # As completions of one token and one step each, their advantages are their normalized rewards.
-    normalized_K1 = step_advantages(
-        [[reward] for reward in found],
-        [[0] for _ in found],
-        [0] * len(found),
-        [1] * len(found),
-        std=known["std"],
-        eps=known["eps"],
-    )
-    each = iter(normalized_K1.flatten().tolist())
-    return {
-        "kind": "steps",
-        "sentence": "The rewards of all reasoning steps of the group are compared. The advantage of a token is the sum "
-        "over the reasoning steps that end at or after it.",
-        **vars(Spread.of(found, known["std"])),
-        "std": known["std"],
-        "steps": [[{"end": end, "reward": reward, "normalised": next(each)} for end, reward in row] for row in rows],
-    }
 
 
 def _ratios_of_step(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """What the step recorded of its ratios: `max`, the share `clipped` on both sides, and whether all are `near` 1."""
     names = ("ratio_max", "clip_low_fraction", "clip_high_fraction")
-    found = [float(value) for name in names if is_number(value := metrics.get(name))]
-    if len(found) < len(names):
+    values = [float(value) for name in names if is_number(value := metrics.get(name))]
+    if len(values) < len(names):
         return {"max": None, "clipped": None, "near": True}
-    largest, low, high = found
+    largest, low, high = values
     return {"max": largest, "clipped": low + high, "near": abs(largest - 1) < _NEAR_ONE and low + high == 0}

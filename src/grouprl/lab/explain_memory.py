@@ -52,8 +52,10 @@ def memory_answer(request: Request) -> dict[str, Any]:
     algorithms, shape = query.choices("algorithm", ("grpo", "ppo"), ("grpo", "ppo")), _shape(query)
 
     def planned(shape: ModelShape) -> dict[str, MemoryPlan]:
-        own = {name: replace(networks, critic=name == "ppo", reward_model=name in judged) for name in algorithms}
-        return {name: plan_memory(shape, each, step) for name, each in own.items()}
+        each_network = {
+            name: replace(networks, critic=name == "ppo", reward_model=name in judged) for name in algorithms
+        }
+        return {name: plan_memory(shape, each, step) for name, each in each_network.items()}
 
     compared = {name: planned(SHAPES[name]) for name in COMPARED}
     return {
@@ -79,9 +81,9 @@ def _shape(query: Query) -> ModelShape:
                 "choose the config.json of any other model"
             ) from None
     try:
-        found = json.loads(query.text("config"))
+        fields = json.loads(query.text("config"))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise UserError("config: expected the JSON object of a config.json, got something else: choose another file")
-    return config_shape(found, "your config.json", Path("config.json"))
+    return config_shape(fields, "your config.json", Path("config.json"))

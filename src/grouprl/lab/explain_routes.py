@@ -64,17 +64,17 @@ def explain_routes(runs: Runs) -> list[Route]:
 def _code(request: Request) -> dict[str, Any]:
     """The code behind each stage: `name`, `file` in the package, `line` and `text`."""
     Query(request, ())
-    found = {}
-    for stage, place in _CODE.items():
-        file, name = place.split()
+    stages = {}
+    for stage, location in _CODE.items():
+        file, name = location.split()
         text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
         node: ast.AST = ast.parse(text)
         for part in name.split("."):
-            node = next(one for one in ast.iter_child_nodes(node) if getattr(one, "name", None) == part)
+            node = next(child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == part)
         assert isinstance(node, ast.FunctionDef | ast.ClassDef)
         lines = text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
-        found[stage] = {"name": name, "file": f"grouprl/{file}", "line": node.lineno, "text": "".join(lines)}
-    return found
+        stages[stage] = {"name": name, "file": f"grouprl/{file}", "line": node.lineno, "text": "".join(lines)}
+    return stages
 
 
 def _offered(runs: Runs) -> dict[str, Algorithm]:
@@ -84,9 +84,9 @@ def _offered(runs: Runs) -> dict[str, Algorithm]:
         with suppress(UserError, AttributeError):  # of a damaged run its own page says so
             config = runs.config(folder)
             if is_in_file(config.get("algorithm", {}).get("name")):
-                own = run_algorithm(config)
-                if isinstance(own.advantage, CompletionAdvantage) and not own.missing:
-                    offered[own.name] = own
+                algorithm = run_algorithm(config)
+                if isinstance(algorithm.advantage, CompletionAdvantage) and not algorithm.missing:
+                    offered[algorithm.name] = algorithm
     return offered
 
 
@@ -94,7 +94,7 @@ def _comparing(runs: Runs, request: Request) -> dict[str, Any]:
     """The algorithms that compare whole completions, with what they compute."""
     Query(request, ())
     offered = _offered(runs).values()
-    return {"algorithms": [{"name": one.name, "formula": one.advantage.formula} for one in offered]}
+    return {"algorithms": [{"name": algorithm.name, "formula": algorithm.advantage.formula} for algorithm in offered]}
 
 
 def _objective(request: Request) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,8 +66,8 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
         The same keys; the prompt's text is null, and `update` is always known.
     """
     size, rewards_G = len(rewards), torch.tensor(rewards, dtype=torch.float64)
-    found = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
-    advantages_G = found.advantages(rewards_G).double()
+    result = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    advantages_G = result.advantages(rewards_G).double()
     before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
     ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
     weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1)
@@ -76,7 +76,7 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     kl_coef = algorithm.kl_coef
     stages = group_stages(algorithm, tokens, before_G1, kl_coef=kl_coef)
     # The gradient by the logits of a softmax, from that by the log-probs of its outcomes.
-    slope_G = torch.tensor([one["sum"] for one in stages["gradient"]["completions"]], dtype=torch.float64)
+    slope_G = torch.tensor([entry["sum"] for entry in stages["gradient"]["completions"]], dtype=torch.float64)
     slope_G = slope_G - before_G.exp() * slope_G.sum()
     updated_G = torch.log_softmax(-learning_rate * slope_G, 0)
     stages = group_stages(algorithm, tokens, updated_G[:, None], kl_coef=kl_coef)
@@ -134,11 +134,15 @@ def objective_curve(
         intervals [from, to] of ratios, in which the gradient is exactly 0, without their ends at a bound.
     """
     bounds = set() if surrogate in ("plain", "sapo") else {1 - clip_low, 1 + clip_high}
-    first, last = _span(bounds, dual_clip)
+    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
+    if 0 < reach < _NARROW and dual_clip is None:
+        first, last = 1 - 2.5 * reach, 1 + 2.5 * reach
+    else:
+        first, last = 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
     if dual_clip is not None and advantage < 0:
         bounds.add(dual_clip)
     kept = sorted(bound for bound in {1.0, *bounds} if first <= bound <= last)
-    even = [first + place * (last - first) / _RATIO_STEPS for place in range(_RATIO_STEPS + 1)]
+    even = [first + index * (last - first) / _RATIO_STEPS for index in range(_RATIO_STEPS + 1)]
     near = (last - first) / _RATIO_STEPS * 1e-6
     ratios = sorted([*kept, *(ratio for ratio in even if all(abs(ratio - bound) > near for bound in kept))])
     logprobs_R1 = torch.tensor(ratios, dtype=torch.float64).log()[:, None].requires_grad_()
@@ -158,37 +162,24 @@ def objective_curve(
     # The loss is a weighted sum: its derivative by a weight is the term that the weight belongs to.
     slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))
     gradient = [0.0 - slope for slope in slopes_R1[:, 0].tolist()]
+    stretches = []
+    for zero, run in itertools.groupby(range(len(ratios)), key=lambda index: gradient[index] == 0):
+        places = list(run)
+        first, last = places[0], places[-1]
+        if first > 0 and ratios[first - 1] in kept:
+            first -= 1
+        if last + 1 < len(ratios) and ratios[last + 1] in kept:
+            last += 1
+        # At a ratio of 0 a gradient that is the ratio times the advantage is 0 as well: a point is no interval.
+        if zero and len(places) > 1:
+            stretches.append([ratios[first], ratios[last]])
     return {
         "ratio": ratios,
         "objective": [0.0 - term for term in terms_R1[:, 0].tolist()],
         "gradient": gradient,
         "bounds": sorted(bounds),
-        "dead": _dead(ratios, gradient, kept),
+        "dead": stretches,
     }
-
-
-def _span(bounds: Collection[float], dual_clip: float | None) -> tuple[float, float]:
-    """First and last ratio, so that every bound differs visibly from 1; the same whatever the sign of the advantage."""
-    reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
-    if 0 < reach < _NARROW and dual_clip is None:
-        return 1 - 2.5 * reach, 1 + 2.5 * reach
-    return 0.0, max(_LARGEST_RATIO, 1.2 * max(bounds, default=1.0), 1.2 * (dual_clip or 1.0))
-
-
-def _dead(ratios: Sequence[float], gradient: Sequence[float], bounds: Sequence[float]) -> list[list[float]]:
-    """The stretches of zeros; a stretch that begins or ends beside a bound reaches up to it."""
-    stretches = []
-    for zero, run in itertools.groupby(range(len(ratios)), key=lambda place: gradient[place] == 0):
-        places = list(run)
-        first, last = places[0], places[-1]
-        if first > 0 and ratios[first - 1] in bounds:
-            first -= 1
-        if last + 1 < len(ratios) and ratios[last + 1] in bounds:
-            last += 1
-        # At a ratio of 0 a gradient that is the ratio times the advantage is 0 as well: a point is no interval.
-        if zero and len(places) > 1:
-            stretches.append([ratios[first], ratios[last]])
-    return stretches
 
 
 # The KL
@@ -204,17 +195,13 @@ def kl_curves() -> dict[str, Any]:
         being drawn from the policy; `exact_gradient` and `reverse_gradient` of the two KLs for comparison.
     """
     span = range(-_LOG_RATIO_STEPS, _LOG_RATIO_STEPS + 1)
-    log_ratios = [place * _LARGEST_LOG_RATIO / _LOG_RATIO_STEPS for place in span]
+    log_ratios = [index * _LARGEST_LOG_RATIO / _LOG_RATIO_STEPS for index in span]
     curves = {}
     for kind in _KINDS:
         logprobs_R = torch.zeros(len(log_ratios), dtype=torch.float64, requires_grad=True)
         values_R = kl_estimate(logprobs_R, torch.tensor(log_ratios, dtype=torch.float64), kind=kind)
         (slopes_R,) = torch.autograd.grad(values_R.sum(), logprobs_R)
         curves[kind] = {"value": values_R.tolist(), "gradient": slopes_R.tolist()}
-    return {"log_ratio": log_ratios, "kinds": curves, "pair": _kl_of_a_pair()}
-
-
-def _kl_of_a_pair() -> dict[str, Any]:
     logits_V = torch.tensor(_POLICY_LOGITS, dtype=torch.float64, requires_grad=True)
     policy = Categorical(logits=logits_V)
     reference = Categorical(logits=torch.tensor(_REFERENCE_LOGITS, dtype=torch.float64))
@@ -225,7 +212,7 @@ def _kl_of_a_pair() -> dict[str, Any]:
         return torch.autograd.grad(value, logits_V, retain_graph=True)[0].tolist()
 
     means = {kind: (drawn_V * kl_estimate(logprobs_V, reference.logits, kind=kind)).sum() for kind in _KINDS}
-    return {
+    pair = {
         "policy": drawn_V.tolist(),
         "reference": reference.probs.tolist(),
         "kl": float(forward.detach()),
@@ -234,6 +221,7 @@ def _kl_of_a_pair() -> dict[str, Any]:
         "reverse_gradient": slope(reverse),
         "kinds": {kind: {"expectation": float(mean.detach()), "gradient": slope(mean)} for kind, mean in means.items()},
     }
+    return {"log_ratio": log_ratios, "kinds": curves, "pair": pair}
 
 
 # The pass rate
@@ -254,25 +242,24 @@ def pass_rate_curves(group_size: int, algorithms: Sequence[Algorithm]) -> dict[s
     right = range(group_size + 1)
     groups = [torch.tensor([1.0] * count + [0.0] * (group_size - count), dtype=torch.float64) for count in right]
     one_group = torch.zeros(group_size, dtype=torch.int64)
-    chances = [[_binomial(group_size, count, rate) for count in right] for rate in _RATES]
+    chances = [
+        [(math.comb(group_size, count) * rate**count * (1 - rate) ** (group_size - count)) for count in right]
+        for rate in _RATES
+    ]
     signals = [float(has_signal(rewards_G, one_group)[0]) for rewards_G in groups]
     curves = {}
-    for one in {one.name: one for one in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])}.values():
-        found = [compared_rewards(rewards_G, one_group, one).advantages(rewards_G) for rewards_G in groups]
-        sums = [float(advantages_G.abs().sum()) for advantages_G in found]
-        curves[one.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
+    for kind in {kind.name: kind for kind in (*algorithms, COMPARING["grpo"], COMPARING["dr_grpo"])}.values():
+        advantages = [compared_rewards(rewards_G, one_group, kind).advantages(rewards_G) for rewards_G in groups]
+        sums = [float(advantages_G.abs().sum()) for advantages_G in advantages]
+        curves[kind.name] = {"weight": [_expected(row, sums) for row in chances], "by_correct": sums}
     pairs = zip(curves["grpo"]["weight"], curves["dr_grpo"]["weight"], strict=True)
     return {
         "group_size": group_size,
         "pass_rate": _RATES,
         "signal": [_expected(row, signals) for row in chances],
-        "algorithms": {one.name: curves[one.name] for one in algorithms},
+        "algorithms": {kind.name: curves[kind.name] for kind in algorithms},
         "quotient": [divided / bare if bare else None for divided, bare in pairs],
     }
-
-
-def _binomial(count: int, successes: int, rate: float) -> float:
-    return math.comb(count, successes) * rate**successes * (1 - rate) ** (count - successes)
 
 
 def _expected(chances: Sequence[float], values: Sequence[float]) -> float:

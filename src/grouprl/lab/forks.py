@@ -13,7 +13,7 @@ from grouprl.config.run import RunConfig
 from grouprl.files import read_json
 from grouprl.models.manifest import check_manifest, write_manifest
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.layout import Checkpoint, RunDirectory
+from grouprl.record.layout import RunDirectory
 from grouprl.record.queries import copy_steps
 from grouprl.record.read import read_json_lines
 from grouprl.record.rollouts import drop_after, open_rollouts
@@ -55,9 +55,20 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
             if saved.is_complete:
                 raise
             raise missing from None  # a run in progress keeps its last checkpoints alone
-        _copy_until(source, copied, step)
+        copied_files = RunDirectory(copied)
+        for path, line_file in zip(RunDirectory(source).line_files, copied_files.line_files, strict=True):
+            rows = [row for row in read_json_lines(path) if row["step"] <= step]
+            atomic_write_text(line_file, "".join(json_text(row) + "\n" for row in rows))
+        with closing(open_rollouts(f"file:{quote(str(copied_files.rollouts.resolve()))}")) as copy:
+            copy_steps(copy, source, [row["step"] for row in read_json_lines(copied_files.metrics)])
+            drop_after(copy, step)
         run = hashlib.sha256(f"{checkpoint.resolve()}\n{config_yaml}".encode()).hexdigest()[:16]
-        _adopt(fork.checkpoint(step), source, config, run)
+        saved = fork.checkpoint(step)
+        then, state = load_config(RunConfig, [RunDirectory(source).config], []), read_json(saved.state)
+        if then.algorithm.kl_coef != config.algorithm.kl_coef:
+            state["kl_coef"] = config.algorithm.kl_coef
+        atomic_write_text(saved.state, json_text(state | {"run": run}, indent=2) + "\n")
+        write_manifest(saved.path)
         atomic_write_text(fork.config, config_yaml)
         code = read_json(RunDirectory(source).code) | {"run": run}
         atomic_write_text(fork.code, json_text(code, indent=2) + "\n")
@@ -65,23 +76,3 @@ def fork_directory(source: Path, target: Path, step: int, config: RunConfig, con
         copied.rename(target)
     finally:
         shutil.rmtree(copied, ignore_errors=True)
-
-
-def _adopt(saved: Checkpoint, source: Path, config: RunConfig, run: str) -> None:
-    """Binds the checkpoint to the new run, and sets a KL coefficient that was changed: it may have moved since."""
-    then, state = load_config(RunConfig, [RunDirectory(source).config], []), read_json(saved.state)
-    if then.algorithm.kl_coef != config.algorithm.kl_coef:
-        state["kl_coef"] = config.algorithm.kl_coef
-    atomic_write_text(saved.state, json_text(state | {"run": run}, indent=2) + "\n")
-    write_manifest(saved.path)
-
-
-def _copy_until(source: Path, target: Path, step: int) -> None:
-    """The record of the steps up to this one."""
-    files = RunDirectory(target)
-    for path, copied in zip(RunDirectory(source).line_files, files.line_files, strict=True):
-        kept = [row for row in read_json_lines(path) if row["step"] <= step]
-        atomic_write_text(copied, "".join(json_text(row) + "\n" for row in kept))
-    with closing(open_rollouts(f"file:{quote(str(files.rollouts.resolve()))}")) as copy:
-        copy_steps(copy, source, [row["step"] for row in read_json_lines(files.metrics)])
-        drop_after(copy, step)

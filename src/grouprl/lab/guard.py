@@ -55,18 +55,18 @@ class Sessions:
 
     def open(self, link: str) -> str | None:
         """The session of a link's first use; None for any other text."""
-        known = _found(link, self._links)
-        if known is None:
+        stored = _found(link, self._links)
+        if stored is None:
             return None
-        self._links.remove(known)
+        self._links.remove(stored)
         session = secrets.token_urlsafe(32)
         self._pages[session] = secrets.token_urlsafe(32)
         return session
 
     def page_token(self, session: str | None) -> str | None:
         """What a page of this session sends with every change; None without such a session."""
-        known = None if session is None else _found(session, self._pages)
-        return None if known is None else self._pages[known]
+        stored = None if session is None else _found(session, self._pages)
+        return None if stored is None else self._pages[stored]
 
 
 class Guard:
@@ -114,31 +114,26 @@ class Guard:
             return _no(405, f"expected GET or POST, got {method}")
         link = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if link and path == "/" and method == "GET":
-            return self._enter(link[0])
+            session = self._sessions.open(link[0])
+            if session is None:
+                return _no(
+                    403,
+                    "This link is used or invalid. Press Enter in the terminal of grouprl lab for another, or start "
+                    "the lab again. Open pages continue to work.",
+                )
+            # A redirect would still be a request from where the link was followed, which gets no strict cookie.
+            answer = HTMLResponse(_DOOR.format(home=self._home, page=self._page))
+            answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path=self._home)
+            return answer
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return _no(403, "expected a request from the lab's own page, got one from another site")
         page_token = self._sessions.page_token(cookie_parser(headers.get("cookie", "")).get(self._cookie))
         if page_token is None or not path.startswith(self._home):
             return _no(401, "This page opens with the link that grouprl lab prints; each link works once.")
         scope.setdefault("state", {})["page_token"] = page_token
-        return self._refused_change(headers, page_token) if method == "POST" else None
-
-    def _enter(self, link: str) -> Response:
-        session = self._sessions.open(link)
-        if session is None:
-            return _no(
-                403,
-                "This link is used or invalid. Press Enter in the terminal of grouprl lab for another, or start the "
-                "lab again. Open pages continue to work.",
-            )
-        # A redirect would still be a request from where the link was followed, which gets no strict cookie.
-        answer = HTMLResponse(_DOOR.format(home=self._home, page=self._page))
-        answer.set_cookie(self._cookie, session, httponly=True, samesite="strict", path=self._home)
-        return answer
-
-    def _refused_change(self, headers: Headers, page_token: str) -> Response | None:
-        given = headers.get(PAGE_TOKEN, "")
-        if not hmac.compare_digest(given.encode(), page_token.encode()):
+        if method != "POST":
+            return None
+        if not hmac.compare_digest(headers.get(PAGE_TOKEN, "").encode(), page_token.encode()):
             return _no(403, f"expected the page's own token in {PAGE_TOKEN}: reload the page")
         # JSON is UTF-8 (RFC 8259); `json.loads` would guess others from the bytes.
         if not _JSON.fullmatch(", ".join(headers.getlist("content-type"))) or "content-encoding" in headers:
@@ -149,9 +144,9 @@ class Guard:
         return None
 
 
-def _found(given: str, known: Iterable[str]) -> str | None:
+def _found(given: str, texts: Iterable[str]) -> str | None:
     """The known text that equals the given one, found in a time that does not reveal how much of it was right."""
-    return next((text for text in known if hmac.compare_digest(text.encode(), given.encode())), None)
+    return next((text for text in texts if hmac.compare_digest(text.encode(), given.encode())), None)
 
 
 def _no(status: int, sentence: str) -> Response:

@@ -49,11 +49,6 @@ class CellOutput:
             self._bars, self._drawn = draw(), time.monotonic()
             self.flush()
 
-    def end_bars(self) -> None:
-        """Removes the text below the lines."""
-        self._bars = ""
-        self.flush()
-
     def __repr__(self) -> str:
         return "\n".join(self._lines) + self._bars
 
@@ -77,7 +72,8 @@ class _CellBars(Progress):
 
     def stop(self) -> None:
         super().stop()
-        self._output.end_bars()
+        self._output._bars = ""
+        self._output.flush()
 
     def _drawn(self) -> str:
         text = io.StringIO()

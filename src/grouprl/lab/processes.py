@@ -47,13 +47,13 @@ _SAID = 4000  # bytes of a process's last words
 
 def recipes() -> list[dict[str, str]]:
     """The bundled recipes that train a policy, with what their first comment says of them."""
-    found = []
+    rows = []
     for path in sorted(RECIPES.glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
         if set(yaml.safe_load(text)) <= set(RunConfig.model_fields):  # the others are of other verbs
-            found.append({"name": path.stem, "comment": comment, "text": text})
-    return found
+            rows.append({"name": path.stem, "comment": comment, "text": text})
+    return rows
 
 
 def lists() -> dict[str, list[str]]:
@@ -88,9 +88,9 @@ class Processes:
                 once.
         """
         file = RECIPES / f"{recipe}.yaml"
-        known = [one["name"] for one in recipes()]
-        if recipe not in known:
-            raise UserError(f"expected one of the recipes {', '.join(known)}, got {recipe[:60]!r}")
+        names = [recipe_row["name"] for recipe_row in recipes()]
+        if recipe not in names:
+            raise UserError(f"expected one of the recipes {', '.join(names)}, got {recipe[:60]!r}")
         with self.new_folder(name) as folder:
             _checked([file], changes)
             self._spawn(folder, [str(file), *changes])
@@ -145,8 +145,8 @@ class Processes:
         if not 0 <= step <= _LAST_STEP:
             raise UserError(f"step: expected 0 to {_LAST_STEP}, got {str(step)[:20]}")
         with self.new_folder(name) as target:
-            place = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
-            config = with_dtype(_checked([RunDirectory(source).config], changes, place))
+            location = [f"name={target.name}", f"runs_dir={json_text(str(target.parent))}"]
+            config = with_dtype(_checked([RunDirectory(source).config], changes, location))
             fork_directory(source, target, step, config, dump_config(config))
             try:
                 self._spawn(target, [], resume=True)
@@ -219,7 +219,7 @@ def _interrupt(process: int, lock: Path) -> None:
     handle = os.pidfd_open(process)
     try:
         wanted = lock.stat()
-        if not any(os.path.samestat(wanted, found) for found in _open_files(process)):
+        if not any(os.path.samestat(wanted, status) for status in _open_files(process)):
             raise ProcessLookupError
         signal.pidfd_send_signal(handle, signal.SIGINT)
     finally:
@@ -275,12 +275,12 @@ def process_routes(processes: Processes) -> list[Route]:
 
 
 def _changes(body: Body) -> list[str]:
-    given = field_of({"changes": [], **body}, "changes", "a list of texts")
-    if not all(isinstance(change, str) for change in given):
-        raise UserError(f"changes: expected a list of texts, got {given!r:.60}")
-    if len(given) > _MOST_CHANGES:
-        raise UserError(f"changes: expected at most {_MOST_CHANGES}, got {len(given)}: write them into a file")
-    return [change.strip() for change in given if change.strip()]
+    changes = field_of({"changes": [], **body}, "changes", "a list of texts")
+    if not all(isinstance(change, str) for change in changes):
+        raise UserError(f"changes: expected a list of texts, got {changes!r:.60}")
+    if len(changes) > _MOST_CHANGES:
+        raise UserError(f"changes: expected at most {_MOST_CHANGES}, got {len(changes)}: write them into a file")
+    return [change.strip() for change in changes if change.strip()]
 
 
 # What users keep of their runs: tags, a note, a name, whether they stay

@@ -59,7 +59,14 @@ def _groups(runs: Runs, request: Request) -> dict[str, Any]:
 
 def _search(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, (*vars(SearchTerms()), "step", "before", "limit"))
-    first, last = _steps(query)
+    # A step, or the first and the last of several: 7, 3-10, 3-, -10.
+    steps = query.optional("step", query.text) or ""
+    match = re.fullmatch("([0-9]{0,15})(?:(-)([0-9]{0,15}))?", steps)
+    if match is None or steps == "-":
+        raise UserError(f"step: expected a step such as 7 or a range such as 3-10, got {steps[:60]!r}")
+    first, dash, last = match.groups()
+    if first and not dash:
+        last = first
     reasons = [reason.value for reason in StopReason]
     wanted = SearchTerms(
         text=query.optional("text", query.text) or "",
@@ -69,12 +76,12 @@ def _search(runs: Runs, request: Request) -> dict[str, Any]:
         stop=query.optional("stop", lambda name: query.choice(name, reasons, "")),
         invalid=query.optional("invalid", partial(_flag, query)),
         correct=query.optional("correct", partial(_flag, query)),
-        first_step=first,
-        last_step=last,
+        first_step=int(first or 0),
+        last_step=int(last) if last else None,
     )
     before = _cursor(query, 3)
-    place = None if before is None else (before[0], before[1], before[2])
-    return search(run_folder(runs, request), wanted, before=place, limit=query.whole("limit", 1, MOST_FOUND, 50))
+    position = None if before is None else (before[0], before[1], before[2])
+    return search(run_folder(runs, request), wanted, before=position, limit=query.whole("limit", 1, MOST_FOUND, 50))
 
 
 def _try(runs: Runs, run: str, body: Body) -> dict[str, Any]:
@@ -85,9 +92,9 @@ def _try(runs: Runs, run: str, body: Body) -> dict[str, Any]:
 def _history(runs: Runs, request: Request) -> dict[str, Any]:
     query = Query(request, ("problem", "before", "limit"))
     before = _cursor(query, 2)
-    place = None if before is None else (before[0], before[1])
+    position = None if before is None else (before[0], before[1])
     problem = query.optional("problem", query.text) or ""  # in a path a browser would take . and .. away
-    return history(run_folder(runs, request), problem, before=place, limit=query.whole("limit", 1, MOST_VISITS, 20))
+    return history(run_folder(runs, request), problem, before=position, limit=query.whole("limit", 1, MOST_VISITS, 20))
 
 
 def _in_path(request: Request, *names: str) -> Iterator[int]:
@@ -98,23 +105,11 @@ def _flag(query: Query, name: str) -> bool:
     return query.choice(name, ("1", "0"), "0") == "1"
 
 
-def _steps(query: Query) -> tuple[int, int | None]:
-    """`step` is a step, or the first and the last of several: 7, 3-10, 3-, -10."""
-    given = query.optional("step", query.text) or ""
-    found = re.fullmatch("([0-9]{0,15})(?:(-)([0-9]{0,15}))?", given)
-    if found is None or given == "-":
-        raise UserError(f"step: expected a step such as 7 or a range such as 3-10, got {given[:60]!r}")
-    first, dash, last = found.groups()
-    if first and not dash:
-        last = first
-    return int(first or 0), int(last) if last else None
-
-
 def _cursor(query: Query, numbers: int) -> list[int] | None:
-    given = query.optional("before", query.text) or ""
-    if given and not re.fullmatch("-".join(["[0-9]{1,15}"] * numbers), given):
-        raise UserError(f"before: expected what another call gave as `next`, got {given[:60]!r}")
-    return [int(part) for part in given.split("-")] if given else None
+    text = query.optional("before", query.text) or ""
+    if text and not re.fullmatch("-".join(["[0-9]{1,15}"] * numbers), text):
+        raise UserError(f"before: expected what another call gave as `next`, got {text[:60]!r}")
+    return [int(part) for part in text.split("-")] if text else None
 
 
 # Search
@@ -214,10 +209,10 @@ def _shown(row: sqlite3.Row, folded: str, asked: str) -> dict[str, Any]:
 
 def _excerpt(text: str, folded: str) -> str:
     # A letter may become several: ß is ss, and İ is an i with a dot of its own.
-    whole = text.casefold()
-    same = len(whole) == len(text)
+    folded_text = text.casefold()
+    same = len(folded_text) == len(text)
     ends = range(1, len(text) + 1) if same else list(accumulate(len(sign.casefold()) for sign in text))
-    found = whole.find(folded)
-    place = bisect_right(ends, found)
-    start = max(place - _LEAD, 0) if bisect_left(ends, found + len(folded)) >= _TEXT else 0
+    start_of_match = folded_text.find(folded)
+    position = bisect_right(ends, start_of_match)
+    start = max(position - _LEAD, 0) if bisect_left(ends, start_of_match + len(folded)) >= _TEXT else 0
     return cut("…" + text[start + 1 :] if start else text, _TEXT)

@@ -31,10 +31,10 @@ _TAIL = 256  # bytes before the place that was read to: the name and the number 
 def file_state(path: Path) -> State | None:
     """What changes when a file does; None when it is not there, or nothing can be known of it."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class ReaderMemory:
         Raises:
             UserError: as the reader.
         """
-        state, known = file_state(path), self._known.get(path)
-        if known is None or known[0] != state:
+        state, remembered = file_state(path), self._known.get(path)
+        if remembered is None or remembered[0] != state:
             try:
-                known = state, reader(path)
+                remembered = state, reader(path)
             except UserError as error:
-                known = state, _Broken(str(error))
-            self._known[path] = known
-        found: Any = known[1]
-        if isinstance(found, _Broken):
-            found.fail()
-        return found  # type: ignore[no-any-return]
+                remembered = state, _Broken(str(error))
+            self._known[path] = remembered
+        contents: Any = remembered[1]
+        if isinstance(contents, _Broken):
+            contents.fail()
+        return contents  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -112,11 +112,11 @@ class GrowingRows:
             if file is None:
                 return
             file.seek(self._offset)
-            whole, end, _ = file.read().rpartition(b"\n")
-        fresh = rows_of(BytesIO(whole + end), self.path, first=len(self.rows) + 1)
+            complete_lines, end, _ = file.read().rpartition(b"\n")
+        fresh = rows_of(BytesIO(complete_lines + end), self.path, first=len(self.rows) + 1)
         self.rows.extend(totalled(self.rows, list(fresh)))
-        self._offset += len(whole) + len(end)
-        self._tail = (self._tail + whole + end)[-_TAIL:]
+        self._offset += len(complete_lines) + len(end)
+        self._tail = (self._tail + complete_lines + end)[-_TAIL:]
 
 
 _DEPTH = 2  # a comparison's folder holds those of its runs
@@ -147,8 +147,8 @@ class Runs:
 
     def folders(self) -> Iterator[Path]:
         """Every run directory, the one that changed last first; none whose id would lead elsewhere (a~b, a\\b)."""
-        found = [path for path in _below(self.root, _DEPTH) if self._named(self.identifier(path)) == path]
-        return iter(sorted(found, key=changed, reverse=True))
+        folders_below = [path for path in _below(self.root, _DEPTH) if self._named(self.identifier(path)) == path]
+        return iter(sorted(folders_below, key=changed, reverse=True))
 
     def folder(self, run: str) -> Path:
         """The directory of a run id (its path below the root with ~ for /).

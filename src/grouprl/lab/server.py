@@ -131,7 +131,15 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
     Raises:
         UserError: the port is taken, there is no such folder, or `runs` cannot be made.
     """
-    root, page = _folder_and_page(root)
+    page = ""
+    if RunDirectory(root).exists:
+        root, page = root.absolute().parent, f"#/runs/{quote(root.absolute().name)}"
+    elif root != Path("runs") and not root.is_dir():
+        raise UserError(f"{root}: expected a folder of runs, or a run, found no such folder: check the path")
+    try:
+        root.mkdir(exist_ok=True)  # the first run of all has no folder `runs` yet
+    except OSError as error:
+        raise UserError(f"{root}: expected a folder for runs ({error}); name another") from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -167,19 +175,6 @@ def serve(root: Path, *, port: int, open_browser: bool, say: Callable[[str], Non
             )
         )
         server.run(sockets=[listening])
-
-
-def _folder_and_page(place: Path) -> tuple[Path, str]:
-    """The folder of the runs, and the page to begin with; the first run of all has no folder `runs` yet."""
-    if RunDirectory(place).exists:
-        return place.absolute().parent, f"#/runs/{quote(place.absolute().name)}"
-    if place != Path("runs") and not place.is_dir():
-        raise UserError(f"{place}: expected a folder of runs, or a run, found no such folder: check the path")
-    try:
-        place.mkdir(exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{place}: expected a folder for runs ({error}); name another") from None
-    return place, ""
 
 
 def _link(port: int, sessions: Sessions) -> str:

@@ -74,26 +74,26 @@ class BranchedCompletion:
         >>> BranchedCompletion(1, 0, 0, "p", (1,), 1.0, (token,), 4, 8).effect(token)
         Effect(mean=-0.75, low=-1.0, high=0.0)
         """
-        pairs = [(one.probability, one.reward) for one in token.branches if one.reward is not None]
+        pairs = [(branch.probability, branch.reward) for branch in token.branches if branch.reward is not None]
         if self.reward is None or not pairs:
             return None
         changes = [reward - self.reward for _, reward in pairs]
-        whole = math.fsum(chance for chance, _ in pairs)
-        mean = math.fsum(chance * change for (chance, _), change in zip(pairs, changes, strict=True)) / whole
+        total = math.fsum(chance for chance, _ in pairs)
+        mean = math.fsum(chance * change for (chance, _), change in zip(pairs, changes, strict=True)) / total
         return Effect(mean, min(changes), max(changes))
 
 
-def write_branches(run: Path, found: BranchedCompletion) -> Path:
+def write_branches(run: Path, branched: BranchedCompletion) -> Path:
     """Writes the branches of a completion into its run's directory, in the place of earlier ones; gives the file."""
     refuse_links(run)
-    path = RunDirectory(run).branches(found.step, found.group, found.completion)
+    path = RunDirectory(run).branches(branched.step, branched.group, branched.completion)
     path.parent.mkdir(exist_ok=True)
-    effects = [found.effect(token) for token in found.tokens]
+    effects = [branched.effect(token) for token in branched.tokens]
     tokens = [
         {**asdict(token), "effect": None if effect is None else asdict(effect)}
-        for token, effect in zip(found.tokens, effects, strict=True)
+        for token, effect in zip(branched.tokens, effects, strict=True)
     ]
-    atomic_write_text(path, json_text({**asdict(found), "tokens": tokens}, indent=2) + "\n")
+    atomic_write_text(path, json_text({**asdict(branched), "tokens": tokens}, indent=2) + "\n")
     return path
 
 
@@ -111,18 +111,20 @@ def read_branches(
         return None
     try:
         tokens = tuple(
-            _made(BranchedToken, row, branches=tuple(_made(Branch, one) for one in row["branches"]))
+            _made(BranchedToken, row, branches=tuple(_made(Branch, branch) for branch in row["branches"]))
             for row in found["tokens"]
         )
-        made: BranchedCompletion = _made(BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids))
-        places, _ = [token.position for token in tokens], [made.effect(token) for token in tokens]
+        read_completion: BranchedCompletion = _made(
+            BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids)
+        )
+        places, _ = [token.position for token in tokens], [read_completion.effect(token) for token in tokens]
         if not {*places} <= {*range(len(token_ids))} or {*map(type, places)} - {int}:
             raise ValueError(f"positions {places}")
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path}: expected the branches of a completion, got {error!r:.80}: remove the file, or make it again"
         ) from error
-    return made
+    return read_completion
 
 
 def _made(kind: type[Any], row: Mapping[str, Any], **parts: Any) -> Any:

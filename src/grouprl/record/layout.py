@@ -43,6 +43,7 @@ _CHECKPOINT = re.compile(r"step-([0-9]{1,15})")
 _MOST_ENTRIES = 200_000  # files and folders in a run
 _READ = (".yaml", ".json", ".jsonl", ".jinja")  # suffixes of files that are read as a whole
 _TAIL_BYTES = 1 << 14  # the last line of metrics.jsonl is far shorter
+_MOST_NAMED = 8  # runs in an error
 COURSE_STEPS = (1, 5, 10, 60)  # after which held-out completions are recorded, if there are that many steps
 
 
@@ -134,7 +135,7 @@ class RunDirectory:
     def saved_models(self) -> tuple[Checkpoint, ...]:
         """Every checkpoint folder, oldest first, resumable or not; an incomplete one has another name (`.tmp`)."""
         names = [path.name for path in (self.path / "checkpoints").glob("step-*")]
-        steps = sorted({int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found})
+        steps = sorted({int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match})
         # Not step-2, a copy that somebody made: a run saves step-000002.
         return tuple(saved for saved in map(self.checkpoint, steps) if saved.path.name in names)
 
@@ -226,8 +227,8 @@ def is_finished(summary: Mapping[str, Any], steps: int | None) -> bool:
         summary: the contents of summary.json; empty when there is none.
         steps: the steps of the configuration, which a resume may raise; None = unknown.
     """
-    made = summary.get("steps")
-    return summary.get("after") is not None and is_number(made) and (steps is None or made >= steps)
+    steps_made = summary.get("steps")
+    return summary.get("after") is not None and is_number(steps_made) and (steps is None or steps_made >= steps)
 
 
 def has_failed(summary: Mapping[str, Any]) -> bool:
@@ -237,10 +238,10 @@ def has_failed(summary: Mapping[str, Any]) -> bool:
 
 def run_of_checkpoint(checkpoint: Path) -> RunDirectory | None:
     """Returns the run that contains a checkpoint folder; None when there is none."""
-    found = checkpoint.resolve()
-    run = RunDirectory(found.parent.parent)
+    folder = checkpoint.resolve()
+    run = RunDirectory(folder.parent.parent)
     # A hub id such as owner/name is no folder, and must not bring in the config.yaml of the current one.
-    return run if run.exists and found == run.checkpoint(0).path.with_name(found.name) and found.is_dir() else None
+    return run if run.exists and folder == run.checkpoint(0).path.with_name(folder.name) and folder.is_dir() else None
 
 
 def is_config_of_a_run(file: Path) -> bool:
@@ -285,53 +286,42 @@ def _locked(handle: int, kind: int) -> bool:
 # The place that a user names: a run, a checkpoint, a model
 
 
-def model_at(given: str) -> str:
+def model_at(name: str) -> str:
     """The model that a user names: of a run its newest checkpoint or its trained model, any other name as it is.
 
     Raises:
         UserError: the run has saved no model.
     """
-    place = Path(given).expanduser()
-    run = RunDirectory(place)
+    path = Path(name).expanduser()
+    run = RunDirectory(path)
     if not run.exists:
-        return str(place) if given.startswith("~") else given
+        return str(path) if name.startswith("~") else name
     refuse_links(run.path)
     saved = run.saved_models()
     if saved:
         return str(saved[-1].path)
     if run.model.is_dir():  # of sft, dpo and reward-model
         return str(run.model)
-    raise UserError(f"{given}: expected a run with a checkpoint, got one without: continue it with --resume")
+    raise UserError(f"{name}: expected a run with a checkpoint, got one without: continue it with --resume")
 
 
-def run_at(given: str | Path) -> Path:
+def run_at(name_or_path: str | Path) -> Path:
     """The run directory that a user names, by its folder or by one of its checkpoints.
 
     Raises:
         UserError: there is none; the error names the nearest run.
     """
-    place = Path(given).expanduser()
-    if RunDirectory(place).exists:
-        return place
-    run = run_of_checkpoint(place)
+    target = Path(name_or_path).expanduser()
+    if RunDirectory(target).exists:
+        return target
+    run = run_of_checkpoint(target)
     if run is not None:
         return run.path
-    raise UserError(f"{given}: expected a run directory (one with a config.yaml), found none: {_near(place)}")
-
-
-_MOST_NAMED = 8
-
-
-def _near(place: Path) -> str:
-    runs = {path.name: path for parent in (Path("runs"), place.parent) for path in _runs_in(parent)}
-    name = nearest_name(place.name, runs)
-    several = sorted(map(str, runs.values()))[:_MOST_NAMED]
-    such = ", ".join(several) or "runs/NAME"
-    return f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
-
-
-def _runs_in(parent: Path) -> list[Path]:
-    try:
-        return [path for path in sorted(parent.iterdir()) if RunDirectory(path).exists]
-    except OSError:
-        return []
+    runs: dict[str, Path] = {}
+    for parent in (Path("runs"), target.parent):
+        with suppress(OSError):
+            runs |= {path.name: path for path in sorted(parent.iterdir()) if RunDirectory(path).exists}
+    name = nearest_name(target.name, runs)
+    such = ", ".join(sorted(map(str, runs.values()))[:_MOST_NAMED]) or "runs/NAME"
+    remedy = f"did you mean {runs[name]}?" if name else f"give the folder that a training run wrote, such as {such}"
+    raise UserError(f"{name_or_path}: expected a run directory (one with a config.yaml), found none: {remedy}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -68,8 +67,8 @@ class RecordedRun:
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which metric `name` was recorded as a finite number, and its values there."""
-        found = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
-        return [step for step, _ in found], [value for _, value in found]
+        pairs = [(row["step"], float(row[name])) for row in self.metrics if is_number(row.get(name))]
+        return [step for step, _ in pairs], [value for _, value in pairs]
 
     def results(self, when: str) -> Row:
         """Returns the results of the evaluation "before" or "after" training; empty when it is missing."""
@@ -78,8 +77,9 @@ class RecordedRun:
 
 def measure_of(summary: Row, evaluations: Sequence[Row]) -> str:
     """What measures a run, as its summary says or its evaluations show: "greedy_accuracy", or its own mean "reward"."""
-    own, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
-    return "reward" if (summary.get("measure") or (own and not judged and "reward")) == "reward" else "greedy_accuracy"
+    by_reward, judged = (any(name in row for row in evaluations) for name in ("reward", "greedy_accuracy"))
+    measure = summary.get("measure") or (by_reward and not judged and "reward")
+    return "reward" if measure == "reward" else "greedy_accuracy"
 
 
 def read_run(directory: str | Path) -> RecordedRun:
@@ -151,20 +151,12 @@ def rows_of(file: IO[bytes], path: Path, first: int = 1) -> Iterator[dict[str, A
         if number > _MOST_LINES:
             raise UserError(f"{path}: expected at most {_MOST_LINES} lines, got more: restore the file")
         if line.endswith(b"\n"):
-            yield parse_row(line[:-1].decode("utf-8", "replace"), f"{path}:{number}")
-
-
-def parse_row(line: str, place: str) -> dict[str, Any]:
-    """Parses a line of a JSON-lines file.
-
-    Raises:
-        UserError: it is not a JSON object, or has no `step`, a whole number from 0.
-    """
-    row = parse_object(line, place)
-    step = row.get("step")
-    if type(step) is not int or not 0 <= step < _STEPS:
-        raise UserError(f"{place}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
-    return row
+            where = f"{path}:{number}"
+            row = parse_object(line[:-1].decode("utf-8", "replace"), where)
+            step = row.get("step")
+            if type(step) is not int or not 0 <= step < _STEPS:
+                raise UserError(f"{where}: expected a step, a whole number from 0, got {step!r:.60}: restore the file")
+            yield row
 
 
 def read_summary(directory: str | Path) -> dict[str, Any]:
@@ -192,13 +184,13 @@ def read_rewards(directory: Path) -> RecordedRewards:
         UserError: the file is damaged.
     """
     path = RunDirectory(directory).rewards
-    found = {"weights": {}, "process": {}} | read_json(path)
-    for weights in (found["weights"], found["process"]):
+    contents = {"weights": {}, "process": {}} | read_json(path)
+    for weights in (contents["weights"], contents["process"]):
         if not isinstance(weights, dict) or not all(map(is_number, weights.values())):
             raise UserError(
                 f"{path}: expected the weight of each reward by its name, got {weights!r:.60}: restore the file"
             )
-    return RecordedRewards(found["weights"], found["process"])
+    return RecordedRewards(contents["weights"], contents["process"])
 
 
 def read_examples(path: Path) -> dict[str, tuple[Example, ...]]:
@@ -241,57 +233,55 @@ def read_rollouts(directory: str | Path, step: int) -> tuple[RecordedGroup, ...]
     with closing(open_recorded(directory)) as database:
         database.row_factory = checked_rows(path)
         rows = completion_rows(database, "*", step)
-    groups = groupby(rows, key=lambda row: row["group_index"])
-    return tuple(_recorded_group(path, list(members)) for _, members in groups)
+    groups: list[RecordedGroup] = []
+    for _, members in groupby(rows, key=lambda row: row["group_index"]):
+        group_rows = list(members)
+        completions: list[Completion] = []
+        outcomes: list[RewardOutcome] = []
+        for row in group_rows:
+            try:
+                episode = None if row["episode"] is None else Episode.of(parsed(path, row, "episode"))
+            except (TypeError, KeyError, AttributeError) as error:
+                raise UserError(
+                    f"{path}: expected the episode of a completion, got {error}: restore the file"
+                ) from error
+            completion = Completion(
+                index=row["completion_index"],
+                token_ids=numbers(row["token_ids"], "<i4"),
+                logprobs=numbers(row["logprobs"], "<f4"),
+                plain_logprobs=numbers(row["plain_logprobs"], "<f4"),
+                text=row["text"],
+                stop_reason=StopReason(row["stop_reason"]),
+                weights_version=row["weights_version"],
+                episode=episode,
+            )
+            completions.append(completion)
+            components = parsed(path, row, "components")
+            earned = math.nan if row["earned"] is None else row["earned"]
+            steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
+            extra, reason = parsed(path, row, "extra") or {}, row["invalid_reason"] or ""
+            outcomes.append(RewardOutcome(earned, components, reason, steps, truth(row["correct"]), extra))
+        head = group_rows[0]
+        messages = parsed(path, head, "messages")
+        prompt = head["prompt"] if messages is None else tuple(messages)
+        problem = Problem(head["problem_id"], prompt, parsed(path, head, "columns"))
+        traces = (
+            TokenTrace(*(None if row[name] is None else numbers(row[name], "<f4") for name in _TRACED))
+            for row in group_rows
+        )
+        group = RecordedGroup(
+            group=Group(problem, numbers(head["prompt_ids"], "<i4"), tuple(completions)),
+            outcomes=tuple(outcomes),
+            advantages=tuple(row["advantage"] for row in group_rows),
+            token_advantages=tuple(token_advantages(row) for row in group_rows),
+            traces=tuple(traces),
+            kept=bool(head["kept"]),
+        )
+        groups.append(group)
+    return tuple(groups)
 
 
 _TRACED = ("learner_logprobs", "entropies", "reference_logprobs", "updated_logprobs", "old_logprobs")
-
-
-def _recorded_group(path: Path, rows: Sequence[sqlite3.Row]) -> RecordedGroup:
-    head = rows[0]
-    messages = parsed(path, head, "messages")
-    prompt = head["prompt"] if messages is None else tuple(messages)
-    problem = Problem(head["problem_id"], prompt, parsed(path, head, "columns"))
-    return RecordedGroup(
-        group=Group(
-            problem,
-            numbers(head["prompt_ids"], "<i4"),
-            tuple(_completion(path, row) for row in rows),
-        ),
-        outcomes=tuple(_outcome(path, row) for row in rows),
-        advantages=tuple(row["advantage"] for row in rows),
-        token_advantages=tuple(token_advantages(row) for row in rows),
-        traces=tuple(
-            TokenTrace(*(None if row[name] is None else numbers(row[name], "<f4") for name in _TRACED)) for row in rows
-        ),
-        kept=bool(head["kept"]),
-    )
-
-
-def _completion(path: Path, row: sqlite3.Row) -> Completion:
-    try:
-        episode = None if row["episode"] is None else Episode.of(parsed(path, row, "episode"))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: expected the episode of a completion, got {error}: restore the file") from error
-    return Completion(
-        index=row["completion_index"],
-        token_ids=numbers(row["token_ids"], "<i4"),
-        logprobs=numbers(row["logprobs"], "<f4"),
-        plain_logprobs=numbers(row["plain_logprobs"], "<f4"),
-        text=row["text"],
-        stop_reason=StopReason(row["stop_reason"]),
-        weights_version=row["weights_version"],
-        episode=episode,
-    )
-
-
-def _outcome(path: Path, row: sqlite3.Row) -> RewardOutcome:
-    components = parsed(path, row, "components")
-    earned = math.nan if row["earned"] is None else row["earned"]
-    steps = tuple(StepReward(end, reward) for end, reward in parsed(path, row, "step_rewards") or ())
-    extra = parsed(path, row, "extra") or {}
-    return RewardOutcome(earned, components, row["invalid_reason"] or "", steps, truth(row["correct"]), extra)
 
 
 _COUNTED = ("groups/sampled", "completion_tokens")

@@ -19,7 +19,7 @@ import numpy as np
 from grouprl.files import read_end
 from grouprl.record.files import json_text, utf8_text
 from grouprl.record.layout import RunDirectory, refuse_links
-from grouprl.types import Completion, Group, RewardOutcome, StepRecord, TokenTrace, UserError
+from grouprl.types import StepRecord, TokenTrace, UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS problems (
@@ -126,22 +126,57 @@ def write_step(database: sqlite3.Connection, record: StepRecord) -> None:
     """
     traces = record.traces or [[TokenTrace()] * len(group.completions) for group in record.groups]
     kept = record.kept or [True] * len(record.groups)
+    problems: list[tuple[Any, ...]] = []
+    completions: list[tuple[Any, ...]] = []
     columns = (record.groups, record.outcomes, record.token_advantages, traces, kept)
-    completions = [
-        _completion_row(record.step, group_index, group.problem.id, keep, *member)
-        for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True))
-        for member in zip(group.completions, *scores, strict=True)
-    ]
-    watched = next((place for place, row in enumerate(traces) if any(trace.updated is not None for trace in row)), None)
+    for group_index, (group, *scores, keep) in enumerate(zip(*columns, strict=True)):
+        problem = group.problem
+        messages = None if isinstance(problem.prompt, str) else json_text([dict(message) for message in problem.prompt])
+        values = json_text(problem.columns, default=str)  # a user's columns may have any type
+        texts = utf8_text(problem.id), utf8_text(problem.prompt_text)
+        problems.append((*texts, messages, _blob(group.prompt_ids, "<i4"), values))
+        for completion, outcome, advantages, trace in zip(group.completions, *scores, strict=True):
+            traced = (trace.logprobs, trace.entropies, trace.reference, trace.updated, trace.old)
+            for numbers in (advantages, *traced):
+                if numbers is not None and len(numbers) != len(completion):
+                    raise ValueError(f"expected a number for each of {len(completion)} tokens, got {len(numbers)}")
+            *before_earned, old = (None if numbers is None else _blob(numbers, "<f4") for numbers in traced)
+            same = min(advantages, default=0.0) == max(advantages, default=0.0)
+            row = (
+                record.step,
+                group_index,
+                completion.index,
+                utf8_text(problem.id),
+                utf8_text(completion.text),
+                outcome.total if outcome.valid else None,
+                json_text(outcome.components),
+                None if outcome.valid else utf8_text(outcome.reason),
+                None if outcome.correct is None else int(outcome.correct),
+                float(max(advantages, default=0.0)) if same else math.fsum(advantages) / len(advantages),
+                len(completion),
+                completion.stop_reason.value,
+                completion.weights_version,
+                _blob(completion.token_ids, "<i4"),
+                _blob(completion.logprobs, "<f4"),
+                _blob(completion.plain_logprobs, "<f4"),
+                None if same else _blob(advantages, "<f4"),
+                json_text([(step.end, step.reward) for step in outcome.steps]) if outcome.steps else None,
+                *before_earned,
+                outcome.earned if outcome.valid else None,
+                keep,
+                json_text(outcome.extra) if outcome.extra else None,
+                old,
+            )
+            completions.append(row)
+    watched = next((index for index, row in enumerate(traces) if any(trace.updated is not None for trace in row)), None)
     with database:
-        problems = [_problem_row(group) for group in record.groups]
         database.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?, ?, ?, ?)", problems)
         database.executemany(f"INSERT INTO completions VALUES ({', '.join('?' * 26)})", completions)
         episodes = [
-            (record.step, group_index, one.index, json_text({**asdict(one.episode), "held": None}))
+            (record.step, group_index, sampled.index, json_text({**asdict(sampled.episode), "held": None}))
             for group_index, group in enumerate(record.groups)
-            for one in group.completions
-            if one.episode is not None
+            for sampled in group.completions
+            if sampled.episode is not None
         ]
         database.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
         stages = [(record.step, watched, stage, json_text(value)) for stage, value in record.stages.items()]
@@ -189,15 +224,15 @@ def _has_completions(database: sqlite3.Connection, place: object) -> bool:
     with ExitStack() as on_error:
         on_error.callback(database.close)
         _refuse_programs(database, place)
-        found = _columns(database)
-        missing = _all_columns() - found
-        if found and missing:
+        columns = _columns(database)
+        missing = _all_columns() - columns
+        if columns and missing:
             raise UserError(
                 f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
                 "restore the file"
             )
         on_error.pop_all()
-    return bool(found)
+    return bool(columns)
 
 
 @cache
@@ -264,9 +299,9 @@ def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
     Raises:
         UserError: there is such a program.
     """
-    own = ("groups", "rewards", "steps")
+    views = ("groups", "rewards", "steps")
     for kind, name, text in database.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master"):
-        is_plain = kind == "view" and name in own
+        is_plain = kind == "view" and name in views
         if kind == "table" and not text.upper().startswith("CREATE VIRTUAL"):
             hidden = database.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchall()
             is_plain = not hidden and not _COMPUTES.search(text)
@@ -275,56 +310,6 @@ def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
             is_plain = not computed and not _WHERE.search(text)
         if not is_plain:
             raise UserError(f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
-
-
-def _problem_row(group: Group) -> tuple[Any, ...]:
-    problem = group.problem
-    messages = None if isinstance(problem.prompt, str) else json_text([dict(message) for message in problem.prompt])
-    columns = json_text(problem.columns, default=str)  # a user's columns may have any type
-    return utf8_text(problem.id), utf8_text(problem.prompt_text), messages, _blob(group.prompt_ids, "<i4"), columns
-
-
-def _completion_row(
-    step: int,
-    group_index: int,
-    problem_id: str,
-    kept: bool,
-    completion: Completion,
-    outcome: RewardOutcome,
-    advantages: Sequence[float],
-    trace: TokenTrace,
-) -> tuple[Any, ...]:
-    traced = (trace.logprobs, trace.entropies, trace.reference, trace.updated, trace.old)
-    for numbers in (advantages, *traced):
-        if numbers is not None and len(numbers) != len(completion):
-            raise ValueError(f"expected a number for each of {len(completion)} tokens, got {len(numbers)}")
-    *before_earned, old = (None if numbers is None else _blob(numbers, "<f4") for numbers in traced)
-    same = min(advantages, default=0.0) == max(advantages, default=0.0)
-    return (
-        step,
-        group_index,
-        completion.index,
-        utf8_text(problem_id),
-        utf8_text(completion.text),
-        outcome.total if outcome.valid else None,
-        json_text(outcome.components),
-        None if outcome.valid else utf8_text(outcome.reason),
-        None if outcome.correct is None else int(outcome.correct),
-        float(max(advantages, default=0.0)) if same else math.fsum(advantages) / len(advantages),
-        len(completion),
-        completion.stop_reason.value,
-        completion.weights_version,
-        _blob(completion.token_ids, "<i4"),
-        _blob(completion.logprobs, "<f4"),
-        _blob(completion.plain_logprobs, "<f4"),
-        None if same else _blob(advantages, "<f4"),
-        json_text([(step.end, step.reward) for step in outcome.steps]) if outcome.steps else None,
-        *before_earned,
-        outcome.earned if outcome.valid else None,
-        kept,
-        json_text(outcome.extra) if outcome.extra else None,
-        old,
-    )
 
 
 def _blob(numbers: Sequence[float], dtype: str) -> bytes:

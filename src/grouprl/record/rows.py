@@ -46,19 +46,19 @@ def checked_rows(path: Path) -> Callable[[sqlite3.Cursor, tuple[Any, ...]], sqli
         kinds, tokens, scored = _expected(tuple(name for name, *_ in cursor.description))
         for (name, kind), value in zip(kinds, values, strict=True):
             if kind and type(value) not in kind:
-                raise _wrong(path, name, " or ".join(one.__name__ for one in kind), value)
+                raise _wrong(path, name, " or ".join(allowed.__name__ for allowed in kind), value)
             if name == "stop_reason" and value not in _REASONS:
                 raise _wrong(path, name, " or ".join(sorted(_REASONS)), value)
             if name == "prompt_ids" and len(value) % 4:
                 raise _wrong(path, name, "4 bytes for each token", f"{len(value)} bytes")
-        found = sqlite3.Row(cursor, values)
-        if scored and (found["reward"] is None) != (found["earned"] is None):
-            raise _wrong(path, "earned", "a number exactly where `reward` has one", found["earned"])
+        checked = sqlite3.Row(cursor, values)
+        if scored and (checked["reward"] is None) != (checked["earned"] is None):
+            raise _wrong(path, "earned", "a number exactly where `reward` has one", checked["earned"])
         for name in tokens:
-            if found[name] is not None and len(found[name]) != 4 * found["length"]:
-                expected = f"4 bytes for each of {found['length']} tokens"
-                raise _wrong(path, name, expected, f"{len(found[name])} bytes")
-        return found
+            if checked[name] is not None and len(checked[name]) != 4 * checked["length"]:
+                expected = f"4 bytes for each of {checked['length']} tokens"
+                raise _wrong(path, name, expected, f"{len(checked[name])} bytes")
+        return checked
 
     return row
 
@@ -81,27 +81,27 @@ def parsed(path: Path, row: sqlite3.Row, name: str) -> Any:
     """
     if row[name] is None:
         return None
-    place = f"{path}: {name}"
+    where = f"{path}: {name}"
     match name:
         case "components":
-            found, expected = parse_object(row[name], place), "numbers by name"
-            fits = all(value is None or is_number(value) for value in found.values())
+            contents, expected = parse_object(row[name], where), "numbers by name"
+            fits = all(value is None or is_number(value) for value in contents.values())
         case "step_rewards":
-            found, expected = parse(row[name], place), "a list of [last token, reward]"
-            fits = isinstance(found, list) and all(
+            contents, expected = parse(row[name], where), "a list of [last token, reward]"
+            fits = isinstance(contents, list) and all(
                 isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and is_number(pair[1])
-                for pair in found
+                for pair in contents
             )
         case "messages":
-            found, expected = parse(row[name], place), "a list of messages"
-            fits = isinstance(found, list) and all(
-                isinstance(message, dict) and isinstance(message.get("content"), str) for message in found
+            contents, expected = parse(row[name], where), "a list of messages"
+            fits = isinstance(contents, list) and all(
+                isinstance(message, dict) and isinstance(message.get("content"), str) for message in contents
             )
         case _:
-            return parse_object(row[name], place)
+            return parse_object(row[name], where)
     if not fits:
         raise _wrong(path, name, expected, row[name])
-    return found
+    return contents
 
 
 def token_advantages(row: sqlite3.Row) -> tuple[float, ...]:

@@ -216,16 +216,16 @@ def user_frame(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
-        own = [
+        user_frames = [
             f"{path}:{line}"
             for path, line in frames
             if path.is_absolute() and not any(path.is_relative_to(folder) for folder in _LIBRARIES)
         ]
-        if own:
-            return own[-1]
+        if user_frames:
+            return user_frames[-1]
         cause = cause.__cause__ or cause.__context__
-    place = _PLACE.search(str(error))
-    return place[1] if place else None
+    match = _PLACE.search(str(error))
+    return match[1] if match else None
 
 
 def _moment(when: str) -> float:
@@ -248,10 +248,10 @@ def held_files(directory: Path) -> list[str]:
     held = [name for name in WRITTEN_BY_A_RUN if (directory / name).exists()]
     # Both files, because a run makes both at once: a config.yaml alone may be somebody's own.
     files = RunDirectory(directory)
-    made = {files.config.name, files.rollouts.name}
+    first_files = {files.config.name, files.rollouts.name}
     beside = {files.rewards.name, files.code.name, files.trackers.name}
     beside |= {files.summary.name} if _says_failed(files.summary) else set()
-    return [] if set(held) - beside == made and not holds_steps(files.rollouts) else held
+    return [] if set(held) - beside == first_files and not holds_steps(files.rollouts) else held
 
 
 def _says_failed(summary: Path) -> bool:

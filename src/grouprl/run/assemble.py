@@ -108,7 +108,18 @@ def assemble(
         opened=None if conversations is None else conversations.opened,
     )
     held_out_requests = run.requests([(problem, "") for problem in held_out], 1, conversations)
-    _check_prompts(parts, state.step + 1, config.steps)
+    # A prompt that is too long is refused before the run starts.
+    checked, refills = set[str](), learner.algorithm.group_filter.refills
+    for problem in parts.order.possible(train, steps=range(state.step + 1, config.steps + 1), refills=refills):
+        if problem.id not in checked:
+            checked.add(problem.id)
+            opened = problem if parts.opened is None else parts.opened(problem)
+            prompt_token_ids(opened, tokenizer, longest=parts.longest_prompt)
+            for term in learner.terms:
+                term.check(problem)
+        # An environment may take a second to begin, so that only some begin before the run does.
+        if len(checked) == (len(train) if parts.opened is None else min(_FEW, len(train))):
+            break
     if config.rollout.curriculum.order == "edge" and task.verifier is None:
         raise UserError(
             f"rollout.curriculum.order: expected a task with a verifier for edge, got {task.name}, which has none: "
@@ -245,19 +256,3 @@ def problem_order(config: RunConfig) -> ProblemOrder:
     if curriculum.order == "uniform":
         return UniformOrder(count, config.seed)
     return EdgeOrder(count, config.seed, config.rollout.group_size, curriculum.floor, curriculum.sharpness)
-
-
-def _check_prompts(parts: StepParts, first: int, last: int) -> None:
-    """Raises UserError for a prompt that is too long for a step, before the run starts."""
-    problems, checked = parts.task.problems("train"), set[str]()
-    refills = parts.learner.algorithm.group_filter.refills
-    for problem in parts.order.possible(problems, steps=range(first, last + 1), refills=refills):
-        if problem.id not in checked:
-            checked.add(problem.id)
-            whole = problem if parts.opened is None else parts.opened(problem)
-            prompt_token_ids(whole, parts.tokenizer, longest=parts.longest_prompt)
-            for term in parts.learner.terms:
-                term.check(problem)
-        # An environment may take a second to begin, so that only some begin before the run does.
-        if len(checked) == (len(problems) if parts.opened is None else min(_FEW, len(problems))):
-            return

@@ -33,8 +33,11 @@ def code_of(
         UserError: they are not the same on every rank.
     """
     functions = [reward.function for reward in rewards]
-    own = [loaded_algorithm(algorithm)[1], *(one.code for one in functions if isinstance(one, FromFile))]
-    files = {path: sha256(source).hexdigest() for code in own for path, source in code.items()}
+    sources = [
+        loaded_algorithm(algorithm)[1],
+        *(function.code for function in functions if isinstance(function, FromFile)),
+    ]
+    files = {path: sha256(source).hexdigest() for code in sources for path, source in code.items()}
     template = tokenizer.chat_template
     code = {
         "files": files,
@@ -54,7 +57,7 @@ def refuse_changed_code(directory: Path, code: Mapping[str, Any], trusted: Colle
     then = read_json(RunDirectory(directory).code)
     names = {"tokenizer", "chat_template"} & then.keys()
     refuse_changes("resume", *({name.replace("_", " "): digests[name] for name in names} for digests in (then, code)))
-    recorded, changeable = then.get("files", {}), {Path(one).resolve() for one in trusted}
+    recorded, changeable = then.get("files", {}), {Path(path_text).resolve() for path_text in trusted}
     for path, digest in code["files"].items():
         if recorded.get(path, digest) != digest and Path(path).resolve() not in changeable:
             raise UserError(

@@ -6,9 +6,8 @@ docs/trust.md explains each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -161,61 +160,82 @@ def warnings(
         return []
     step = rows[-1]["step"]
     recent = {row.get("kind") for row in earlier if step - row["step"] < QUIET}
-    checks: Mapping[str, _Check] = {**_CHECKS, _GAP: partial(_gap, limits)}
     return [
         Finding(step, kind, metric, f"Step {step}: {sentence}", setting)
-        for kind, check in checks.items()
+        for kind, metric, sentence, setting in (*_warnings(rows, evaluations), *_gap(limits, rows))
         if kind not in recent
-        for metric, sentence, setting in check(rows, evaluations)
     ]
 
 
-_Warnings = Iterator[tuple[str, str, str]]
+_Warnings = Iterator[tuple[str, str, str, str]]
 
 
-def _entropy(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
+def _warnings(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
+    """Kind, metric, sentence and setting of what the metrics of the last steps show."""
     start, now = _first(rows, "entropy"), _last(rows, "entropy")
     if start and now is not None and now < min(0.02, 0.1 * start) and _unsolved(rows):
         yield (
+            "entropy_collapse",
             "entropy",
             f"the entropy fell from {start:.2g} to {now:.2g} nats per token while problems are unsolved: the policy no "
             "longer tries anything else.",
             "algorithm.clip_high=0.28, algorithm.entropy_coef=0.001, or a lower learner.learning_rate",
         )
-
-
-def _length(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     name = "completions/mean_length"
     start, now = _first(rows, name), _last(rows, name)
     gained = (_last(rows, "reward") or 0.0) > (_first(rows, "reward") or 0.0)
     if start and now is not None and now > (4.0 if gained else 2.0) * start:
         yield (
+            "length_explosion",
             name,
             f"completions grew from {start:.0f} to {now:.0f} tokens, {'faster than' if gained else 'without'} a gain "
             "in reward.",
             "algorithm.overlong_buffer=0.2, or algorithm.aggregate=constant",
         )
-
-
-def _truncated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     share = _last(rows, "completions/clipped_ratio")
     if share is not None and share > 0.2:
         yield (
+            "truncation",
             "completions/clipped_ratio",
             f"{share:.0%} of the completions were truncated, so their answers are missing.",
             "a larger rollout.max_tokens, or algorithm.mask_overlong=true",
         )
-
-
-def _repeated(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     name = "completions/repeated"
     start, now = _first(rows, name), _last(rows, name)
     if now is not None and now > max(0.3, 2 * (start or 0.0)):
         yield (
+            "repetition",
             name,
             f"{now:.0%} of the completions' 4-token sequences repeat an earlier one, {start or 0.0:.0%} at the start.",
             "the reward `repetition` (rewards), or a lower learner.learning_rate",
         )
+    yield from _hacking(rows, evaluations)
+    share = _last(rows, "frac_invalid")
+    if share is not None and share > 0.02:
+        yield (
+            "invalid_rewards",
+            "frac_invalid",
+            f"{share:.1%} of the rewards are invalid; the run's page lists the reasons.",
+            "the reward function, or rollout.scoring.seconds if calls exceed it",
+        )
+    share = _last(rows, "frac_reward_zero_std")
+    if share is not None and share > 0.8 and _unsolved(rows):
+        yield (
+            "no_signal",
+            "frac_reward_zero_std",
+            f"{share:.0%} of the groups have no signal: their rewards are equal.",
+            "rollout.curriculum.order=edge, a larger rollout.group_size, or easier problems",
+        )
+    clipped, ratio = _last(rows, "clip_low_fraction"), _last(rows, "ratio_max")
+    above = _last(rows, "clip_high_fraction")
+    kl, start = _last(rows, "kl"), _mean(rows[:1], "kl")  # a rate too high shows within the first steps
+    # GSPO's range is so narrow that a fifth of its tokens is clipped at ratios of 1.01.
+    if clipped is not None and above is not None and clipped + above > 0.2 and ratio is not None and ratio > 2:
+        sentence = f"{clipped + above:.0%} of the tokens are clipped. {_CAUSE}"
+        yield "learning_rate", "clip_high_fraction", sentence, _LOWER
+    elif kl is not None and kl > 0.5 and kl > 5 * max(start or 0.0, 0.0):
+        sentence = f"the KL to the reference is {kl:.2g} nats per token. {_CAUSE}"
+        yield "learning_rate", "kl", sentence, f"{_LOWER}, or raise kl_coef"
 
 
 def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
@@ -232,6 +252,7 @@ def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
     now = _last(rows, "reward")
     if last[name] < low and then is not None and now is not None and now > then:
         yield (
+            "reward_hacking",
             "reward",
             f"the reward rose from {then:.2f} to {now:.2f} while held-out {what} fell from {best[name]:{form}} to "
             f"{last[name]:{form}}: the policy earns reward "
@@ -241,7 +262,7 @@ def _hacking(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
         )
 
 
-def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
+def _gap(limits: GapLimits, rows: Sequence[Row]) -> _Warnings:
     # From the first step on, unlike the others: before any update the two policies are the same. A server that missed
     # an update, or kept a part of the old weights, begins with rounding and then differs by hundredths.
     start, usual = _mean(rows[:1], _GAP), _mean(rows[-WINDOW:], _GAP)
@@ -250,55 +271,12 @@ def _gap(limits: GapLimits, rows: Sequence[Row], evaluations: Sequence[Row]) -> 
     if now is not None and (now > limits.largest or abs(mean) > limits.mean or grew) and not rows[-1].get("staleness"):
         yield (
             _GAP,
+            _GAP,
             f"sampler and learner differ by up to {now:.2g} nats on one token"
             f"{f', {start:.1g} in the first step' if grew else ''}, and by {mean:+.2g} on average: another "
             "distribution sampled than the learner's policy.",
             _SAMPLER,
         )
-
-
-def _invalid(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
-    share = _last(rows, "frac_invalid")
-    if share is not None and share > 0.02:
-        yield (
-            "frac_invalid",
-            f"{share:.1%} of the rewards are invalid; the run's page lists the reasons.",
-            "the reward function, or rollout.scoring.seconds if calls exceed it",
-        )
-
-
-def _signal(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
-    share = _last(rows, "frac_reward_zero_std")
-    if share is not None and share > 0.8 and _unsolved(rows):
-        yield (
-            "frac_reward_zero_std",
-            f"{share:.0%} of the groups have no signal: their rewards are equal.",
-            "rollout.curriculum.order=edge, a larger rollout.group_size, or easier problems",
-        )
-
-
-def _rate(rows: Sequence[Row], evaluations: Sequence[Row]) -> _Warnings:
-    clipped, ratio = _last(rows, "clip_low_fraction"), _last(rows, "ratio_max")
-    above = _last(rows, "clip_high_fraction")
-    kl, start = _last(rows, "kl"), _mean(rows[:1], "kl")  # a rate too high shows within the first steps
-    # GSPO's range is so narrow that a fifth of its tokens is clipped at ratios of 1.01.
-    if clipped is not None and above is not None and clipped + above > 0.2 and ratio is not None and ratio > 2:
-        yield "clip_high_fraction", f"{clipped + above:.0%} of the tokens are clipped. {_CAUSE}", _LOWER
-    elif kl is not None and kl > 0.5 and kl > 5 * max(start or 0.0, 0.0):
-        yield "kl", f"the KL to the reference is {kl:.2g} nats per token. {_CAUSE}", f"{_LOWER}, or raise kl_coef"
-
-
-_Check = Callable[[Sequence[Row], Sequence[Row]], _Warnings]
-_CHECKS: Mapping[str, _Check] = {
-    "entropy_collapse": _entropy,
-    "length_explosion": _length,
-    "truncation": _truncated,
-    "repetition": _repeated,
-    "reward_hacking": _hacking,
-    "invalid_rewards": _invalid,
-    "no_signal": _signal,
-    "learning_rate": _rate,
-}
 
 
 def _finite(row: Row, name: str) -> bool:

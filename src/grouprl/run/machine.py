@@ -78,9 +78,9 @@ def networks_mib(learner: Learner) -> dict[str, float]:
     shares = {}
     for name, network in networks.items():
         parts = [] if network is None else list(map(own_part, network.parameters()))
-        own = [part for part in parts if part.data_ptr() not in counted]
-        counted |= {part.data_ptr() for part in own}
-        shares[name] = _mib(own)
+        uncounted = [part for part in parts if part.data_ptr() not in counted]
+        counted |= {part.data_ptr() for part in uncounted}
+        shares[name] = _mib(uncounted)
     shares |= {name: _mib(map(own_part, optimizer.moments().values())) for name, optimizer in optimizers.items()}
     return {name: share for name, share in shares.items() if share}
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-
-from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
 from grouprl.forward.attention import is_packed
@@ -20,8 +18,7 @@ from grouprl.rewards.configured import in_memory
 from grouprl.rollout.episodes import longest_completion
 from grouprl.run.assemble import RunParts
 from grouprl.tasks import Task
-from grouprl.tasks.base import Split
-from grouprl.types import Problem, counted
+from grouprl.types import counted
 
 _PROMPTS = 64  # train problems whose messages are compared with their rendering
 
@@ -83,8 +80,35 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
             "the model has a chat template, but plain-text prompts do not use it. Write prompts as messages, "
             '[{"role": "user", "content": ...}], or set task.arguments.messages=true.'
         )
-    yield from _about_messages(problems[:_PROMPTS], tokenizer)
-    yield from _about_control_tokens(parts.step_parts.task, config.evaluation.split, tokenizer)
+    chats = {problem.id: problem.prompt for problem in problems[:_PROMPTS] if not isinstance(problem.prompt, str)}
+    if any(is_rendered_chat(chat, tokenizer) for chat in chats.values()):
+        yield "prompts have the chat template in them already: they are used as they are, not rendered once more."
+    if folds_system(tokenizer) and any(message["role"] == "system" for chat in chats.values() for message in chat):
+        yield (
+            "the model's chat template has no system role: GroupRL puts the system message at the start of the first "
+            "user message (docs/models.md)."
+        )
+    for name, chat in chats.items():
+        if lost := lost_contents(chat, tokenizer):
+            yield (
+                f"the model's chat template drops or rewrites messages: the prompt of problem {name!r} lacks "
+                f"{lost[0]!r:.60}, so the policy does not see it. Set model.chat_template, or change the prompts."
+            )
+            break
+    special = {entry.content for entry in tokenizer.added_tokens_decoder.values() if entry.special}
+    written = re.compile("|".join(map(re.escape, special.difference(TAGS))) or "(?!)")
+    rows, marks = set[str](), dict[str, str]()
+    for row in chain(in_memory(problems), in_memory(parts.step_parts.task.problems(config.evaluation.split))):
+        if not isinstance(row.prompt, str):
+            rows.add(row.id)
+            if (mark := written.search(row.prompt_text)) and not is_rendered_chat(row.prompt, tokenizer):
+                marks[row.id] = f"{mark[0]} in {row.where}"
+    if marks:
+        yield (
+            f"data rows with the text of a control token in their messages: {len(marks):,} of {len(rows):,}, the first "
+            f"{next(iter(marks.values()))}. The tokenizer reads it as that token, which may end a message: remove it "
+            "where it is meant as text."
+        )
     updates, warmup = config.steps * config.algorithm.updates.count, config.learner.warmup_steps
     if warmup > updates:
         yield (
@@ -111,38 +135,3 @@ def warnings_of(parts: RunParts, config: RunConfig) -> Iterator[str]:
     reason = "the folder grouprl/kernels is missing" if compiled is None else compiled.why_slow()
     if parts.step_parts.learner.device.type == "cpu" and reason:
         yield f"without the compiled kernels this run takes 1.3 to 3 times as long. The reason: {reason}."
-
-
-def _about_messages(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    chats = {problem.id: problem.prompt for problem in problems if not isinstance(problem.prompt, str)}
-    if any(is_rendered_chat(chat, tokenizer) for chat in chats.values()):
-        yield "prompts have the chat template in them already: they are used as they are, not rendered once more."
-    if folds_system(tokenizer) and any(message["role"] == "system" for chat in chats.values() for message in chat):
-        yield (
-            "the model's chat template has no system role: GroupRL puts the system message at the start of the first "
-            "user message (docs/models.md)."
-        )
-    for name, chat in chats.items():
-        if lost := lost_contents(chat, tokenizer):
-            yield (
-                f"the model's chat template drops or rewrites messages: the prompt of problem {name!r} lacks "
-                f"{lost[0]!r:.60}, so the policy does not see it. Set model.chat_template, or change the prompts."
-            )
-            return
-
-
-def _about_control_tokens(task: Task, split: Split, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    special = {entry.content for entry in tokenizer.added_tokens_decoder.values() if entry.special}
-    written = re.compile("|".join(map(re.escape, special.difference(TAGS))) or "(?!)")
-    rows, marks = set[str](), dict[str, str]()
-    for row in chain(in_memory(task.problems("train")), in_memory(task.problems(split))):
-        if not isinstance(row.prompt, str):
-            rows.add(row.id)
-            if (mark := written.search(row.prompt_text)) and not is_rendered_chat(row.prompt, tokenizer):
-                marks[row.id] = f"{mark[0]} in {row.where}"
-    if marks:
-        yield (
-            f"data rows with the text of a control token in their messages: {len(marks):,} of {len(rows):,}, the first "
-            f"{next(iter(marks.values()))}. The tokenizer reads it as that token, which may end a message: remove it "
-            "where it is meant as text."
-        )

@@ -183,7 +183,21 @@ class _RunLoop:
         evaluations: dict[str, Any] = {}
         with suppress(Interrupted):
             evaluations["before"] = self._evaluations.evaluate(self._state.step, "before")
-            self._train()
+            config = self._config
+            self._evaluations.look(self._state.step)
+            completions = config.rollout.problems_per_step * config.rollout.group_size
+            scorer = self._parts.step_parts.scorer
+            self._display.heading(accuracy=scorer.verifier in scorer.rewards)
+            with self._display.training(config.steps, self._state.step, completions) as bars:
+                while self._state.step < config.steps and not any(
+                    self._ranks.gather(self._stop.asked, "stop requests")
+                ):
+                    self._one_step(bars)
+                    # Before the checkpoint: a run that resumes from it does not evaluate again.
+                    self._evaluations.look(self._state.step)
+                    every = config.checkpoint.every
+                    if every and self._state.step % every == 0:
+                        self._save()
         if self._saved < self._state.step or not self._state.step:
             self._save()
         if self._state.step >= self._config.steps:
@@ -196,23 +210,28 @@ class _RunLoop:
             change = self._ranks.decided(partial(self._evaluations.change, self._state.step), "change")
             self._display.comparison(evaluations["before"], evaluations["after"], measure=measure)
             evaluations |= {"measure": measure, "change": change}
-        return self._finish(evaluations, finished)
-
-    def _train(self) -> None:
-        """Makes the remaining steps."""
-        config = self._config
-        self._evaluations.look(self._state.step)
-        completions = config.rollout.problems_per_step * config.rollout.group_size
-        scorer = self._parts.step_parts.scorer
-        self._display.heading(accuracy=scorer.verifier in scorer.rewards)
-        with self._display.training(config.steps, self._state.step, completions) as bars:
-            while self._state.step < config.steps and not any(self._ranks.gather(self._stop.asked, "stop requests")):
-                self._one_step(bars)
-                # Before the checkpoint: a run that resumes from it does not evaluate again.
-                self._evaluations.look(self._state.step)
-                every = config.checkpoint.every
-                if every and self._state.step % every == 0:
-                    self._save()
+        config, state, directory = self._config, self._state, self._record.directory
+        parts = self._parts.step_parts
+        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
+        summary = evaluations | {
+            "state": "finished" if finished else "stopped",
+            "train_seconds": state.train_seconds,
+            "total_seconds": time.perf_counter() - self._started,
+            "steps": state.step,
+            "seed": config.seed,
+            "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
+            "completion_tokens": state.completion_tokens,
+            "model": config.model.path,
+            "task": parts.task.name,
+            "algorithm": config.algorithm.name,
+            "networks_mib": networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {}),
+            "machine": machine_facts(resolve_device(config.model.device)),
+        }
+        end = RunEnd(directory, summary, finished, config.steps)
+        if self._ranks.leads:
+            self._record.summary(summary)
+            self._display.end(end)
+        return end
 
     def _one_step(self, bars: StepBars) -> None:
         began = time.perf_counter()
@@ -268,27 +287,3 @@ class _RunLoop:
             ahead=None if ahead is None else partial(ahead.save, self._state.step + 1),
         )
         self._saved = self._state.step
-
-    def _finish(self, evaluations: dict[str, Any], finished: bool) -> RunEnd:
-        config, state, directory = self._config, self._state, self._record.directory
-        parts = self._parts.step_parts
-        learned = [reward.function.mib for reward in parts.scorer.rewards if isinstance(reward.function, LearnedReward)]
-        summary = evaluations | {
-            "state": "finished" if finished else "stopped",
-            "train_seconds": state.train_seconds,
-            "total_seconds": time.perf_counter() - self._started,
-            "steps": state.step,
-            "seed": config.seed,
-            "peak_rss_mib": max(state.peak_rss_mib, peak_rss_mib()),
-            "completion_tokens": state.completion_tokens,
-            "model": config.model.path,
-            "task": parts.task.name,
-            "algorithm": config.algorithm.name,
-            "networks_mib": networks_mib(parts.learner) | ({"reward_model": sum(learned)} if learned else {}),
-            "machine": machine_facts(resolve_device(config.model.device)),
-        }
-        end = RunEnd(directory, summary, finished, config.steps)
-        if self._ranks.leads:
-            self._record.summary(summary)
-            self._display.end(end)
-        return end

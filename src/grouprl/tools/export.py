@@ -54,7 +54,17 @@ def export(run_directory: Path, out: Path) -> Path:
     pyarrow, parquet = (import_extra(name, "data", "export") for name in ("pyarrow", "pyarrow.parquet"))
     if out.exists():
         raise UserError(f"{out}: expected a new file, but it exists: remove it, or give another name")
-    schema = _schema(pyarrow)
+    types = {
+        **{kind: pyarrow.type_for_alias(kind) for kind in ("int32", "string", "float64", "bool")},
+        "ids": pyarrow.list_(pyarrow.int32()),
+        "numbers": pyarrow.list_(pyarrow.float32()),
+        "by_name": pyarrow.map_(pyarrow.string(), pyarrow.float64()),
+        "steps": pyarrow.list_(pyarrow.struct([("end", pyarrow.int32()), ("reward", pyarrow.float64())])),
+    }
+    columns = [(name, kind) for kind, names in _COLUMNS for name in names.split()]
+    schema = pyarrow.schema(
+        [pyarrow.field(name, types[kind.rstrip("!")], nullable="!" not in kind) for name, kind in columns]
+    )
     with closing(open_recorded(run_directory)) as database:
         database.row_factory = sqlite3.Row
         database.set_progress_handler(None, 0)  # a long run takes its time
@@ -67,18 +77,6 @@ def export(run_directory: Path, out: Path) -> Path:
         except OSError as error:
             raise UserError(f"{out}: cannot be written ({error}): make room, or give another name") from None
     return out
-
-
-def _schema(pa: ModuleType) -> Any:
-    types = {
-        **{kind: pa.type_for_alias(kind) for kind in ("int32", "string", "float64", "bool")},
-        "ids": pa.list_(pa.int32()),
-        "numbers": pa.list_(pa.float32()),
-        "by_name": pa.map_(pa.string(), pa.float64()),
-        "steps": pa.list_(pa.struct([("end", pa.int32()), ("reward", pa.float64())])),
-    }
-    columns = [(name, kind) for kind, names in _COLUMNS for name in names.split()]
-    return pa.schema([pa.field(name, types[kind.rstrip("!")], nullable="!" not in kind) for name, kind in columns])
 
 
 def _table(pa: ModuleType, schema: Any, rows: Sequence[sqlite3.Row]) -> Any:

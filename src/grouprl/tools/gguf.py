@@ -67,28 +67,25 @@ def import_gguf(file: Path, folder: Path | None = None) -> Path:
     folder = file.with_suffix("") if folder is None else folder
     if not file.is_file():
         raise UserError(f"model {str(file)!r}: expected a GGUF file, found none: check the path")
-    source = {"file": file.name, "sha256": _sha256(file)}
+    with file.open("rb") as stream:
+        source = {"file": file.name, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         made_of = read_json(folder / SOURCE) if folder.is_dir() else {}
         if made_of.get("sha256") == source["sha256"]:
             return folder
+        other = f"one of another file, {made_of['file']!r}" if made_of.get("file") else "one with files"
         raise UserError(
             f"model {str(file)!r}: expected a new or empty folder {folder} for its weights, got "
-            f"{_held(folder, made_of.get('file'))}: move it away, or "
-            f"name another folder with grouprl import-model {file} FOLDER"
+            f"{other if folder.is_dir() else 'a file'}: move it away, or name another folder with "
+            f"grouprl import-model {file} FOLDER"
         )
     weights = _check(file)
-    with atomic_directory(folder) as made:  # first, because a place that cannot be written to costs no reading then
+    # The folder comes first: a place that cannot be written to costs no reading then.
+    with atomic_directory(folder) as unfinished:
         model, tokenizer = _read(file, weights)
-        save_model(model, tokenizer, made)
-        (made / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+        save_model(model, tokenizer, unfinished)
+        (unfinished / SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def _held(folder: Path, source: str | None) -> str:
-    if not folder.is_dir():
-        return "a file"
-    return "one with files" if source is None else f"one of another file, {source!r}"
 
 
 def _check(file: Path) -> int:
@@ -99,7 +96,7 @@ def _check(file: Path) -> int:
         with file.open("rb") as stream:
             _refuse_lengths(stream, library.GGML_QUANT_SIZES, size)
         content = library.GGUFReader(file)
-        header = {name: _value(field) for name, field in content.fields.items()}
+        header = {name: (field.contents() if len(field.data) == 1 else None) for name, field in content.fields.items()}
     except (ValueError, LookupError, OverflowError, MemoryError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
@@ -192,24 +189,20 @@ def _refuse_lengths(stream: BinaryIO, sizes: Mapping[int, tuple[int, int]], size
         raise ValueError(f"the file is cut: expected {needed} bytes, got {size}")
 
 
-def _value(field: Any) -> Any:
-    return field.contents() if len(field.data) == 1 else None
-
-
 def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    location: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with hide_progress_bars(), hide_warnings():
-            config = AutoConfig.from_pretrained(str(file.parent), **place)
+            config = AutoConfig.from_pretrained(str(file.parent), **location)
             leaf("received.files").refuse_config(config.to_dict(), file.name)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             if (needed := sum(weight.numel() for weight in model.parameters())) > _SPARE + 2 * weights:
                 raise ValueError(f"its settings need {needed} weights, it has {weights}")
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **place)
-            place |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(file.parent), **location)
+            location |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
             read: Any
-            read, info = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
+            read, info = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **location)
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1]))
         raise UserError(
@@ -220,25 +213,15 @@ def _read(file: Path, weights: int) -> tuple[PreTrainedModel, PreTrainedTokenize
     refuse_other_weights(str(file), read, lacking, set(info["unexpected_keys"]))
     # transformers saves no model that came from GGUF: its weights go into one that did not.
     with torch.device("meta"):
-        made = type(read)(config)
-    made.load_state_dict(read.state_dict(), assign=True)
-    made.tie_weights()
-    return made, _without_additions(tokenizer, len(made.get_input_embeddings().weight))
-
-
-def _without_additions(tokenizer: PreTrainedTokenizerBase, rows: int) -> PreTrainedTokenizerBase:
-    """Removes what transformers adds to each tokenizer of GPT-2's kind: a model without it has no embedding of it."""
+        model_to_save = type(read)(config)
+    model_to_save.load_state_dict(read.state_dict(), assign=True)
+    model_to_save.tie_weights()
+    rows = len(model_to_save.get_input_embeddings().weight)
     if len(tokenizer) <= rows:
-        return tokenizer
+        return model_to_save, tokenizer
     tree = json.loads(tokenizer.backend_tokenizer.to_str())
     tree["added_tokens"] = [token for token in tree["added_tokens"] if token["id"] < rows]
     backend, template = Tokenizer.from_str(json.dumps(tree)), tokenizer.chat_template
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **tokenizer.special_tokens_map)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return model_to_save, PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, **tokenizer.special_tokens_map
+    )

@@ -41,19 +41,19 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
     load_tokenizer(str(folder))
     leaf("received.hub").end_exchanges()
     run, hub = run_of_checkpoint(folder), HfApi(library_name="grouprl")
-    own = Checkpoint(folder, 0).trainer.name
+    trainer_name = Checkpoint(folder, 0).trainer.name
     try:
         hub.create_repo(repository, private=not public, exist_ok=True)
         done = hub.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            ignore_patterns=[f"{own}/*", MANIFEST],
+            ignore_patterns=[f"{trainer_name}/*", MANIFEST],
             commit_message=f"{folder.name} of a GroupRL run" if run else folder.name,
         )
         if run is not None and not (folder / CARD).exists():
-            with TemporaryDirectory() as place:
-                (Path(place) / CARD).write_text(model_card(read_run(run.path), folder.name), encoding="utf-8")
-                hub.upload_folder(repo_id=repository, folder_path=place, commit_message="Model card")
+            with TemporaryDirectory() as temporary:
+                (Path(temporary) / CARD).write_text(model_card(read_run(run.path), folder.name), encoding="utf-8")
+                hub.upload_folder(repo_id=repository, folder_path=temporary, commit_message="Model card")
     except (HTTPError, HFValidationError, OSError) as error:  # refused, not a name, no token, no network, offline
         answered = getattr(error, "response", None) is not None or isinstance(error, HFValidationError)
         remedy = "log in with `hf auth login` or set HF_TOKEN with the right to write, and give OWNER/NAME"
@@ -69,11 +69,13 @@ def model_card(run: RecordedRun, checkpoint: str) -> str:
     summary = run.summary
     head = ["---", "library_name: transformers", "tags: [reinforcement-learning, grouprl]", "---"]
     facts = [f"- {name}: {summary[name]}" for name in ("algorithm", "task", "steps", "seed") if name in summary]
-    own = measure_of(summary, run.evaluations) == "reward"
-    measure, form = ("reward", ".3f") if own else ("greedy_accuracy", ".1%")
-    found = {when: run.results(when) for when in ("before", "after")}
-    rows = [f"| {when} | {row[measure]:{form}} | {row['problems']} |" for when, row in found.items() if measure in row]
-    name = "mean reward" if own else "greedy accuracy"
+    by_reward = measure_of(summary, run.evaluations) == "reward"
+    measure, form = ("reward", ".3f") if by_reward else ("greedy_accuracy", ".1%")
+    results = {when: run.results(when) for when in ("before", "after")}
+    rows = [
+        f"| {when} | {row[measure]:{form}} | {row['problems']} |" for when, row in results.items() if measure in row
+    ]
+    name = "mean reward" if by_reward else "greedy accuracy"
     table = [f"| training | {name} | held-out problems |", "|---|---|---|", *rows] if rows else []
     title = f"# {run.directory.name}, {checkpoint}"
     parts = [head, [title], ["Trained by reinforcement learning with GroupRL."], facts, table]

@@ -32,11 +32,11 @@ def conversation(path: Path, row: sqlite3.Row, *, most: int) -> dict[str, Any] |
     Raises:
         UserError: the episode is damaged.
     """
-    given = parsed(path, row, "episode")
-    if given is None:
+    contents = parsed(path, row, "episode")
+    if contents is None:
         return None
     try:
-        episode = Episode.of(given)
+        episode = Episode.of(contents)
         ends = [-1, *episode.ends]
         if ends != sorted(set(ends)) or ends[-1] != row["length"] - 1:
             raise ValueError(f"turns that end at {ends[1:]}")
@@ -65,13 +65,13 @@ def conversation(path: Path, row: sqlite3.Row, *, most: int) -> dict[str, Any] |
 def _turns(episode: Episode, advantages: Sequence[float]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     starts = (0, *(end + 1 for end in episode.ends))
-    after = {one.after - 1: one for one in episode.observations}
+    after = {observation.after - 1: observation for observation in episode.observations}
     rewards = (*episode.turn_rewards, *(None,) * len(episode.ends))
     for start, end, reward in zip(starts, episode.ends, rewards, strict=False):
-        own = advantages[start : end + 1]
-        known = {"end": end, "advantages": [min(own), max(own)], "reward": reward}
+        turn_advantages = advantages[start : end + 1]
+        numbers = {"end": end, "advantages": [min(turn_advantages), max(turn_advantages)], "reward": reward}
         shown = {"shown": len(after[end].token_ids), "forked": after[end].kept is not None} if end in after else {}
-        turns.append({"text": "", **known, "shown": 0, "forked": False, **shown, "calls": [], "replies": []})
+        turns.append({"text": "", **numbers, "shown": 0, "forked": False, **shown, "calls": [], "replies": []})
     spoken = -1
     for message in episode.messages:
         if message["role"] == "assistant":

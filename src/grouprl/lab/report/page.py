@@ -33,7 +33,13 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
             the top) and `answers` (by the lab's path).
         pages: names of the files of pages/ that the data are for.
     """
-    modules = _modules(pages)
+    modules: dict[str, str] = {}
+    wanted = ["app.js", *(f"pages/{page}.js" for page in pages)]
+    while wanted:
+        path = wanted.pop()
+        if path not in modules:
+            modules[path], needed = _rewritten(path)
+            wanted += needed
     app = modules.pop("app.js")
     names = {f"./pages/{page}.js": _address(modules[f"pages/{page}.js"]) for page in pages}  # as app.js imports them
     names |= {_bare(path): _address(text) for path, text in modules.items()}
@@ -49,36 +55,24 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
         f'<script type="importmap">{imports}</script>\n'
         f'<script type="module">{app}</script>\n'
     )
-    known = f'<script type="application/json" id="held">{_inside_script(json_text(data))}</script>\n'
+    held_data = f'<script type="application/json" id="held">{_inside_script(json_text(data))}</script>\n'
     page = _LINKED.sub("", (STATIC / "index.html").read_text(encoding="utf-8"))
     page = page.replace("GroupRL lab</a>", "GroupRL</a>")
     page = re.sub("<title>.*?</title>", lambda _: f"<title>{html.escape(title)}</title>", page)
-    return page.replace("</head>", head + "</head>").replace("</body>", known + "</body>")
-
-
-def _modules(pages: Sequence[str]) -> dict[str, str]:
-    """app.js, these pages, and all modules that they import, by path, with bare names for each other."""
-    found: dict[str, str] = {}
-    wanted = ["app.js", *(f"pages/{page}.js" for page in pages)]
-    while wanted:
-        path = wanted.pop()
-        if path not in found:
-            found[path], needed = _rewritten(path)
-            wanted += needed
-    return found
+    return page.replace("</head>", head + "</head>").replace("</body>", held_data + "</body>")
 
 
 def _rewritten(path: str) -> tuple[str, list[str]]:
     """The text of a module with bare names for what it imports, and the paths of those."""
     needed: list[str] = []
 
-    def bare(found: re.Match[str]) -> str:
-        imported = (STATIC / path).parent.joinpath(found[2]).resolve()
+    def bare(match: re.Match[str]) -> str:
+        imported = (STATIC / path).parent.joinpath(match[2]).resolve()
         needed.append(imported.relative_to(STATIC.resolve()).as_posix())
-        return f'{found[1]}"{_bare(needed[-1])}"'
+        return f'{match[1]}"{_bare(needed[-1])}"'
 
     text = _IMPORT.sub(bare, (STATIC / path).read_text(encoding="utf-8"))
-    return _PICTURE.sub(lambda found: f'"{_picture(found[1])}"', text), needed
+    return _PICTURE.sub(lambda match: f'"{_picture(match[1])}"', text), needed
 
 
 def _picture(name: str) -> str:

@@ -46,13 +46,13 @@ class SharedBeginning:
         """
         if chat is None:
             parts = [(self.text, True), (text.removeprefix(self.text), False)]
-            found = [{"role": "prompt", "content": part, "shared": shared} for part, shared in parts]
-            return found if self.text and text.startswith(self.text) else None
+            messages = [{"role": "prompt", "content": part, "shared": shared} for part, shared in parts]
+            return messages if self.text and text.startswith(self.text) else None
         same = self.turns if [*chat[: len(self.turns)]] == [*self.turns] else []
         roles = [message.get("role") for message in same][: len(chat) - 1]
-        first = next((place for place, role in enumerate(roles) if role != "system"), 0)
-        last = max((place for place, role in enumerate(roles) if role == "assistant"), default=-1)
-        return [dict(one) | ({"shared": True} if first <= place <= last else {}) for place, one in enumerate(chat)]
+        first = next((index for index, role in enumerate(roles) if role != "system"), 0)
+        last = max((index for index, role in enumerate(roles) if role == "assistant"), default=-1)
+        return [dict(one) | ({"shared": True} if first <= index <= last else {}) for index, one in enumerate(chat)]
 
 
 def shared_beginning(database: sqlite3.Connection, path: Path | None = None) -> SharedBeginning:

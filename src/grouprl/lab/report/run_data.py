@@ -98,6 +98,7 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
     examples = read_examples(run.examples)
     shared = SharedBeginning.of([row.prompt for rows in examples.values() for row in rows])
     names = dict.fromkeys(name for row in files.metrics for name in row)
+    page = RunDirectory(folder).report.name
     return {
         **run_line(identifier, folder, files),
         "verdict": verdict(recorded),
@@ -109,7 +110,7 @@ def run_answer(identifier: str, folder: Path, files: RunFiles) -> dict[str, Any]
             when: [asdict(row) | {"prompt": shared.own(row.prompt)} for row in rows] for when, rows in examples.items()
         },
         "checkpoints": [checkpoint.step for checkpoint in run.checkpoints()],
-        "files": _files(folder),
+        "files": {name: what for name, what in WRITTEN_BY_A_RUN.items() if name != page and (folder / name).exists()},
         "metrics": [name for name in names if name not in _AXES],
         "warnings": warning_rows(folder),
     }
@@ -179,9 +180,3 @@ def _plain(value: Any) -> str | float | None:
 def _number(row: Mapping[str, Any], name: str) -> float | None:
     value = row.get(name)
     return value if is_number(value) else None
-
-
-def _files(folder: Path) -> dict[str, str]:
-    """Name and description of each file, without the page itself."""
-    page = RunDirectory(folder).report.name
-    return {name: what for name, what in WRITTEN_BY_A_RUN.items() if name != page and (folder / name).exists()}

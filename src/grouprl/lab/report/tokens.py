@@ -78,26 +78,34 @@ def one_completion(
     """
     config = read_config(folder)
     algorithm = run_algorithm(config)
-    row = _row(folder, step, group, index)
+    with recorded(folder) as database:
+        column_names = f"{_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)}"
+        rows = completion_rows(database, column_names, step, group, index)
+    if not rows:
+        raise UserError(
+            f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
+            "choose one of the list (a resumed run repeats its last steps)"
+        )
+    row = rows[0]
     ids = np.frombuffer(row["token_ids"], "<i4").tolist()
     columns = {name: _numbers(row[name]) for name in _BLOBS}
     advantages_T = _numbers(row["token_advantages"])
     if advantages_T is None:
         advantages_T = torch.full((len(ids),), row["advantage"], dtype=torch.float64)
-    found, known = find_tokenizer(folder, config, root), all_options(algorithm)
+    named_tokenizer, settings = find_tokenizer(folder, config, root), all_options(algorithm)
     unread = [{"id": token, "text": None, "half": False} for token in ids]
     return {
         **{name: row[name] for name in _PLAIN.split(", ")},
         "correct": truth(row["correct"]),
         "step_rewards": parsed(RunDirectory(folder).rollouts, row, "step_rewards"),
         "episode": conversation(RunDirectory(folder).rollouts, row, most=most),
-        "tokenizer": None if found is None else found[0],
-        "tokens": unread if found is None else token_texts(found[1], ids),
+        "tokenizer": None if named_tokenizer is None else named_tokenizer[0],
+        "tokens": unread if named_tokenizer is None else token_texts(named_tokenizer[1], ids),
         "advantages": advantages_T.tolist(),
         **{name: None if numbers_T is None else numbers_T.tolist() for name, numbers_T in columns.items()},
         **_derived(columns, advantages_T, algorithm),
         **_branched(folder, step, group, index, ids),
-        "objective": {"kl": known["kl_estimator"], **{name: known[name] for name in _OBJECTIVE}},
+        "objective": {"kl": settings["kl_estimator"], **{name: settings[name] for name in _OBJECTIVE}},
     }
 
 
@@ -111,19 +119,19 @@ def kl_jumps(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, An
     Raises:
         UserError: the database cannot be read.
     """
-    known = [(row["step"], float(row["kl"])) for row in metrics if is_number(row.get("kl"))]
-    found = []
-    for place, (step, kl) in enumerate(known):
-        first = max(0, min(place - _AROUND // 2, len(known) - _AROUND - 1))
-        others = [abs(value) for at, value in known[first : first + _AROUND + 1] if at != step]
+    kl_by_step = [(row["step"], float(row["kl"])) for row in metrics if is_number(row.get("kl"))]
+    jumps = []
+    for index, (step, kl) in enumerate(kl_by_step):
+        first = max(0, min(index - _AROUND // 2, len(kl_by_step) - _AROUND - 1))
+        others = [abs(value) for at, value in kl_by_step[first : first + _AROUND + 1] if at != step]
         if len(others) >= _AROUND // 2 and kl > _NO_KL and kl >= _JUMP * median(others):
-            found.append({"step": step, "kl": kl, "usual": median(others)})
-    found = sorted(
-        sorted(found, key=lambda jump: jump["usual"] / jump["kl"])[:_MOST_JUMPS], key=lambda jump: jump["step"]
+            jumps.append({"step": step, "kl": kl, "usual": median(others)})
+    jumps = sorted(
+        sorted(jumps, key=lambda jump: jump["usual"] / jump["kl"])[:_MOST_JUMPS], key=lambda jump: jump["step"]
     )
     algorithm = run_algorithm(read_config(folder))
     with recorded(folder) as database:
-        return {"jumps": [{**jump, "token": _largest_token(database, jump["step"], algorithm)} for jump in found]}
+        return {"jumps": [{**jump, "token": _largest_token(database, jump["step"], algorithm)} for jump in jumps]}
 
 
 def _largest_token(database: sqlite3.Connection, step: int, algorithm: Algorithm) -> dict[str, Any] | None:
@@ -181,27 +189,15 @@ def _derived(columns: Mapping[str, Tensor | None], advantages_T: Tensor, algorit
 
 
 def _branched(folder: Path, step: int, group: int, index: int, ids: Sequence[int]) -> dict[str, Any]:
-    found = read_branches(folder, step, group, index, ids)
-    if found is None:
+    branched = read_branches(folder, step, group, index, ids)
+    if branched is None:
         return {"effects": None, "branches": None}
     effects: list[float | None] = [None] * len(ids)
-    for token in found.tokens:
-        effect = found.effect(token)
+    for token in branched.tokens:
+        effect = branched.effect(token)
         effects[token.position] = None if effect is None else effect.mean
-    branches = {token.position: [asdict(one) for one in token.branches] for token in found.tokens}
+    branches = {token.position: [asdict(alternative) for alternative in token.branches] for token in branched.tokens}
     return {"effects": effects, "branches": branches}
-
-
-def _row(folder: Path, step: int, group: int, index: int) -> sqlite3.Row:
-    with recorded(folder) as database:
-        columns = f"{_PLAIN}, correct, step_rewards, token_ids, token_advantages, episode, {', '.join(_BLOBS)}"
-        rows = completion_rows(database, columns, step, group, index)
-    if not rows:
-        raise UserError(
-            f"step {step}, group {group}, completion {index}: expected one that {folder.name} recorded, found none: "
-            "choose one of the list (a resumed run repeats its last steps)"
-        )
-    return rows[0]
 
 
 def _numbers(blob: bytes | None) -> Tensor | None:
@@ -228,14 +224,14 @@ def find_tokenizer(folder: Path, config: Mapping[str, Any], root: Path) -> tuple
     received = find_leaf("received.files")
     if received is None:  # without its checks no stranger's tokenizer is read: ids have no texts
         return None
-    for place, path, owner in _candidates(folder, config, root):
+    for name, path, owner in _candidates(folder, config, root):
         try:
             # A checkpoint may hold a link, and one that is replaced vanishes.
             if path.resolve().is_relative_to(owner.resolve()):
                 file = read_file(path)
                 if file is not None:
                     received.refuse_tokenizer(file, path)
-                    return place, _loaded(file)
+                    return name, _loaded(file)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             continue
         except ValueError as error:
@@ -286,10 +282,10 @@ def _shown(tokenizer: Tokenizer, token: int) -> tuple[str | None, bool]:
 
 def _bytes(piece: str) -> bytes | None:
     """The bytes that a vocabulary's piece stands for; None when it stands for characters."""
-    if found := _BYTE.fullmatch(piece):
-        return bytes.fromhex(found[1])
-    known = _byte_of_sign()
-    return bytes(known[sign] for sign in piece) if all(sign in known for sign in piece) else None
+    if match := _BYTE.fullmatch(piece):
+        return bytes.fromhex(match[1])
+    byte_of_sign = _byte_of_sign()
+    return bytes(byte_of_sign[sign] for sign in piece) if all(sign in byte_of_sign for sign in piece) else None
 
 
 @cache

@@ -53,10 +53,10 @@ class Spread:
         total = exact_sum(valid)
         if not max(valid) > min(valid):  # the mean of three 0.7 need not be 0.7 in floating point
             return Spread(len(valid), total, valid[0], 0.0, divided_by, 0.0, signal=False)
-        found = group_statistics(_tensor(valid), torch.zeros(len(valid), dtype=torch.int64), std=std)
-        mean = float(found.mean[0])
+        statistics = group_statistics(_tensor(valid), torch.zeros(len(valid), dtype=torch.int64), std=std)
+        mean = float(statistics.mean[0])
         squares = exact_sum([(reward - mean) * (reward - mean) for reward in valid])  # ** raises where * gives infinity
-        return Spread(len(valid), total, mean, squares, divided_by, float(found.deviation[0]), signal=True)
+        return Spread(len(valid), total, mean, squares, divided_by, float(statistics.deviation[0]), signal=True)
 
 
 def exact_sum(values: Sequence[float]) -> float:
@@ -70,7 +70,7 @@ def exact_sum(values: Sequence[float]) -> float:
 def numbers(values: Sequence[float | None], valid: Sequence[float | None] | None = None) -> list[float | None]:
     """The values with None for NaN, and where `valid` has None or NaN."""
     rows = zip(values, values if valid is None else valid, strict=True)
-    return [None if any(one is None or math.isnan(one) for one in row) else row[0] for row in rows]
+    return [None if any(value is None or math.isnan(value) for value in row) else row[0] for row in rows]
 
 
 def deviation_kind(algorithm: Algorithm) -> Std:
@@ -110,12 +110,12 @@ def compared(
         the advantages, the last four by completion are None; so are they where the algorithm cannot compare such
         rewards, and `without_signal` says why.
     """
-    own = numbers(rewards)
-    groups = [own, *map(numbers, others)] if kept else [numbers(row) for row in others]
+    valued = numbers(rewards)
+    groups = [valued, *map(numbers, others)] if kept else [numbers(row) for row in others]
     std, fields = deviation_kind(algorithm), asdict(algorithm.advantage)
-    spread, known = Spread.of(own, std), component or _by_rewards(algorithm)
+    spread, by_rewards = Spread.of(valued, std), component or _by_rewards(algorithm)
     batch = None
-    if known and algorithm.advantage.of_batch:
+    if by_rewards and algorithm.advantage.of_batch:
         batch = Spread.of([reward for row in groups for reward in row], std)
     mean_of = {"mean": "group", "leave_one_out": "group", "batch_mean": batch and "batch"}.get(fields["baseline"])
     deviation_of = {"group_std": "group", "batch_std": batch and "batch"}.get(fields["scale"])
@@ -130,10 +130,10 @@ def compared(
         "batch": None if batch is None else vars(batch),
         "mean_of": mean_of,
         "deviation_of": deviation_of,
-        "rewards": own,
-        "deviations": _distances(own, spread.mean),
-        "squares": [None if gap is None else gap * gap for gap in _distances(own, middle)],
-        **(_by_completion(own, groups, algorithm, kept=kept) if known else _UNKNOWN),
+        "rewards": valued,
+        "deviations": _distances(valued, spread.mean),
+        "squares": [None if gap is None else gap * gap for gap in _distances(valued, middle)],
+        **(_by_completion(valued, groups, algorithm, kept=kept) if by_rewards else _UNKNOWN),
     }
 
 
@@ -163,16 +163,16 @@ def against_record(
         the advantages are not made of the rewards alone, and, unless it is true, `why`.
     """
     groups: dict[int, list[CompletionParts]] = {}
-    for one in scored:
-        groups.setdefault(one.group, []).append(one)
-    others = [[one.reward for one in row] for place, row in groups.items() if row[0].kept and place != group]
+    for part in scored:
+        groups.setdefault(part.group, []).append(part)
+    others = [[part.reward for part in row] for index, row in groups.items() if row[0].kept and index != group]
     kept = groups[group][0].kept
-    found = compared([one.reward for one in groups[group]], algorithm, others, kept=kept)
-    ours = found["advantages"]
+    comparison = compared([part.reward for part in groups[group]], algorithm, others, kept=kept)
+    ours = comparison["advantages"]
     agree = None if ours is None else _close([advantage or 0.0 for advantage in ours], recorded)
-    why = (ours is None and found["without_signal"]) or " ".join(_reasons(algorithm)) or _OTHER_SETTINGS
+    why = (ours is None and comparison["without_signal"]) or " ".join(_reasons(algorithm)) or _OTHER_SETTINGS
     return {
-        **found,
+        **comparison,
         "recorded": list(recorded),
         "dropped": not kept,
         "agree": agree,
@@ -185,33 +185,35 @@ def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm:
     advantage = algorithm.advantage
     if isinstance(advantage, CompletionAdvantage):
         return advantage.compared(rewards_N, groups_N)
-    found = {name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")}
-    return group_statistics(rewards_N, groups_N, **found)
+    settings = {
+        name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")
+    }
+    return group_statistics(rewards_N, groups_N, **settings)
 
 
 def _by_completion(
-    own: Sequence[float | None], groups: Sequence[Sequence[float | None]], algorithm: Algorithm, *, kept: bool
+    valued: Sequence[float | None], groups: Sequence[Sequence[float | None]], algorithm: Algorithm, *, kept: bool
 ) -> dict[str, Any]:
     """What is subtracted from each reward and what divides the rest; `own` is the first group, where it is `kept`."""
     if not kept:
         return {
-            **dict.fromkeys(("baselines", "gaps", "divisors"), [None] * len(own)),
-            "advantages": numbers([0.0] * len(own), own),
+            **dict.fromkeys(("baselines", "gaps", "divisors"), [None] * len(valued)),
+            "advantages": numbers([0.0] * len(valued), valued),
             "without_signal": "The algorithm drops this group: it is not in the update.",
         }
     rewards_N = _tensor([reward for row in groups for reward in row])
-    groups_N = torch.tensor([place for place, row in enumerate(groups) for _ in row])
+    groups_N = torch.tensor([index for index, row in enumerate(groups) for _ in row])
     try:
-        found, size = compared_rewards(rewards_N, groups_N, algorithm), len(own)
+        statistics, size = compared_rewards(rewards_N, groups_N, algorithm), len(valued)
     except UserError as error:
         return {**_UNKNOWN, "without_signal": str(error)}
-    advantages = found.advantages(rewards_N)[:size].tolist()
+    advantages = statistics.advantages(rewards_N)[:size].tolist()
     return {
-        "baselines": numbers(found.baseline_N[:size].tolist(), own),
-        "gaps": numbers((rewards_N - found.baseline_N)[:size].tolist(), own),
-        "divisors": numbers(found.divisor_N[:size].tolist(), own),
-        "advantages": numbers(advantages, own),
-        "without_signal": None if bool(found.signal_N[:size].any()) else _without_signal(own, algorithm),
+        "baselines": numbers(statistics.baseline_N[:size].tolist(), valued),
+        "gaps": numbers((rewards_N - statistics.baseline_N)[:size].tolist(), valued),
+        "divisors": numbers(statistics.divisor_N[:size].tolist(), valued),
+        "advantages": numbers(advantages, valued),
+        "without_signal": None if bool(statistics.signal_N[:size].any()) else _without_signal(valued, algorithm),
     }
 
 
@@ -241,9 +243,9 @@ def _distances(rewards: Sequence[float | None], middle: float | None) -> list[fl
 
 
 def _reasons(algorithm: Algorithm) -> Iterator[str]:
-    by_token, known = algorithm.advantage.credit == "token", options(algorithm)
-    if own := dict(algorithm.missing).get("advantage"):
-        yield f"The class {own.split()[0]} computed the advantages; this page does not run it."
+    by_token, settings = algorithm.advantage.credit == "token", options(algorithm)
+    if missing_class := dict(algorithm.missing).get("advantage"):
+        yield f"The class {missing_class.split()[0]} computed the advantages; this page does not run it."
     if algorithm.critic is not None:
         yield "The baseline is the critic's prediction before each token, not a mean of rewards."
     if algorithm.advantage.credit == "step":
@@ -251,12 +253,12 @@ def _reasons(algorithm: Algorithm) -> Iterator[str]:
             "Each reasoning step has a reward, normalized over all reasoning steps of the group. A token gets the sum "
             "over the steps that end at or after it. The record has the mean over the tokens."
         )
-    if known.get("reward_mix") == "normalise_then_sum":
+    if settings.get("reward_mix") == "normalise_then_sum":
         yield "The values of each reward function are normalized separately; then the advantages are added up."
     if algorithm.kl is not None and algorithm.kl.kl_in == "reward":
         yield "The KL to the reference is part of the reward in this run; the rewards shown here exclude it."
-    if by_token and known["gamma"] != 1:
-        yield f"Later rewards count less: each token is discounted by {known['gamma']:g}."
+    if by_token and settings["gamma"] != 1:
+        yield f"Later rewards count less: each token is discounted by {settings['gamma']:g}."
     if by_token and algorithm.advantage.of_batch:
         yield "Mean and deviation are over all tokens of the step, so longer completions count more."
     if by_token and algorithm.group_filter.mask_overlong:

@@ -107,8 +107,8 @@ def group_answers(folder: Path, name: str) -> Answers:
 
     for step in held:
         listed = groups_of_step(folder, step, offset=0, limit=_GROUPS)
-        found = (_shortened(one_group(folder, step, one["group_index"], most=_TEXT)) for one in listed["groups"])
-        taken = {f"{path}/groups/{step}/{one['group_index']}": one for one in takewhile(take, found)}
+        groups = (_shortened(one_group(folder, step, row["group_index"], most=_TEXT)) for row in listed["groups"])
+        taken = {f"{path}/groups/{step}/{row['group_index']}": row for row in takewhile(take, groups)}
         counts = {"held": held, "total": len(taken), "of": listed["total"]}
         shown = {**listed, **counts, "groups": listed["groups"][: len(taken)]}
         answers |= {**taken, f"{path}/groups?step={step}": shown, f"{path}/groups": shown}
@@ -121,13 +121,16 @@ def group_answers(folder: Path, name: str) -> Answers:
 
 
 def _shortened(group: dict[str, Any]) -> dict[str, Any]:
-    return {**group, "completions": [{**one, "text": cut(one["text"], _TEXT)} for one in group["completions"]]}
+    return {
+        **group,
+        "completions": [{**row, "text": cut(row["text"], _TEXT)} for row in group["completions"]],
+    }
 
 
 def _places(answers: Answers, path: str) -> Iterator[tuple[int, int, int]]:
     """Completions of the held groups: the first group of each step before the second, so that each step has some."""
     held = [answer for key, answer in answers.items() if key.startswith(f"{path}/groups/")]
-    for group in sorted(held, key=lambda one: (one["group_index"], one["step"])):
+    for group in sorted(held, key=lambda row: (row["group_index"], row["step"])):
         for completion in group["completions"]:
             yield group["step"], group["group_index"], completion["index"]
 

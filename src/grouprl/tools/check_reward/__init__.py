@@ -59,7 +59,11 @@ def check_reward(
             raise UserError(f"{run}: expected a run with recorded completions, got none: train one, or leave --run out")
     checked = try_rewards(opened.config, opened.task, opened.rewards, problems=problems, recorded=recorded)
     if as_json:
-        kinds = [_flat(scores) for scores in checked.kinds]
+        kinds = []
+        for scores in checked.kinds:
+            total = asdict(scores.total) if scores.total else dict.fromkeys(field.name for field in fields(Totals))
+            flat = asdict(scores.kind) | asdict(scores) | total
+            kinds.append({name: value for name, value in flat.items() if name not in ("kind", "total", "needs")})
         print(json.dumps({**asdict(checked), "kinds": kinds, "beaten": checked.beaten, "passed": checked.passed}))
     else:
         show(Console(highlight=False), checked)
@@ -83,27 +87,27 @@ def try_rewards(
     """
     if problems < 1:
         raise UserError(f"problems: expected at least 1, got {problems}: the tricks are made from them")
-    rewards = beside_recorded(config, task, rewards, [one.group for one in recorded])
+    rewards = beside_recorded(config, task, rewards, [recorded_group.group for recorded_group in recorded])
     check_rewards(config, task, rewards)
-    asked = task.problems("train")[:problems]
-    golds = [task.gold(problem) for problem in asked]
-    texts = trial_completions(asked, golds, config.task.format)
+    tried_problems = task.problems("train")[:problems]
+    golds = [task.gold(problem) for problem in tried_problems]
+    texts = trial_completions(tried_problems, golds, config.task.format)
     with configured_scorer(config, task, rewards, max_invalid=1.0, verified=True) as scorer:
         tokenizer = load_tokenizer(config.model)
-        scorer.check_columns(asked)
-        groups = [one.group for one in recorded]
+        scorer.check_columns(tried_problems)
+        groups = [recorded_group.group for recorded_group in recorded]
         count = sum(map(len, texts)) + sum(len(group.completions) for group in groups)
         with Terminal(errors=True).progress("check", 2 * count) as advance:
-            trials = score_trials(scorer, tokenizer, asked, texts, advance, groups)
+            trials = score_trials(scorer, tokenizer, tried_problems, texts, advance, groups)
         weights = {reward.name: reward.weight for reward in rewards} | scorer.weights
     per_step = {reward.name for reward in rewards if reward.per_step}
     of_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in (*KINDS, RECORDED)}
-    before = [outcome for one in recorded for outcome in one.outcomes]
+    before = [outcome for recorded_group in recorded for outcome in recorded_group.outcomes]
     kinds = tuple(kind_scores(kind, tried, weights) for kind, tried in of_kind.items() if tried)
     facts = tuple(reward_facts(*weighted, trials, per_step=weighted[0] in per_step) for weighted in weights.items())
     return RewardCheck(
         task=task.name,
-        problems=len(asked),
+        problems=len(tried_problems),
         kinds=kinds,
         left_out={kind.name: kind.needs for kind, tried in of_kind.items() if not tried and kind in KINDS},
         rewards=facts,
@@ -113,10 +117,3 @@ def try_rewards(
         ),
         verdict=verdict_of(kinds),
     )
-
-
-def _flat(scores: KindScores) -> dict[str, object]:
-    """Returns the scores as one JSON object; the values of the total are null if no completion is valid."""
-    total = asdict(scores.total) if scores.total else dict.fromkeys(one.name for one in fields(Totals))
-    flat = asdict(scores.kind) | asdict(scores) | total
-    return {name: value for name, value in flat.items() if name not in ("kind", "total", "needs")}

@@ -218,7 +218,13 @@ def cautions(
         yield f"{gold.invalid} of {gold.completions} gold completions are invalid: {gold.reason}"
     totals = {scores.kind: scores.total for scores in kinds if scores.total}
     if GOLD in totals:
-        yield from _about_gold(totals)
+        aim = totals[GOLD]
+        others = [(total.largest, kind.name) for kind, total in totals.items() if kind != GOLD]
+        largest, best = max(others, default=(aim.median, GOLD.name))
+        if _above(largest, aim.median):
+            yield f"gold scores low: its median is {aim.median:.2f}, '{best}' reaches {largest:.2f}"
+        if PADDED in totals and _above(totals[PADDED].mean, aim.mean):
+            yield f"padding pays: padded gold has a mean of {totals[PADDED].mean:.2f}, gold one of {aim.mean:.2f}"
         long = [trial.tokens for trial in golds if trial.tokens > max_tokens]
         if long:
             yield (
@@ -236,36 +242,22 @@ def cautions(
                 f"gold one of {gold_mean:.2f}"
             )
     for facts in rewards:
-        yield from _about_a_reward(facts)
-
-
-def _about_gold(totals: Mapping[Kind, Totals]) -> Iterator[str]:
-    gold = totals[GOLD]
-    others = [(total.largest, kind.name) for kind, total in totals.items() if kind != GOLD]
-    largest, best = max(others, default=(gold.median, GOLD.name))
-    if _above(largest, gold.median):
-        yield f"gold scores low: its median is {gold.median:.2f}, '{best}' reaches {largest:.2f}"
-    if PADDED in totals and _above(totals[PADDED].mean, gold.mean):
-        yield f"padding pays: padded gold has a mean of {totals[PADDED].mean:.2f}, gold one of {gold.mean:.2f}"
-
-
-def _about_a_reward(facts: RewardFacts) -> Iterator[str]:
-    if facts.smallest is None:
-        yield f"{facts.name} never gave a value"
-    elif facts.smallest == facts.largest:
-        yield f"{facts.name} is constant: it gave {facts.smallest:g} to every completion"
-    if facts.repeats == "no":
-        yield f"{facts.name} is not deterministic: {facts.difference}"
-    elif facts.repeats != "yes":
-        yield f"{facts.name} {facts.repeats}: {facts.difference}"
+        if facts.smallest is None:
+            yield f"{facts.name} never gave a value"
+        elif facts.smallest == facts.largest:
+            yield f"{facts.name} is constant: it gave {facts.smallest:g} to every completion"
+        if facts.repeats == "no":
+            yield f"{facts.name} is not deterministic: {facts.difference}"
+        elif facts.repeats != "yes":
+            yield f"{facts.name} {facts.repeats}: {facts.difference}"
 
 
 def judged_otherwise(now: Sequence[RewardOutcome], before: Sequence[RewardOutcome]) -> Iterator[str]:
     """Yields a warning for each reward that recorded completions get again, and that is another one now."""
     for name in sorted(
-        {name for one in now for name in one.components} & {n for one in before for n in one.components}
+        {name for outcome in now for name in outcome.components} & {n for outcome in before for n in outcome.components}
     ):
-        values = [(one.components[name], then.components[name]) for one, then in zip(now, before, strict=True)]
+        values = [(outcome.components[name], then.components[name]) for outcome, then in zip(now, before, strict=True)]
         if other := [pair for pair in values if not _same(*pair)]:
             first = " in place of ".join("None" if value is None else f"{value:.6g}" for value in other[0])
             yield f"{name} is another one for {len(other)} of {len(values)} recorded completions, such as {first}"

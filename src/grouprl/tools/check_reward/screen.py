@@ -32,7 +32,23 @@ def show(console: Console, checked: RewardCheck) -> None:
     for facts in checked.rewards:
         same_twice, failures = "yes" if facts.repeats == "yes" else "no", str(sum(facts.failures.values()))
         facts_table.add_row(Text(facts.name), _number(facts.smallest), _number(facts.largest), same_twice, failures)
-    for table in (*_tables(kinds, console.width), facts_table):
+    totals: list[dict[str, str]] = []
+    means: list[dict[str, str]] = []
+    for scores in kinds:
+        total = astuple(scores.total) if scores.total else (None,) * 4
+        cells = {
+            **dict(zip(("mean", "median", "min", "max"), map(_number, total), strict=True)),
+            "invalid": f"{scores.invalid}/{scores.completions}" if scores.invalid else "0",
+            "ms": _number(scores.milliseconds),
+            "slowest": _number(scores.slowest_milliseconds),
+        }
+        totals.append(cells)
+        correct = "-" if scores.correct is None else f"{scores.correct:.0%}"
+        means.append({name: _number(mean) for name, mean in scores.components.items()} | {"correct": correct})
+    tables = [_by_kind(kinds, [left | right for left, right in zip(totals, means, strict=True)])]
+    if Console(width=_WIDE).measure(tables[0]).maximum > console.width:
+        tables = [_by_kind(kinds, totals), _by_kind(kinds, means)]
+    for table in (*tables, facts_table):
         console.print("", table, "", sep="\n")
     for scores in kinds:
         if scores.invalid:
@@ -52,30 +68,6 @@ def _place(scores: KindScores) -> tuple[bool, float]:
     """The sort key of a kind: tricks come last, the best of them first."""
     mean = scores.total.mean if scores.total else -math.inf
     return scores.kind.trick, -mean if scores.kind.trick else 0.0
-
-
-def _tables(kinds: Sequence[KindScores], width: int) -> list[Table]:
-    """Makes the tables of totals and of each reward's means, joined into one if the width allows."""
-    totals, means = [_totals(scores) for scores in kinds], [_means(scores) for scores in kinds]
-    together = _by_kind(kinds, [left | right for left, right in zip(totals, means, strict=True)])
-    if Console(width=_WIDE).measure(together).maximum <= width:
-        return [together]
-    return [_by_kind(kinds, totals), _by_kind(kinds, means)]
-
-
-def _totals(scores: KindScores) -> dict[str, str]:
-    total = astuple(scores.total) if scores.total else (None,) * 4
-    return {
-        **dict(zip(("mean", "median", "min", "max"), map(_number, total), strict=True)),
-        "invalid": f"{scores.invalid}/{scores.completions}" if scores.invalid else "0",
-        "ms": _number(scores.milliseconds),
-        "slowest": _number(scores.slowest_milliseconds),
-    }
-
-
-def _means(scores: KindScores) -> dict[str, str]:
-    means = {name: _number(mean) for name, mean in scores.components.items()}
-    return means | {"correct": "-" if scores.correct is None else f"{scores.correct:.0%}"}
 
 
 def _by_kind(kinds: Sequence[KindScores], rows: Sequence[Mapping[str, str]]) -> Table:

@@ -117,66 +117,49 @@ def trial_completions(
     answers = [None if gold is None else final_text(gold) for gold in golds]
     counted = Counter(answer for answer in answers if answer is not None)
     commonest = counted.most_common(1)[0][0] if counted.total() > 1 else None  # of one problem it would be right
-    known = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if gold is not None]
+    gold_answers = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if gold is not None]
     rows = []
     for problem, gold, answer in zip(problems, golds, answers, strict=True):
         form = form_of(gold, task_format)
         texts = {"copied prompt": problem.prompt_text, "word 200 times": _WORDS, "empty": ""}
         if form is not None:
-            texts |= _guesses(form, problem.prompt_text, commonest)
+            texts["empty form"] = form.no_thought + form.marked("")
+            if commonest is not None:
+                texts["commonest answer"] = form.whole(commonest)
+            if form.opening and (numbers := _NUMBER.findall(problem.prompt_text)):
+                texts["last number"] = form.whole(numbers[-1])
         if gold is not None:
+            head = "<think>" if gold.startswith("<think>") else ""
+            texts["gold"] = gold
+            texts["padded gold"] = head + _PADDING + gold.removeprefix(head)
+            texts["gold three times"] = "\n".join([gold] * 3)
             rng = random.Random(f"check_reward/{problem.id}")
-            different = (pair for pair in rng.sample(known, len(known)) if _differs(pair, (gold, answer)))
+            different = (pair for pair in rng.sample(gold_answers, len(gold_answers)) if _differs(pair, (gold, answer)))
             others = [*islice(different, 1 + 4 * _OPTIONS)]
-            texts |= _copies(gold, [text for text, _ in others])
+            if others:
+                texts["shuffled gold"] = others[0][0]
             if form is not None and answer is not None:
-                texts |= _answers(form, gold, answer, [text for _, text in others], rng)
+                texts["answer alone"] = form.whole(answer)
+                if others and (wrong := others[0][1]) is not None:
+                    *_, last = re.finditer(form.opening, gold)
+                    texts["wrong answer"] = gold[: last.start()] + form.marked(wrong)
+                    texts["answer in thought"] = f"<think>\n{form.marked(answer)}\n</think>\n{form.marked(wrong)}"
+                decoys = [text for text in dict.fromkeys(pair[1] for pair in others) if text is not None]
+                decoys = decoys[: _OPTIONS - 1]
+                if decoys:
+                    right = rng.randrange(len(decoys))
+                    options = [*decoys[:right], answer, *decoys[right:]]  # the right one is among them, but not last
+                    texts["many answers"] = form.thought + " ".join(map(form.marked, options))
+                    texts["a or b or c"] = form.whole(" or ".join(options))
         rows.append({kind.name: texts[kind.name] for kind in KINDS if kind.name in texts})
     return rows
 
 
-def _guesses(form: Form, prompt: str, commonest: str | None) -> dict[str, str]:
-    """Makes the completions that need no gold completion of the problem."""
-    texts = {"empty form": form.no_thought + form.marked("")}
-    if commonest is not None:
-        texts["commonest answer"] = form.whole(commonest)
-    if form.opening and (numbers := _NUMBER.findall(prompt)):
-        texts["last number"] = form.whole(numbers[-1])
-    return texts
-
-
-def _copies(gold: str, others: Sequence[str]) -> dict[str, str]:
-    """Makes the completions that are gold completions; `others` are those of problems with another answer."""
-    head = "<think>" if gold.startswith("<think>") else ""
-    texts = {
-        "gold": gold,
-        "padded gold": head + _PADDING + gold.removeprefix(head),
-        "gold three times": "\n".join([gold] * 3),
-    }
-    return texts | ({"shuffled gold": others[0]} if others else {})
-
-
-def _answers(form: Form, gold: str, answer: str, others: Sequence[str | None], rng: random.Random) -> dict[str, str]:
-    """Makes the completions of one or several short answers; `others` are those of other problems."""
-    texts = {"answer alone": form.whole(answer)}
-    if others and (wrong := others[0]) is not None:
-        *_, last = re.finditer(form.opening, gold)
-        texts["wrong answer"] = gold[: last.start()] + form.marked(wrong)
-        texts["answer in thought"] = f"<think>\n{form.marked(answer)}\n</think>\n{form.marked(wrong)}"
-    decoys = [text for text in dict.fromkeys(others) if text is not None][: _OPTIONS - 1]
-    if decoys:
-        place = rng.randrange(len(decoys))
-        options = [*decoys[:place], answer, *decoys[place:]]  # the right one is among them, but not last
-        texts["many answers"] = form.thought + " ".join(map(form.marked, options))
-        texts["a or b or c"] = form.whole(" or ".join(options))
-    return texts
-
-
-def _differs(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
+def _differs(pair: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
     """Whether two (gold, answer) pairs have different answers, or different texts if an answer is not a short text."""
-    if one[1] is None or other[1] is None:
-        return one[0] != other[0]
-    return not same_value(one[1], other[1])
+    if pair[1] is None or other[1] is None:
+        return pair[0] != other[0]
+    return not same_value(pair[1], other[1])
 
 
 # Their scores
@@ -221,9 +204,9 @@ def score_trials(
     ]
     names = [*(list(row) for row in texts), *([RECORDED.name] * len(group.completions) for group in recorded)]
     groups += recorded
-    begun, together = [scorer.begin(group) for group in groups], []
+    pending_groups, together = [scorer.begin(group) for group in groups], []
     compared = any(reward.scope == "batch" for reward in scorer.rewards)
-    for pending in [begun] if compared else [[one] for one in begun]:
+    for pending in [pending_groups] if compared else [[pending_group] for pending_group in pending_groups]:
         together += (scored := scorer.finish(pending, tokenizer))
         advance(sum(map(len, scored)))
     trials = []

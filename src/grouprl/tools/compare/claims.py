@@ -64,31 +64,39 @@ class AnsweredClaim:
 
 def answer_claims(comparison: RecordedComparison) -> tuple[AnsweredClaim, ...]:
     """Measures the expectations of all claims, in their order."""
-    return tuple(_answer(comparison, name, claim) for name, claim in comparison.claims.items())
+    variants = {variant.name: variant for variant in comparison.variants}
+    answers = []
+    for name, claim in comparison.claims.items():
+        if claim.holds is not None:
+            answers.append(AnsweredClaim(name, claim, (), "holds" if claim.holds else "does not hold"))
+            continue
+        confidence = simultaneous_confidence(max(1, len(claim.pairs)))
+        measured = []
+        for left, relation, right in claim.pairs:
+            difference = difference_of(claim, variants[left], variants.get(right))
+            interval = None if difference is None else difference.interval(confidence)
+            verdict = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
+            measured.append(MeasuredExpectation(left, relation, right, difference, interval, verdict))
+        answers.append(AnsweredClaim(name, claim, tuple(measured), combined([row.verdict for row in measured])))
+    return tuple(answers)
 
 
 def claims_summary(answered: Sequence[AnsweredClaim]) -> list[dict[str, Any]]:
     """The claims as plain values of summary.json."""
-    rows = [
-        {
-            "name": one.name,
-            **one.claim.model_dump(mode="json", exclude={"expect"}),
-            "variants": one.claim.variants,
-            "verdict": one.verdict,
-            "measured": [_plain(expectation) for expectation in one.measured],
-        }
-        for one in answered
-    ]
+    rows = []
+    for answer in answered:
+        measured = []
+        for expectation in answer.measured:
+            difference = expectation.difference
+            values: dict[str, Any] = asdict(expectation) | {"alone": None, "p_value": None, "by_seed": ()}
+            if difference is not None:
+                by_seed = values["difference"].pop("by_seed")
+                values |= {"alone": difference.interval(), "p_value": difference.p_value, "by_seed": by_seed}
+            measured.append(values)
+        fields = answer.claim.model_dump(mode="json", exclude={"expect"})
+        named = {"name": answer.name, **fields, "variants": answer.claim.variants}
+        rows.append({**named, "verdict": answer.verdict, "measured": measured})
     return correct_over_table(rows)
-
-
-def _plain(expectation: MeasuredExpectation) -> dict[str, Any]:
-    difference = expectation.difference
-    values: dict[str, Any] = asdict(expectation) | {"alone": None, "p_value": None, "by_seed": ()}
-    if difference is not None:
-        by_seed = values["difference"].pop("by_seed")
-        values |= {"alone": difference.interval(), "p_value": difference.p_value, "by_seed": by_seed}
-    return values
 
 
 def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -101,15 +109,15 @@ def correct_over_table(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         The rows with `p_in_table` of each expectation, its p-value after Holm's correction over all of them, and
         `holds_in_table` of each claim.
     """
-    p_values = [one["p_value"] for claim in claims for one in claim["measured"] if one["p_value"] is not None]
+    p_values = [row["p_value"] for claim in claims for row in claim["measured"] if row["p_value"] is not None]
     corrected = iter(holm(p_values))
     rows = []
     for claim in claims:
         measured = [
-            {**one, "p_in_table": None if one["p_value"] is None else next(corrected)} for one in claim["measured"]
+            {**row, "p_in_table": None if row["p_value"] is None else next(corrected)} for row in claim["measured"]
         ]
         shown = bool(measured) and all(
-            is_significant(one) and one["relation"] != "=" and one["difference"]["mean"] > 0 for one in measured
+            is_significant(row) and row["relation"] != "=" and row["difference"]["mean"] > 0 for row in measured
         )
         rows.append({**claim, "measured": measured, "holds_in_table": claim["verdict"] == "holds" and shown})
     return rows
@@ -125,10 +133,10 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The lines of a table in Markdown, a row for each claim of `claims_summary`."""
     yield "| claim | source | measured | verdict |"
     yield "|---|---|---|---|"
-    for one in claims:
-        holds = "holds in the whole table" if one["holds_in_table"] else "holds here"
-        verdict = holds if one["verdict"] == "holds" else one["verdict"]
-        yield f"| {one['claim']} | {one['source']} | {_measured_cell(one)} | {verdict} |"
+    for claim in claims:
+        holds = "holds in the whole table" if claim["holds_in_table"] else "holds here"
+        verdict = holds if claim["verdict"] == "holds" else claim["verdict"]
+        yield f"| {claim['claim']} | {claim['source']} | {_measured_cell(claim)} | {verdict} |"
 
 
 def _measured_cell(claim: Mapping[str, Any]) -> str:
@@ -136,13 +144,13 @@ def _measured_cell(claim: Mapping[str, Any]) -> str:
         return f"{claim['found']} (`{claim['exact']}`)"
     factor = 100 if is_share(claim["measure"]) else 1
     differences = []
-    for one in claim["measured"]:
-        if one["difference"] is None or one["interval"] is None:
+    for row in claim["measured"]:
+        if row["difference"] is None or row["interval"] is None:
             continue
-        low, high = (factor * end for end in one["interval"])
-        sides = one["left"] if one["right"] == "0" else f"{one['left']} - {one['right']}"
-        star = "\\*" if is_significant(one) else ""
-        differences.append(f"{sides}: {factor * one['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}")
+        low, high = (factor * end for end in row["interval"])
+        sides = row["left"] if row["right"] == "0" else f"{row['left']} - {row['right']}"
+        star = "\\*" if is_significant(row) else ""
+        differences.append(f"{sides}: {factor * row['difference']['mean']:+.3g} ({low:+.3g} to {high:+.3g}){star}")
     name = claim["measure"].replace("_", " ") + (" gained" if claim["grows"] else "")
     unit = ", points" if factor > 1 else ""
     margin = f", margin {factor * claim['margin']:g}"
@@ -152,20 +160,6 @@ def _measured_cell(claim: Mapping[str, Any]) -> str:
 def is_share(measure: str) -> bool:
     """Whether a measure is a share, whose differences are shown in points."""
     return measure in ("accuracy", "speed") or measure.startswith("frac_")
-
-
-def _answer(comparison: RecordedComparison, name: str, claim: Claim) -> AnsweredClaim:
-    if claim.holds is not None:
-        return AnsweredClaim(name, claim, (), "holds" if claim.holds else "does not hold")
-    variants = {variant.name: variant for variant in comparison.variants}
-    confidence = simultaneous_confidence(max(1, len(claim.pairs)))
-    measured = []
-    for left, relation, right in claim.pairs:
-        difference = difference_of(claim, variants[left], variants.get(right))
-        interval = None if difference is None else difference.interval(confidence)
-        found = "not measured yet" if difference is None else verdict_of(relation, interval, claim.margin)
-        measured.append(MeasuredExpectation(left, relation, right, difference, interval, found))
-    return AnsweredClaim(name, claim, tuple(measured), combined([one.verdict for one in measured]))
 
 
 def verdict_of(relation: str, interval: tuple[float, float] | None, margin: float) -> Verdict:
@@ -220,34 +214,29 @@ def values_of(claim: Claim, run: RecordedRun, *, limit: float) -> Values:
     """The measure of a run where it has spent `limit`; empty where it was not recorded."""
     totals = spent(run, claim.at)
     if claim.measure in ("accuracy", "speed"):
-        return _held_out(claim, run, totals, limit)
+        points = {
+            totals[row["step"]]: result.sampled_by_problem or result.greedy_by_problem
+            for row in run.held_out
+            if row["step"] in totals and (result := ProblemResults.read(row)) is not None
+        }
+        spent_X = sorted(points)
+        names = [name for name in points[spent_X[0]] if all(name in points[x] for x in spent_X)] if points else []
+        if not names or limit <= spent_X[0]:
+            return {}
+        grid_X = [*(x for x in spent_X if x < limit), limit]
+        values_PX = np.array([np.interp(grid_X, spent_X, [points[x][name] for x in spent_X]) for name in names])
+        if claim.measure == "speed":
+            widths_X = np.diff(grid_X) / (grid_X[-1] - grid_X[0])
+            result_P = ((values_PX[:, 1:] + values_PX[:, :-1]) / 2) @ widths_X
+        else:
+            result_P = values_PX[:, -1]
+        start_P = values_PX[:, 0] if claim.grows else np.zeros(len(names))
+        return dict(zip(names, (result_P - start_P).tolist(), strict=True))
     is_of_wrong = claim.measure == "wrong_length"
     pairs = wrong_lengths(run.directory) if is_of_wrong else zip(*run.column(claim.measure), strict=True)
     reached = [value for step, value in pairs if totals.get(step, math.inf) <= limit]
     tenth = max(1, len(reached) // _TENTH)
     if reached:
         return {_WHOLE_RUN: fmean(reached[-tenth:]) - (fmean(reached[:tenth]) if claim.grows else 0.0)}
-    found = run_metrics(run).get(claim.measure)
-    return {_WHOLE_RUN: float(found)} if is_number(found) else {}
-
-
-def _held_out(claim: Claim, run: RecordedRun, totals: Mapping[int, float], limit: float) -> Values:
-    """The results of each held-out problem, on straight lines between the evaluations: at the limit, or up to it."""
-    points = {
-        totals[row["step"]]: found.sampled_by_problem or found.greedy_by_problem
-        for row in run.held_out
-        if row["step"] in totals and (found := ProblemResults.read(row)) is not None
-    }
-    spent_X = sorted(points)
-    names = [name for name in points[spent_X[0]] if all(name in points[x] for x in spent_X)] if points else []
-    if not names or limit <= spent_X[0]:
-        return {}
-    grid_X = [*(x for x in spent_X if x < limit), limit]
-    values_PX = np.array([np.interp(grid_X, spent_X, [points[x][name] for x in spent_X]) for name in names])
-    if claim.measure == "speed":
-        widths_X = np.diff(grid_X) / (grid_X[-1] - grid_X[0])
-        result_P = ((values_PX[:, 1:] + values_PX[:, :-1]) / 2) @ widths_X
-    else:
-        result_P = values_PX[:, -1]
-    start_P = values_PX[:, 0] if claim.grows else np.zeros(len(names))
-    return dict(zip(names, (result_P - start_P).tolist(), strict=True))
+    result = run_metrics(run).get(claim.measure)
+    return {_WHOLE_RUN: float(result)} if is_number(result) else {}

@@ -115,48 +115,50 @@ def read_comparison(directory: Path) -> RecordedComparison:
     Raises:
         UserError: `directory` has no comparison, or a file of a run is damaged.
     """
-    given = read_json(directory / COMPARISON_FILE)
-    if not given:
+    contents = read_json(directory / COMPARISON_FILE)
+    if not contents:
         raise UserError(
             f"{directory}: expected the folder of a comparison (one with a {COMPARISON_FILE}), found none; "
             "give the folder that `grouprl compare` wrote, such as runs/NAME"
         )
-    refused = _refused(given)
+    refused = _refused(contents)
     if refused is not None:
         raise UserError(f"{directory / COMPARISON_FILE}: expected {refused}: restore the file")
-    seeds = tuple(given["seeds"])
-    stages = _STAGES.validate_python(given.get("stages", {}), strict=False)
+    seeds = tuple(contents["seeds"])
+    stages = _STAGES.validate_python(contents.get("stages", {}), strict=False)
     variants = [
         Variant(name, tuple(settings), _finished_runs(directory, name, seeds))
-        for name, settings in given["variants"].items()
+        for name, settings in contents["variants"].items()
     ]
-    for name, own in stages.items():
-        commands = [(f"{n}-{verb}", changes) for n, stage in enumerate(own, 1) for verb, changes in stage.items()]
+    for name, own_stages in stages.items():
+        commands = [
+            (f"{n}-{verb}", changes) for n, stage in enumerate(own_stages, 1) for verb, changes in stage.items()
+        ]
         trained = [stage for stage, _ in commands if stage.endswith("-train")]
         settings = tuple(" ".join((stage, *changes)) for stage, changes in commands)
         variants.append(Variant(name, settings, _finished_runs(directory, name, seeds, trained)))
-    first = given.get("baseline") or variants[0].name
+    first = contents.get("baseline") or variants[0].name
     ordered = tuple(sorted(variants, key=lambda variant: variant.name != first))
-    return RecordedComparison(directory, seeds, ordered, _CLAIMS.validate_python(given.get("claims", {})))
+    return RecordedComparison(directory, seeds, ordered, _CLAIMS.validate_python(contents.get("claims", {})))
 
 
-def _refused(given: Mapping[str, object]) -> str | None:
+def _refused(contents: Mapping[str, object]) -> str | None:
     """Describes what is wrong with a comparison file, as "EXPECTED, got GOT"; None when it is valid."""
-    seeds, variants, baseline = given.get("seeds"), given.get("variants"), given.get("baseline")
+    seeds, variants, baseline = contents.get("seeds"), contents.get("variants"), contents.get("baseline")
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         return f"`seeds`, a list of whole numbers, got {seeds!r:.60}"
-    if not isinstance(variants, dict) or not (variants or given.get("stages")):
+    if not isinstance(variants, dict) or not (variants or contents.get("stages")):
         return f"`variants`, the settings of each by name, got {variants!r:.60}"
     for name, settings in variants.items():
         if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
             return f"a list of settings for the variant {name!r:.60}, got {settings!r:.60}"
-    claims = given.get("claims", {})
+    claims = contents.get("claims", {})
     try:
-        known = {*variants, *_STAGES.validate_python(given.get("stages", {}), strict=False)}
-        unknown = {side for one in _CLAIMS.validate_python(claims).values() for side in one.variants} - known
+        names = {*variants, *_STAGES.validate_python(contents.get("stages", {}), strict=False)}
+        unknown = {side for claim in _CLAIMS.validate_python(claims).values() for side in claim.variants} - names
     except (ValidationError, UserError) as error:
         return f"`claims` and `stages`, each as the recipe has it, got {error!s:.60}"
-    if baseline is not None and baseline not in list(known):
+    if baseline is not None and baseline not in list(names):
         return f"`baseline`, one of the variants, got {baseline!r:.60}"
     return f"`claims` of the variants, got also {', '.join(sorted(unknown))[:60]}" if unknown else None
 
@@ -198,33 +200,40 @@ def held_out_results(run: RecordedRun) -> ProblemResults | None:
     if not rows:
         return None
     row = rows[-1]  # a run that was killed in an evaluation has recorded it twice
-    found = ProblemResults.read(row)
-    if found is None:
+    results = ProblemResults.read(row)
+    if results is None:
         raise UserError(
             f"{RunDirectory(run.directory).held_out}: step {row['step']}: expected the results of each problem, got "
             "something else: restore the file"
         )
-    return found
+    return results
 
 
 def run_metrics(run: RecordedRun) -> dict[str, Any]:
     """Computes the metrics of a run by name; None for those that it lacks."""
     after = run.results("after")
-    (_, shares), (_, times) = run.column("accuracy"), run.column("time/total")
+    sampled_steps, shares = run.column("accuracy")
+    _, times = run.column("time/total")
     tokens, seconds = summed(run, "completion_tokens"), summed(run, "time/total")
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "greedy_accuracy": after.get("greedy_accuracy"),
         "sampled_accuracy": fmean(shares[-max(1, len(shares) // 10) :]) if shares else None,
         "pass_at_1": after.get("pass_at_1"),
         "pass_at_8": after.get("pass_at_8"),
         "reward": after.get("reward"),
     }
-    for kind, step in (("", _held_out_to_threshold(run)), ("sampled_", _sampled_to_threshold(run))):
-        found[f"{kind}steps_to_90"] = step
-        found[f"{kind}tokens_to_90"] = None if step is None else tokens.get(step)
-        found[f"{kind}seconds_to_90"] = None if step is None else seconds.get(step)
-    found["seconds_per_step"] = fmean(times) if times else None
-    return found | {
+    evaluated = [(row["step"], row.get("greedy_accuracy")) for row in run.evaluations]
+    held_out_step = min((step for step, share in evaluated if is_number(share) and share >= THRESHOLD), default=None)
+    # The last step of the first WINDOW steps whose mean accuracy reached the threshold.
+    means = (fmean(shares[at : at + WINDOW]) for at in range(len(shares) - WINDOW + 1))
+    ends = zip(sampled_steps[WINDOW - 1 :], means, strict=False)
+    sampled_step = next((step for step, mean in ends if mean >= THRESHOLD), None)
+    for kind, step in (("", held_out_step), ("sampled_", sampled_step)):
+        metrics[f"{kind}steps_to_90"] = step
+        metrics[f"{kind}tokens_to_90"] = None if step is None else tokens.get(step)
+        metrics[f"{kind}seconds_to_90"] = None if step is None else seconds.get(step)
+    metrics["seconds_per_step"] = fmean(times) if times else None
+    return metrics | {
         name: run.summary.get(name) for name in ("train_seconds", "steps", "completion_tokens", "peak_rss_mib")
     }
 
@@ -233,19 +242,6 @@ def summed(run: RecordedRun, name: str) -> dict[int, float]:
     """Returns step -> sum of a metric up to that step; 0 before the first step."""
     steps, values = run.column(name)
     return {0: 0.0, **dict(zip(steps, accumulate(values), strict=True))}
-
-
-def _held_out_to_threshold(run: RecordedRun) -> int | None:
-    """The first step whose evaluation reached the threshold."""
-    shares = [(row["step"], row.get("greedy_accuracy")) for row in run.evaluations]
-    return min((step for step, share in shares if is_number(share) and share >= THRESHOLD), default=None)
-
-
-def _sampled_to_threshold(run: RecordedRun) -> int | None:
-    """The last step of the first WINDOW steps whose mean accuracy reached the threshold."""
-    steps, shares = run.column("accuracy")
-    means = (fmean(shares[at : at + WINDOW]) for at in range(len(shares) - WINDOW + 1))
-    return next((step for step, mean in zip(steps[WINDOW - 1 :], means, strict=False) if mean >= THRESHOLD), None)
 
 
 def seconds_by_part(run: RecordedRun) -> dict[str, float]:
@@ -264,8 +260,8 @@ def seconds_by_part(run: RecordedRun) -> dict[str, float]:
 
 def metric_by_seed(variant: Variant, name: str) -> MetricBySeed:
     """Returns one of `run_metrics` for each seed of a variant."""
-    found = {seed: metrics[name] for seed, metrics in variant.metrics.items()}
-    return MetricBySeed({seed: float(value) for seed, value in found.items() if is_number(value)})
+    values = {seed: metrics[name] for seed, metrics in variant.metrics.items()}
+    return MetricBySeed({seed: float(value) for seed, value in values.items() if is_number(value)})
 
 
 def against_baseline(comparison: RecordedComparison, variant: Variant, metric: str) -> BaselineDifference:
@@ -283,8 +279,8 @@ def against_baseline(comparison: RecordedComparison, variant: Variant, metric: s
 
 
 def _by_problem(variant: Variant, seeds: Sequence[int], metric: str) -> dict[str, float]:
-    found = [held_out_results(variant.runs[seed]) for seed in seeds]
-    results = [result for result in found if result is not None]
+    per_seed = [held_out_results(variant.runs[seed]) for seed in seeds]
+    results = [result for result in per_seed if result is not None]
     if len(results) < len(seeds):
         return {}
     if metric == "reward":

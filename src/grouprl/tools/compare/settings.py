@@ -71,13 +71,13 @@ class Claim(Section):
     @property
     def pairs(self) -> tuple[tuple[str, str, str], ...]:
         """Left side, relation and right side of each expectation."""
-        found = (re.fullmatch(r"(.+) (>=|>|=) (.+)", text) for text in self.expect)
-        return tuple((one[1], one[2], one[3]) for one in found if one is not None)
+        matches = (re.fullmatch(r"(.+) (>=|>|=) (.+)", text) for text in self.expect)
+        return tuple((match[1], match[2], match[3]) for match in matches if match is not None)
 
     @property
     def variants(self) -> tuple[str, ...]:
         """The variants that the expectations name, each once."""
-        return tuple(dict.fromkeys(side for one in self.pairs for side in one[::2] if side != "0"))
+        return tuple(dict.fromkeys(side for pair in self.pairs for side in pair[::2] if side != "0"))
 
     @model_validator(mode="after")
     def _has_one_answer(self) -> Self:
@@ -124,10 +124,10 @@ class CompareConfig(Section):
             if not stages or "train" not in stages[-1]:
                 raise UserError(f"stages.{name}: expected `train` at the end, got none: add it")
             for number, stage in enumerate(stages, 1):
-                for found in STAGE.finditer(" ".join(*stage.values())):
-                    if not 1 <= int(found[1]) < number:
+                for match in STAGE.finditer(" ".join(*stage.values())):
+                    if not 1 <= int(match[1]) < number:
                         raise UserError(
-                            f"stages.{name}: expected an earlier stage in stage {number}, got {found[0]}: the first "
+                            f"stages.{name}: expected an earlier stage in stage {number}, got {match[0]}: the first "
                             "one is stage:1"
                         )
         return self
@@ -135,8 +135,8 @@ class CompareConfig(Section):
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
         if self.baseline is not None and self.baseline not in self.names:
-            known = ", ".join(self.names)
-            raise UserError(f"baseline: expected one of the variants {known}, got {self.baseline!r}: name one of them")
+            names = ", ".join(self.names)
+            raise UserError(f"baseline: expected one of the variants {names}, got {self.baseline!r}: name one of them")
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"seeds: expected every seed once, got {list(self.seeds)}: remove the repeated ones")
         for name, claim in self.claims.items():
@@ -164,10 +164,10 @@ class CompareConfig(Section):
             return self
         claims = {name: self.claims[name] for name in self.only}
         needed = {self.first, *(variant for claim in claims.values() for variant in claim.variants)}
-        given = self.model_dump() | {"claims": claims}
+        values = self.model_dump() | {"claims": claims}
         for key in ("variants", "stages"):
-            given[key] = {name: one for name, one in given[key].items() if name in needed}
-        return CompareConfig.model_validate(given)
+            values[key] = {name: setting for name, setting in values[key].items() if name in needed}
+        return CompareConfig.model_validate(values)
 
 
 def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = False) -> CompareConfig:
@@ -184,7 +184,13 @@ def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = Fal
         UserError: lists all errors.
     """
     refuse_options(RunConfig, given)
-    names = {text: _files(text) for text in given if not is_change(text)}
+    # A path or the name of a recipe; a folder stands for its YAML files by name.
+    names: dict[str, list[Path]] = {}
+    for text in given:
+        if not is_change(text):
+            folders = (Path(text).expanduser(), RECIPES / text)
+            listings = [sorted(folder.glob("*.yaml")) for folder in folders]
+            names[text] = listings[0] or listings[1] or [settings_file(text)]
     comparisons = {name: files for name, files in names.items() if any(map(_has_variants, files))}
     changes = [text for text in given if is_change(text)]
     variants = []
@@ -218,13 +224,6 @@ def _is_own(change: str) -> bool:
     return change.partition("=")[0].split(".")[0] in CompareConfig.model_fields
 
 
-def _files(text: str) -> list[Path]:
-    """The file that a path or the name of a recipe stands for; of a folder, its YAML files by name."""
-    folders = (Path(text).expanduser(), RECIPES / text)
-    inside = next((found for folder in folders if (found := sorted(folder.glob("*.yaml")))), None)
-    return inside or [settings_file(text)]
-
-
 def varied(text: str) -> dict[str, list[str]]:
     """Parses `KEY=v1,v2` into one variant per value, named after the value; a number's name includes the key.
 
@@ -244,13 +243,12 @@ def varied(text: str) -> dict[str, list[str]]:
     if len(values) < 2:
         raise UserError(f"--vary: expected KEY=VALUE,VALUE such as rollout.group_size=4,8, got {text!r}: fix it")
     short = key.rpartition(".")[2]
-    names = [value if isinstance(value, str) else f"{short}={json.dumps(value)}" for value in values]
-    return {name: [f"{key}={_written(value)}"] for name, value in zip(names, values, strict=True)}
-
-
-def _written(value: object) -> str:
-    plain = isinstance(value, str) and read_yaml(value) == value
-    return str(value) if plain else json.dumps(value)
+    variants = {}
+    for value in values:
+        name = value if isinstance(value, str) else f"{short}={json.dumps(value)}"
+        written = value if isinstance(value, str) and read_yaml(value) == value else json.dumps(value)
+        variants[name] = [f"{key}={written}"]
+    return variants
 
 
 def _has_variants(path: Path) -> bool:

@@ -29,7 +29,6 @@ from grouprl.record.layout import RunDirectory, lock_directory, model_at
 from grouprl.record.read import read_run
 from grouprl.rewards.configured import configured_rewards
 from grouprl.run.code import refuse_changed_algorithm
-from grouprl.run.display import Advance
 from grouprl.run.machine import with_dtype
 from grouprl.run.process import StopRequest, start_run, stop_on_signal
 from grouprl.run.resume import differences, with_run_dtype
@@ -73,11 +72,6 @@ class PlannedRun:
         return files.is_finished(self.steps) if isinstance(self.config, RunConfig) else files.model.is_dir()
 
     @property
-    def is_ready(self) -> bool:
-        """Whether what it needs is there."""
-        return self.needs is None or self.needs.finished
-
-    @property
     def steps(self) -> int:
         """The steps of training with rewards."""
         return self.config.steps if isinstance(self.config, RunConfig) else 0
@@ -114,7 +108,21 @@ def compare(config: CompareConfig, resolve: Resolve, *, terminal: Terminal | Non
     terminal = terminal or Terminal()
     planned = planned_runs(config, resolve)
     directory = Path(config.runs_dir) / config.name
-    refuse_other_runs(directory, planned)
+    if RunDirectory(directory).exists:
+        raise UserError(f"{directory}: expected the folder of a comparison, found a run: choose another name")
+    changed = []
+    for run in planned:
+        files = RunDirectory(run.directory)
+        if files.exists:
+            if isinstance(run.config, RunConfig):
+                refuse_changed_algorithm(run.directory, run.config.algorithm.name)
+            then = load_config(type(run.config), [files.config], [])
+            changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
+    if changed:
+        raise UserError(
+            "\n  ".join([f"{directory}: expected runs with the settings of this comparison, got others:", *changed])
+            + "\n  restore the settings, choose another name, or remove these folders"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(directory)
     try:
@@ -150,17 +158,17 @@ def planned_runs(config: CompareConfig, resolve: Resolve) -> tuple[PlannedRun, .
     for seed in config.seeds:
         for variant in config.names:
             before: list[PlannedRun] = []
-            for name, verb, given in _commands(config, variant, seed):
+            for name, verb, settings in _commands(config, variant, seed):
                 with _collected(errors, variant):
-                    if wrong := [text for text in given if text.partition("=")[0] in _DECIDED]:
+                    if wrong := [text for text in settings if text.partition("=")[0] in _DECIDED]:
                         names = ", ".join(_DECIDED)
                         raise UserError(f"{', '.join(wrong)}: the comparison decides {names}: remove them")
                 decided = [f"name={name}", f"seed={seed}", f"runs_dir={json.dumps(folder)}"]
                 needs = before[-1] if before else None
                 ready = needs is None or needs.finished
                 with _collected(errors, variant):
-                    made = _configured(verb, [*given, *decided], resolve if ready else None)
-                    before.append(PlannedRun(variant, made, verb, needs))
+                    run_config = _configured(verb, [*settings, *decided], resolve if ready else None)
+                    before.append(PlannedRun(variant, run_config, verb, needs))
             planned += before
     if errors:
         lines = [
@@ -186,18 +194,18 @@ def _commands(config: CompareConfig, variant: str, seed: int) -> Iterator[tuple[
     stages = [item for stage in config.stages.get(variant, ()) for item in stage.items()]
     names = [run_folder(variant, seed, f"{number}-{verb}") for number, (verb, _) in enumerate(stages, 1)]
     places = [str(Path(config.runs_dir) / config.name / name) for name in names]
-    for name, (verb, own) in zip(names, stages, strict=True):
-        given = [STAGE.sub(lambda found: places[int(found[1]) - 1], text) for text in own]
-        yield name, verb, [*(common if verb == "train" else ()), *given]
+    for name, (verb, changes) in zip(names, stages, strict=True):
+        settings = [STAGE.sub(lambda match: places[int(match[1]) - 1], text) for text in changes]
+        yield name, verb, [*(common if verb == "train" else ()), *settings]
 
 
-def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Any:
+def _configured(verb: str, settings: Sequence[str], resolve: Resolve | None) -> Any:
     """The configuration of a command; without `resolve` as long as the models that it names are not there."""
     if verb != "train":
-        made = config_of(_SUPERVISED[verb], [*given, "out=null"])
-        path = model_at(made.model.path) if resolve else made.model.path
-        return with_dtype(made.model_copy(update={"model": made.model.model_copy(update={"path": path})}))
-    run = with_run_dtype(resolve(given), resume=True) if resolve else config_of(RunConfig, given)
+        supervised = config_of(_SUPERVISED[verb], [*settings, "out=null"])
+        path = model_at(supervised.model.path) if resolve else supervised.model.path
+        return with_dtype(supervised.model_copy(update={"model": supervised.model.model_copy(update={"path": path})}))
+    run = with_run_dtype(resolve(settings), resume=True) if resolve else config_of(RunConfig, settings)
     if resolve or not is_in_file(run.algorithm.name):
         check_sections(run)
     if resolve:
@@ -206,32 +214,13 @@ def _configured(verb: str, given: Sequence[str], resolve: Resolve | None) -> Any
 
 
 @contextmanager
-def _collected(found: dict[str, dict[str, None]], variant: str) -> Iterator[None]:
+def _collected(errors: dict[str, dict[str, None]], variant: str) -> Iterator[None]:
     """Adds the errors of a configuration that the block raises: their texts, with the variants that have each."""
     try:
         yield
     except UserError as error:
         for line in str(error).removeprefix("errors in the configuration:\n  ").split("\n  "):
-            found.setdefault(line, {})[variant] = None
-
-
-def refuse_other_runs(directory: Path, planned: Sequence[PlannedRun]) -> None:
-    """Raises UserError if the folder has runs that do not belong to this comparison."""
-    if RunDirectory(directory).exists:
-        raise UserError(f"{directory}: expected the folder of a comparison, found a run: choose another name")
-    changed = []
-    for run in planned:
-        made = RunDirectory(run.directory)
-        if made.exists:
-            if isinstance(run.config, RunConfig):
-                refuse_changed_algorithm(run.directory, run.config.algorithm.name)
-            then = load_config(type(run.config), [made.config], [])
-            changed += [f"{run.directory}: {text}" for text in differences(then, run.config, _PLACE)]
-    if changed:
-        raise UserError(
-            "\n  ".join([f"{directory}: expected runs with the settings of this comparison, got others:", *changed])
-            + "\n  restore the settings, choose another name, or remove these folders"
-        )
+            errors.setdefault(line, {})[variant] = None
 
 
 # The runs
@@ -256,14 +245,41 @@ def _run_all(
         advance(sum(run.steps for run in planned if run not in left))
         try:
             while running or (waiting and not stop.asked):
-                ready = [run for run in waiting if run.is_ready and all(run.needs != one.run for one in running)]
+                ready = [
+                    run
+                    for run in waiting
+                    if (run.needs is None or run.needs.finished) and all(run.needs != other.run for other in running)
+                ]
                 if not running and not ready:  # what they need has failed
                     return (*failed, *(run.config.name for run in waiting))
                 for run in ready[: 0 if stop.asked else jobs - len(running)]:
                     waiting.remove(run)
-                    running.append(_start(run, advance))
+                    files = RunDirectory(run.directory)
+                    resume = files.exists and run.verb == "train"
+                    if files.exists and not resume:
+                        # Supervised training has no checkpoints: from the start it makes the same model.
+                        remove(run.directory)
+                    run.directory.mkdir(parents=True, exist_ok=True)
+                    settings = [
+                        f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()
+                    ]
+                    process = start_run(files, settings, files.console, verb=run.verb, resume=resume)
+                    steps = min(run.newest.get("step", 0), run.steps)
+                    advance(steps, run.config.name)
+                    running.append(_Process(run, process, steps))
                 time.sleep(POLL_SECONDS)
-                _show(running, advance)
+                for active in running:
+                    newest = active.run.newest
+                    made_steps = min(int(newest.get("step", 0)), active.run.steps)
+                    metrics = "".join(
+                        f" {label} {newest[name]:{form}}"
+                        for name, label, form in (("reward", "reward", ".2f"), ("accuracy", "correct", ".0%"))
+                        if isinstance(newest.get(name), float)
+                    )
+                    advance(
+                        made_steps - active.shown, f"{active.run.config.name} {made_steps}/{active.run.steps}{metrics}"
+                    )
+                    active.shown = made_steps
                 for child in running if stop.asked else ():
                     if not child.asked_to_stop:  # Ctrl-C does not reach a run's session: send it one SIGTERM
                         child.asked_to_stop = True
@@ -283,19 +299,6 @@ def _run_all(
     return tuple(failed)
 
 
-def _start(run: PlannedRun, advance: Advance) -> _Process:
-    files = RunDirectory(run.directory)
-    resume = files.exists and run.verb == "train"
-    if files.exists and not resume:
-        remove(run.directory)  # supervised training has no checkpoints: from the start it makes the same model
-    run.directory.mkdir(parents=True, exist_ok=True)
-    settings = [f"{key}={json.dumps(value)}" for key, value in run.config.model_dump(mode="json").items()]
-    process = start_run(files, settings, files.console, verb=run.verb, resume=resume)
-    steps = min(run.newest.get("step", 0), run.steps)
-    advance(steps, run.config.name)
-    return _Process(run, process, steps)
-
-
 def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
     """Reports how a run ended; returns its name if it failed.
 
@@ -305,8 +308,8 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
     run, code = child.run, child.process.returncode
     console = RunDirectory(run.directory).console
     if code == 0 and run.finished:
-        found = verdict(read_run(run.directory)) if run.steps else f"made {RunDirectory(run.directory).model}."
-        terminal.say(f"{run.config.name}: {found}")
+        outcome = verdict(read_run(run.directory)) if run.steps else f"made {RunDirectory(run.directory).model}."
+        terminal.say(f"{run.config.name}: {outcome}")
         return []
     if stop.asked and child.asked_to_stop:
         return []
@@ -315,16 +318,3 @@ def _ended(child: _Process, terminal: Terminal, stop: StopRequest) -> list[str]:
         raise UserError(f"{run.directory}: {last.rpartition('error: ')[2]}")
     terminal.say(f"{run.config.name}: failed with code {code}: {last[-300:]} (all of it: {console})")
     return [run.config.name]
-
-
-def _show(running: Sequence[_Process], advance: Advance) -> None:
-    for child in running:
-        newest = child.run.newest
-        step = min(int(newest.get("step", 0)), child.run.steps)
-        metrics = "".join(
-            f" {label} {newest[name]:{form}}"
-            for name, label, form in (("reward", "reward", ".2f"), ("accuracy", "correct", ".0%"))
-            if isinstance(newest.get(name), float)
-        )
-        advance(step - child.shown, f"{child.run.config.name} {step}/{child.run.steps}{metrics}")
-        child.shown = step

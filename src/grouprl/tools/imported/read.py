@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +83,7 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
     library: Library = "verl" if is_verl else "trl"
     values: dict[str, Any] = {}
     if path is not None:
-        library, values = _read(path, _text(path))
+        library, values = _read(path)
     flag, texts = "", list[str]()
     for change in changes:
         key, equals, text = change.lstrip("+-").partition("=")
@@ -95,7 +96,7 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
             flag, values[key] = "", scalar(text)
         elif flag:
             texts.append(change)
-            values[flag] = scalar(change) if len(texts) == 1 else [scalar(one) for one in texts]
+            values[flag] = scalar(change) if len(texts) == 1 else [scalar(item) for item in texts]
         else:
             raise UserError(f"{change}: expected KEY=VALUE with a key of {path or library}: write it so")
     if len(values) > _MOST_KEYS:
@@ -105,19 +106,11 @@ def read_foreign(path: Path | None, changes: Sequence[str] = ()) -> Foreign:
 
 def _overrides(words: Sequence[str]) -> dict[str, Any] | None:
     """The values of verl's overrides by key; None where a word is none."""
-    found = [_OVERRIDE.fullmatch(word) for word in words]
-    return {one[1]: scalar(one[2]) for one in found if one and one[1]} if words and all(found) else None
+    matches = [_OVERRIDE.fullmatch(word) for word in words]
+    return {match[1]: scalar(match[2]) for match in matches if match and match[1]} if words and all(matches) else None
 
 
-def _words(text: str) -> list[str]:
-    """The words of a pasted command; none where a quote is open, as in YAML."""
-    try:
-        return shlex.split(re.sub(r"\\[ \t\r]*(\n|$)", " ", text), comments=True)
-    except ValueError:
-        return []
-
-
-def _text(path: Path) -> str:
+def _read(path: Path) -> tuple[Library, dict[str, Any]]:
     if path.suffix in _OF_DATA:
         raise UserError(
             f"{path}: expected a configuration of TRL or verl, got a data file: train on it with grouprl train --task "
@@ -132,10 +125,6 @@ def _text(path: Path) -> str:
         why = why or "not text"
     if why:
         raise UserError(f"{path}: expected a YAML or JSON file, got {why}: check the path")
-    return text
-
-
-def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
     first = text.partition("\n")[0]
     if path.suffix == ".py" or (first.startswith("#!") and "python" in first):
         raise UserError(
@@ -153,7 +142,9 @@ def _read(path: Path, text: str) -> tuple[Library, dict[str, Any]]:
             "paste the KEY=VALUE that it passes to verl behind the command, grouprl import-config KEY=VALUE ..., or "
             "into a text file; for TRL, give the YAML of --config"
         )
-    words = _words(text)
+    words = list[str]()
+    with suppress(ValueError):  # a quote is open, as in YAML: it is no pasted command
+        words = shlex.split(re.sub(r"\\[ \t\r]*(\n|$)", " ", text), comments=True)
     if pasted := _overrides(words):
         return "verl", pasted
     try:
@@ -184,12 +175,12 @@ def _dotted(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 def _joined(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values with the keys below a mapping joined to it."""
-    found: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for key, value in values.items():
-        above = next((one for one in _MAPPINGS if key.startswith(f"{one}.")), None)
+        above = next((mapping for mapping in _MAPPINGS if key.startswith(f"{mapping}.")), None)
         if above is None:
-            found[key] = value
+            joined[key] = value
         else:
-            inner = found.get(above)
-            found[above] = {**(inner if isinstance(inner, dict) else {}), key.removeprefix(f"{above}."): value}
-    return found
+            inner = joined.get(above)
+            joined[above] = {**(inner if isinstance(inner, dict) else {}), key.removeprefix(f"{above}."): value}
+    return joined

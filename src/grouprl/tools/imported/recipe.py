@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,22 +80,40 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     values = resolve(values, defaults) if foreign.library == "verl" else values
     values = {key: _fitted(written[key], defaults.get(key), one) for key, one in values.items()}
     skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
-    given = Given({key: one for key, one in values.items() if key not in skipped}, entries, world)
-    base = "ppo" if given.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
+    settings = Given({key: one for key, one in values.items() if key not in skipped}, entries, world)
+    base = "ppo" if settings.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
     lines = tuple(
-        Line(written.get(key, key), value, key in written, _outcome(entries, key, value, given))
+        Line(written.get(key, key), value, key in written, _outcome(entries, key, value, settings))
         for key, value in {**defaults, **values}.items()
     )
-    while found := _refused(lines, base):
-        lines = tuple(replace(one, outcome=unsupported(found[one.key])) if one.key in found else one for one in lines)
-    _stop_at_unsupported(lines, entries, allow)
-    return ImportedRecipe(tuple(_worth_showing(lines, base)), _changes(lines, base), foreign.library)
+    while refused_keys := _refused(lines, base):
+        outcomes = {key: unsupported(why) for key, why in refused_keys.items()}
+        lines = tuple(replace(one, outcome=outcomes.get(one.key, one.outcome)) for one in lines)
+    refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
+    if unknown := sorted(set(allow) - {one.key for one in lines}):
+        raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
+    if refused:
+        words = []
+        for one in refused[:_MOST_SHOWN]:
+            near = difflib.get_close_matches(one.key[:100], entries, n=1) if one.outcome.words == _UNKNOWN else ()
+            hint = f"; did you mean {near[0]}?" if near else ""
+            words.append(f"{one.key[:100]}={getattr(one.value, 'text', one.value)!s:.100}: {one.outcome.words}{hint}")
+        words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
+        advice = " ".join(f"--allow {shlex.quote(one.key[:100])}" for one in refused[:_MOST_SHOWN])
+        raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
+    # What the file names, and the defaults there that are not the defaults here.
+    shown = [
+        line
+        for line in lines
+        if line.is_named or line.outcome.verdict == "changed" or _different(line.outcome.ours, base)
+    ]
+    return ImportedRecipe(tuple(shown), _changes(lines, base), foreign.library)
 
 
 def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
     changes: dict[str, Any] = {"algorithm.name": base}
-    for one in lines:
-        changes |= one.outcome.ours
+    for line in lines:
+        changes |= line.outcome.ours
     return {"algorithm.name": base, **_different(changes, base)}
 
 
@@ -103,16 +121,20 @@ def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
     """The keys whose settings a run would refuse, and the words of that."""
     changes = _changes(lines, base)
     config, mistakes = validated(RunConfig, _nested(changes), None)
-    found = [(".".join(key), text) for key, text in mistakes]
+    mistaken_keys = [(".".join(key), text) for key, text in mistakes]
     if config is not None:
         try:
             check_sections(config)
         except UserError as error:
             key, _, text = str(error).partition(": ")
-            found.append((key, text))
+            mistaken_keys.append((key, text))
     words = {}
-    for ours, text in found:
-        of_it = [one for one in lines if any(_touch(key, ours) for key in one.outcome.ours)]
+    for ours, text in mistaken_keys:
+        of_it = [
+            line
+            for line in lines
+            if any((f"{key}.".startswith(f"{ours}.") or f"{ours}.".startswith(f"{key}.")) for key in line.outcome.ours)
+        ]
         if not of_it:
             raise UserError(f"{ours}: {text}")
         words[of_it[-1].key] = f"its counterpart takes other values: {ours}: {text}"
@@ -129,26 +151,6 @@ def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _touch(one: str, other: str) -> bool:
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
-
-
-def _stop_at_unsupported(lines: Collection[Line], entries: Mapping[str, Any], allow: Collection[str]) -> None:
-    refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
-    if unknown := sorted(set(allow) - {one.key for one in lines}):
-        raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
-    if not refused:
-        return
-    words = []
-    for one in refused[:_MOST_SHOWN]:
-        near = difflib.get_close_matches(one.key[:100], entries, n=1) if one.outcome.words == _UNKNOWN else ()
-        hint = f"; did you mean {near[0]}?" if near else ""
-        words.append(f"{one.key[:100]}={getattr(one.value, 'text', one.value)!s:.100}: {one.outcome.words}{hint}")
-    words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
-    advice = " ".join(f"--allow {shlex.quote(one.key[:100])}" for one in refused[:_MOST_SHOWN])
-    raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
-
-
 def _fitted(key: str, default: Any, value: Any) -> Any:
     """The value as the kind of its default: a number may be written as text."""
     if isinstance(default, bool | int | float) and isinstance(value, str):
@@ -162,36 +164,33 @@ def _fitted(key: str, default: Any, value: Any) -> Any:
     return value
 
 
-def _outcome(entries: Mapping[str, Any], key: str, value: Any, given: Given) -> Outcome:
+def _outcome(entries: Mapping[str, Any], key: str, value: Any, settings: Given) -> Outcome:
     if key not in entries:
         return verl_needs_not(key) or unsupported(undecided(key, value) if isinstance(value, Unknown) else _UNKNOWN)
-    given.asked[:] = [key]
+    settings.asked[:] = [key]
     try:
-        outcome: Outcome = entries[key].rule(given, entries[key].default if isinstance(value, Unknown) else value)
+        outcome: Outcome = entries[key].rule(settings, entries[key].default if isinstance(value, Unknown) else value)
     except UndecidedValue as error:
         return unsupported(str(error))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        found = {one: (given.named[one], entries[one].default) for one in given.asked if one in given.named}
-        wrong = [one for one, (value, default) in found.items() if type(value) is not type(default)]
+        named = {
+            asked: (settings.named[asked], entries[asked].default)
+            for asked in settings.asked
+            if asked in settings.named
+        }
+        wrong = [asked for asked, (value, default) in named.items() if type(value) is not type(default)]
         key = wrong[0] if wrong else key
-        wanted, got = entries[key].default, given.named.get(key, value)
+        wanted, got = entries[key].default, settings.named.get(key, value)
         raise UserError(f"{key}: expected a value like {wanted!r}, got {got!r:.80}: correct it") from error
     if isinstance(value, Unknown) and outcome.verdict != "not needed":
         return unsupported(undecided(key, value))
     return outcome
 
 
-def _worth_showing(lines: Collection[Line], base: str) -> Iterator[Line]:
-    """What the file names, and the defaults there that are not the defaults here."""
-    for one in lines:
-        if one.is_named or one.outcome.verdict == "changed" or _different(one.outcome.ours, base):
-            yield one
-
-
 def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:
     """Those changes that differ from the preset and from the defaults of a run; pairs are joined."""
     usual, options = RunConfig().model_dump(mode="json"), all_options(NAMED[base])
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for key, value in changes.items():
         section, _, rest = key.partition(".")
         default: Any = options.get(rest, ...) if section == "algorithm" else usual
@@ -201,9 +200,9 @@ def _different(changes: Mapping[str, Any], base: str) -> dict[str, Any]:
             else:
                 default = default.get(part, ...) if isinstance(default, dict) else ...
         if key in _SAID or default != value or isinstance(default, bool) != isinstance(value, bool):
-            found[key] = value
-    pair = [found.pop(f"learner.betas.{at}", usual["learner"]["betas"][at]) for at in (0, 1)]
-    return found if pair == usual["learner"]["betas"] else {**found, "learner.betas": pair}
+            changed[key] = value
+    pair = [changed.pop(f"learner.betas.{at}", usual["learner"]["betas"][at]) for at in (0, 1)]
+    return changed if pair == usual["learner"]["betas"] else {**changed, "learner.betas": pair}
 
 
 def write_recipe(imported: ImportedRecipe, origin: str, path: Path, *, force: bool = False) -> None:

@@ -23,32 +23,32 @@ def resolve(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
         values: by dotted key, as written.
         defaults: the library's own values of the keys that it names.
     """
-    known, found = {**defaults, **values}, {}
+    all_values, resolved = {**defaults, **values}, {}
     for key, value in values.items():
         try:
-            found[key] = _resolved(key, value, known, 0)
+            resolved[key] = _resolved(key, value, all_values, 0)
         except LookupError:
-            found[key] = Unknown(str(value))
-    return found
+            resolved[key] = Unknown(str(value))
+    return resolved
 
 
-def _resolved(key: str, value: Any, known: Mapping[str, Any], depth: int) -> Any:
+def _resolved(key: str, value: Any, all_values: Mapping[str, Any], depth: int) -> Any:
     if isinstance(value, list):
-        return [_resolved(key, one, known, depth) for one in value]
+        return [_resolved(key, item, all_values, depth) for item in value]
     if not isinstance(value, str) or ("$" not in value and "`" not in value):
         return value
     if depth > _DEPTH:
         raise LookupError(value)
-    if whole := _WHOLE.fullmatch(value):
-        name = whole[1] if not whole[1].startswith(".") else f"{key.rpartition('.')[0]}{whole[1]}"
-        if name in known:
-            return _resolved(name, known[name], known, depth + 1)
-        if whole[2] is None:
+    if reference := _WHOLE.fullmatch(value):
+        name = reference[1] if not reference[1].startswith(".") else f"{key.rpartition('.')[0]}{reference[1]}"
+        if name in all_values:
+            return _resolved(name, all_values[name], all_values, depth + 1)
+        if reference[2] is None:
             raise LookupError(value)
-        return _resolved(key, scalar(whole[2].strip()), known, depth + 1)
+        return _resolved(key, scalar(reference[2].strip()), all_values, depth + 1)
     if value.count("$") > _DEPTH:  # texts of texts grow with a power of it
         raise LookupError(value)
-    text = _INSIDE.sub(lambda match: str(_resolved(key, match[0], known, depth + 2)), value)
+    text = _INSIDE.sub(lambda match: str(_resolved(key, match[0], all_values, depth + 2)), value)
     if "$" in text or "`" in text or len(text) > _LONGEST:
         raise LookupError(value)
     return text

@@ -128,7 +128,7 @@ def choice(_: Any, here: str, settings: Mapping[Any, Mapping[str, Any]]) -> Rule
 
 def as_key(_: Any, here: str, key: str) -> Rule:
     """A key that is judged as another."""
-    return lambda given, value: given.entries[key].rule(given, value)
+    return lambda settings, value: settings.entries[key].rule(settings, value)
 
 
 _KINDS = {kind.__name__: kind for kind in (same, number, every, also_learned, idle, only, choice, as_key)}
@@ -152,7 +152,7 @@ def _rule(default: Any, here: str, judges: Sequence[Any], rules: Mapping[str, An
     name, *arguments = judges
     if isinstance(name, Mapping):
         cases = [(case, _rule(default, here, case["rule"], rules) if "rule" in case else None) for case in judges]
-        return lambda given, value: _judge(cases, Reading(given, value, rules))
+        return lambda settings, value: _judge(cases, Reading(settings, value, rules))
     if name in _KINDS:
         return _KINDS[name](default, here, *arguments)
     return partial(rules[name], *arguments)
@@ -239,7 +239,9 @@ def changed(theirs: object, ours: Mapping[str, Any], why: str) -> Outcome:
 
 def folder_name(name: str) -> str:
     """A name for the run's folder: other characters become -."""
-    return "".join(one if (one.isalnum() and one.isascii()) or one in "._-" else "-" for one in name).lstrip("._-")
+    return "".join(
+        character if (character.isalnum() and character.isascii()) or character in "._-" else "-" for character in name
+    ).lstrip("._-")
 
 
 def listed(values: Collection[Any]) -> str:
@@ -250,5 +252,5 @@ def listed(values: Collection[Any]) -> str:
 def tracker_names(value: Any) -> tuple[list[str], list[str]]:
     """The trackers among the names in a foreign configuration, and the other names."""
     names = [value] if isinstance(value, str) else list(value or [])
-    known = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
-    return known, [name for name in names if name not in known]
+    trackers = [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
+    return trackers, [name for name in names if name not in trackers]

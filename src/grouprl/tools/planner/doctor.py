@@ -62,15 +62,15 @@ def findings(model: str | None = None) -> list[DoctorLine]:
 
 def show_doctor(model: str | None = None, *, as_json: bool, console: Console | None = None) -> None:
     """Prints the findings."""
-    found = findings(model)
+    lines = findings(model)
     if as_json:
-        print(json.dumps([asdict(finding) for finding in found]))
+        print(json.dumps([asdict(finding) for finding in lines]))
         return
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for heading in ("", "", "found"):
         table.add_column(heading, no_wrap=not heading)
     topic = ""
-    for finding in found:
+    for finding in lines:
         if topic and finding.topic != topic:
             table.add_section()
         mark = Text("ok", "green") if finding.works else Text("no", "yellow")
@@ -87,8 +87,8 @@ def show_doctor(model: str | None = None, *, as_json: bool, console: Console | N
 
 def _devices() -> Iterator[DoctorLine]:
     cores = f"{counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}"
-    found = f"{platform.machine()}, {cores}, {torch.backends.cpu.get_cpu_capability()}"
-    yield DoctorLine("devices", "cpu", found)
+    processor = f"{platform.machine()}, {cores}, {torch.backends.cpu.get_cpu_capability()}"
+    yield DoctorLine("devices", "cpu", processor)
     yield from _speeds("cpu")
     yield from _equal_rows("devices", _USUAL_PRODUCTS)
     if not torch.cuda.is_available():
@@ -149,10 +149,10 @@ def _kernels() -> Iterator[DoctorLine]:
         return
     yield DoctorLine("kernels", "compiled", "C kernels for this processor; kernel/torch in ms, * = used")
     for contest in kernels.CONTESTS:
-        found = kernels.timings(contest)
+        timings = kernels.timings(contest)
         lines = [
-            f"{contest.size} " + ", ".join([*(_times(timing) for timing in found if timing.dtype == dtype), dtype])
-            for dtype in dict.fromkeys(timing.dtype for timing in found)
+            f"{contest.size} " + ", ".join([*(_times(timing) for timing in timings if timing.dtype == dtype), dtype])
+            for dtype in dict.fromkeys(timing.dtype for timing in timings)
         ]
         yield DoctorLine("kernels", contest.name, "\n".join(lines))
 

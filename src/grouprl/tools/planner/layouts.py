@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 
@@ -74,12 +74,12 @@ def parse_gpus(text: str) -> tuple[int, Gpu]:
     Raises:
         UserError: it is no number of GPUs, or one of an unknown GPU.
     """
-    found = re.fullmatch(r"([1-9][0-9]{0,4})x([A-Za-z0-9]+)", text.strip())
-    if not found:
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([A-Za-z0-9]+)", text.strip())
+    if not match:
         raise UserError(f"--gpus: expected a number and a GPU, such as 8xH100, got {text!r}: write it so")
-    if found[2].upper() not in GPUS:
-        raise unknown_name("--gpus", found[2], GPUS)
-    return int(found[1]), GPUS[found[2].upper()]
+    if match[2].upper() not in GPUS:
+        raise unknown_name("--gpus", match[2], GPUS)
+    return int(match[1]), GPUS[match[2].upper()]
 
 
 def plan_layouts(shape: ModelShape, networks: Networks, step: StepShape, ranks: int, gpu: Gpu) -> list[LayoutPlan]:
@@ -92,27 +92,34 @@ def plan_layouts(shape: ModelShape, networks: Networks, step: StepShape, ranks: 
         ranks: the GPUs.
         gpu: their kind.
     """
-    found = [plan_layout(shape, networks, step, RankLayout(ranks, 1), gpu)]
+    plans = [plan_layout(shape, networks, step, RankLayout(ranks, 1), gpu)]
     saves = networks.paged or networks.reference_on_cpu
-    whole = saves or {networks.weights, networks.moments} != {"float32"}  # refused with shards
-    if (shard := min(ranks, gpu.machine)) > 1 and not whole:
-        found.append(plan_layout(shape, networks, step, RankLayout(ranks, shard), gpu))
-    return found
+    needs_whole_weights = saves or {networks.weights, networks.moments} != {"float32"}  # refused with shards
+    if (shard := min(ranks, gpu.machine)) > 1 and not needs_whole_weights:
+        plans.append(plan_layout(shape, networks, step, RankLayout(ranks, shard), gpu))
+    return plans
 
 
 def plan_layout(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout, gpu: Gpu) -> LayoutPlan:
     """The plan of one layout; see `plan_layouts`."""
-    own = replace(step, problems=math.ceil(step.problems / layout.ranks))
-    learning, sampling = _gathered(shape, networks, step, layout)
+    rank_step = replace(step, problems=math.ceil(step.problems / layout.ranks))
+    learning = sampling = 0  # bytes of whole weights beside the shards
+    if layout.shard > 1:
+        size, layers = SIZES[step.dtype], shape.decoder_parameters - shape.embedding_parameters
+        embeddings, layer = shape.parameters - layers, layers // shape.layers
+        # Two layers: the one that computes, and the next; and the whole gradient of one, before it is divided.
+        gradient = FLOAT32 * (layer + embeddings) if networks.lora_rank is None else 0
+        learning = FLOAT32 * embeddings + 2 * size * layer + gradient
+        sampling = FLOAT32 * embeddings + size * layers
 
     def peak(tried: StepShape) -> int:
-        rank = replace(tried, problems=own.problems)
+        rank = replace(tried, problems=rank_step.problems)
         memory = memory_of_rank(shape, networks, rank, layout)
         return max(memory.learning + learning, memory.sampling + sampling)
 
     return LayoutPlan(
         layout=layout,
-        memory=memory_of_rank(shape, networks, own, layout),
+        memory=memory_of_rank(shape, networks, rank_step, layout),
         gathered_learning=learning,
         gathered_sampling=sampling,
         largest_group=largest_group(step, gpu.memory, peak),
@@ -120,37 +127,23 @@ def plan_layout(shape: ModelShape, networks: Networks, step: StepShape, layout: 
     )
 
 
-def memory_of_rank(shape: ModelShape, networks: Networks, own: StepShape, layout: RankLayout) -> MemoryPlan:
+def memory_of_rank(shape: ModelShape, networks: Networks, rank_step: StepShape, layout: RankLayout) -> MemoryPlan:
     """Bytes of a rank, without whole weights beside its shards; `own` is its part of the batch."""
-    whole = plan_memory(shape, networks, own, sharded=layout.shard > 1)
+    plan = plan_memory(shape, networks, rank_step, sharded=layout.shard > 1)
     if layout.shard == 1:
-        return whole
-    held = {
-        field.name: math.ceil(getattr(whole.networks, field.name) / layout.shard) for field in fields(whole.networks)
-    }
+        return plan
+    held = {field.name: math.ceil(getattr(plan.networks, field.name) / layout.shard) for field in fields(plan.networks)}
     return replace(
-        whole,
-        networks=replace(whole.networks, **held),
+        plan,
+        networks=replace(plan.networks, **held),
         update=replace(
-            whole.update,
-            gradients=math.ceil(whole.update.gradients / layout.shard),
-            critic_gradients=math.ceil(whole.update.critic_gradients / layout.shard),
+            plan.update,
+            gradients=math.ceil(plan.update.gradients / layout.shard),
+            critic_gradients=math.ceil(plan.update.critic_gradients / layout.shard),
         ),
         # Layers are gathered in the computation's dtype, which is their rounded copy.
         rounded=0,
     )
-
-
-def _gathered(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout) -> tuple[int, int]:
-    """Bytes of whole weights beside the shards: in an update, and in sampling."""
-    if layout.shard == 1:
-        return 0, 0
-    size, layers = SIZES[step.dtype], shape.decoder_parameters - shape.embedding_parameters
-    around = shape.parameters - layers  # embeddings
-    layer = layers // shape.layers
-    # Two layers: the one that computes, and the next; and the whole gradient of one, before it is divided.
-    learning = FLOAT32 * around + 2 * size * layer + (FLOAT32 * (layer + around) if networks.lora_rank is None else 0)
-    return learning, FLOAT32 * around + size * layers
 
 
 def show_layouts(
@@ -166,43 +159,40 @@ def show_layouts(
     there = config.model.model_copy(update={"device": "cuda", "dtype": dtype})
     step = step_of(config.model_copy(update={"model": there}), prompt_tokens)
     shape = shape_of(config.model.path)
-    found = plan_layouts(shape, networks_of(config), step, ranks, gpu)
+    plans = plan_layouts(shape, networks_of(config), step, ranks, gpu)
     if as_json:
-        print(json.dumps([asdict(one) | {"peak": one.peak} for one in found]))
+        print(json.dumps([asdict(plan) | {"peak": plan.peak} for plan in plans]))
         return
     console = console or Console(highlight=False)
-    own = -(-step.problems // ranks)
-    packs = replace(step, problems=own).packs
+    rank_problems = -(-step.problems // ranks)
+    packs = replace(step, problems=rank_problems).packs
     console.print(f"[bold]{shape.name}[/], {shape.parameters:,} parameters, {config.algorithm.name}, on {gpus}")
     console.print(
         f"{step.problems} problems x {step.group_size} completions = {step.problems * step.group_size} a step, at most "
-        f"{own} x {step.group_size} a rank, in {step.minibatches} minibatches of {len(packs)} packs, the largest of "
-        f"{max(pack.tokens for pack in packs):,} tokens; {step.prompt_tokens} + {step.completion_tokens} tokens, "
-        f"{step.dtype}\n"
+        f"{rank_problems} x {step.group_size} a rank, in {step.minibatches} minibatches of {len(packs)} packs, the "
+        f"largest of {max(pack.tokens for pack in packs):,} tokens; {step.prompt_tokens} + {step.completion_tokens} "
+        f"tokens, {step.dtype}\n"
     )
-    _print_table(console, found, gpu.memory)
+    names = [
+        "whole weights" if plan.layout.shard == 1 else f"distributed.shard=true, on {plan.layout.shard}"
+        for plan in plans
+    ]
+    table = table_of("a rank", *names)
+    rows = [
+        ("weights, moments, cache", [plan.memory.held for plan in plans]),
+        ("peak of an update", [plan.memory.learning + plan.gathered_learning for plan in plans]),
+        ("  of it gathered weights", [plan.gathered_learning for plan in plans]),
+        ("peak of sampling", [plan.memory.sampling + plan.gathered_sampling for plan in plans]),
+        ("  of it gathered weights", [plan.gathered_sampling for plan in plans]),
+    ]
+    for name, sizes in rows:
+        table.add_row(name, *(f"{size / GIB:,.1f}" for size in sizes))
+    fits = ["[green]yes[/]" if plan.peak <= gpu.memory else "[red]no[/]" for plan in plans]
+    table.add_row(f"fits in {gpu.memory / GIB:,.1f} GiB", *fits, end_section=True)
+    table.add_row("largest group", *(most(plan.largest_group, MOST_COMPLETIONS, "") for plan in plans))
+    table.add_row("longest completion", *(most(plan.longest_completion, MOST_TOKENS, "") for plan in plans))
+    console.print(table)
     console.print(
         "\n[dim]GiB of the rank with the most groups, every completion at its longest. No layout was measured on "
         "GPUs.[/]"
     )
-
-
-def _print_table(console: Console, found: Sequence[LayoutPlan], memory: int) -> None:
-    names = [
-        "whole weights" if one.layout.shard == 1 else f"distributed.shard=true, on {one.layout.shard}" for one in found
-    ]
-    table = table_of("a rank", *names)
-    rows = [
-        ("weights, moments, cache", [one.memory.held for one in found]),
-        ("peak of an update", [one.memory.learning + one.gathered_learning for one in found]),
-        ("  of it gathered weights", [one.gathered_learning for one in found]),
-        ("peak of sampling", [one.memory.sampling + one.gathered_sampling for one in found]),
-        ("  of it gathered weights", [one.gathered_sampling for one in found]),
-    ]
-    for name, sizes in rows:
-        table.add_row(name, *(f"{size / GIB:,.1f}" for size in sizes))
-    fits = ["[green]yes[/]" if one.peak <= memory else "[red]no[/]" for one in found]
-    table.add_row(f"fits in {memory / GIB:,.1f} GiB", *fits, end_section=True)
-    table.add_row("largest group", *(most(one.largest_group, MOST_COMPLETIONS, "") for one in found))
-    table.add_row("longest completion", *(most(one.longest_completion, MOST_TOKENS, "") for one in found))
-    console.print(table)

@@ -26,8 +26,6 @@ Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["float32", "bfloat16", "nf4"]
 Moments = Literal["float32", "bfloat16", "8bit"]
 
-"""Upper bounds of the largest group and the longest completion that are searched for."""
-
 FLOAT32 = 4  # bytes of weights of adapters, value heads and reward models, of norms, rotations and logits
 SIZES: Mapping[Dtype, int] = MappingProxyType({"float32": FLOAT32, "bfloat16": 2})
 # Of a linear layer in NF4: 4 bits, for 64 weights a scale of 8 bits, for 256 of these one of 32 (arXiv:2305.14314).
@@ -113,9 +111,9 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
             )
-        for name, known in (("dtype", SIZES), ("device", PACK_TOKENS)):
-            if getattr(self, name) not in known:
-                raise UserError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, names in (("dtype", SIZES), ("device", PACK_TOKENS)):
+            if getattr(self, name) not in names:
+                raise UserError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
 
     @property
     def rows(self) -> int:
@@ -134,15 +132,10 @@ class StepShape:
         return -(-self.problems // min(self.minibatches, self.problems))
 
     @property
-    def minibatch_tokens(self) -> int:
-        """The completion tokens of a minibatch."""
-        return self.minibatch_problems * self.group_size * self.completion_tokens
-
-    @property
     def packs(self) -> list[PackSize]:
         """The packs that the learner makes from a minibatch."""
-        own = self.completion_tokens - 1  # the model does not read a completion's last token
-        group = GroupSize(self.prompt_tokens - self.shared_tokens, (own,) * self.group_size)
+        completion_tokens = self.completion_tokens - 1  # the model does not read a completion's last token
+        group = GroupSize(self.prompt_tokens - self.shared_tokens, (completion_tokens,) * self.group_size)
         packs = pack_groups([group] * self.minibatch_problems, self.micro_batch_tokens, self.device)
         return [
             PackSize(sum(unit.tokens for unit in pack), sum(len(unit.completions) for unit in pack)) for pack in packs
@@ -250,12 +243,12 @@ class MemoryPlan:
         on_gpu, rounded = self.device == "cuda", {"rounded": self.rounded}
         graphs = {"cache": self.rollout.cache, "copies": self.rollout.copies}
         drawing = {"drawing": self.rollout.drawing}
-        found = {
+        blocks = {
             "held": asdict(self.networks) | (graphs if on_gpu else {}),
             "learning": asdict(self.update) | rounded,
             "sampling": drawing if on_gpu else graphs | drawing | rounded,
         }
-        return {name: {part: size for part, size in parts.items() if size} for name, parts in found.items()}
+        return {name: {part: size for part, size in parts.items() if size} for name, parts in blocks.items()}
 
 
 def plan_memory(
@@ -275,7 +268,7 @@ def plan_memory(
         raise UserError(f"lora_rank: expected 1 or more, got {rank}: set lora_rank=None to train all weights")
     small = networks.weights == "nf4"
     weight = SIZES["bfloat16" if networks.weights == "nf4" else networks.weights]
-    whole = weight * shape.parameters - int((weight - _NF4) * shape.linear_parameters if small else 0)
+    policy = weight * shape.parameters - int((weight - _NF4) * shape.linear_parameters if small else 0)
     widened = weight * shape.hidden * shape.intermediate if small else 0  # one matrix at a time
     adapter = 0 if rank is None else FLOAT32 * shape.lora_parameters(rank)
     trunk = weight * shape.decoder_parameters if rank is None else adapter  # it shares the policy's frozen weights
@@ -284,7 +277,8 @@ def plan_memory(
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
-    own, prompts = step.rows * step.completion_tokens, step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
+    completion_slots = step.rows * step.completion_tokens
+    prompts = step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu = step.device == "cuda"
     away = networks.reference_on_cpu and on_gpu
@@ -297,12 +291,21 @@ def plan_memory(
     # Autocast keeps no frozen weights: those of one layer live at once.
     if rounds and rank is not None and step.recompute:
         rounded -= SIZES[step.dtype] * shape.linear_parameters * (shape.layers - 1) // shape.layers
+    predicted = pack.completions * step.completion_tokens
+    dtype, chunk = SIZES[step.dtype], chunk_rows(shape.vocabulary)
+    if step.device == "cpu":
+        kept = predicted <= chunk and predicted * shape.vocabulary <= KEPT_LOGITS
+        logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
+    else:
+        logits = FLOAT32 * min(predicted, chunk_rows(shape.vocabulary, arrays=ARRAYS)) * shape.vocabulary * ARRAYS
+    weights = shape.embedding_parameters if rank is None else 0
+    minibatch_tokens = step.minibatch_problems * step.group_size * step.completion_tokens
     return MemoryPlan(
         networks=NetworkMemory(
-            policy=whole,
+            policy=policy,
             adapter=adapter,
             # With an adapter, the reference is the policy without the adapter.
-            reference=whole if networks.reference and rank is None and not away else 0,
+            reference=policy if networks.reference and rank is None and not away else 0,
             reward_model=FLOAT32 * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             teacher=weight * networks.teacher,
             critic=critic,
@@ -312,13 +315,13 @@ def plan_memory(
         update=UpdateMemory(
             gradients=gradients * learning,
             critic_gradients=gradients * critic,
-            teacher_states=SIZES[step.dtype] * networks.teacher_hidden * step.minibatch_tokens,
+            teacher_states=SIZES[step.dtype] * networks.teacher_hidden * minibatch_tokens,
             activations=at_once * activations + before + (gradients + half) * shared,
             layer=at_once * (layer + widened),
-            logits=at_once * _logits(shape, step, pack.completions * step.completion_tokens, rank is None),
+            logits=at_once * (logits + dtype * (predicted * shape.hidden + weights)),
         ),
         rollout=RolloutMemory(
-            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + own)),
+            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + completion_slots)),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
             copies=copies if on_gpu else 0,
@@ -361,23 +364,11 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
         around = FLOAT32 * (2 * hidden + 2 * shape.head_size + 1)
     backward = FLOAT32 * 2 * hidden + dtype * 2 * shape.intermediate
     if step.device == "cpu" and sharded:  # attention in torch alone keeps its weights twice
-        own = pack.completions * (step.completion_tokens - 1)
+        read_tokens = pack.completions * (step.completion_tokens - 1)
         seen = step.prompt_tokens + step.completion_tokens - 1
-        layer += dtype * 2 * shape.heads * seen * own // pack.tokens
+        layer += dtype * 2 * shape.heads * seen * read_tokens // pack.tokens
     kept, beside = (between, layer + backward) if step.recompute else (layer, backward)
     predicting = pack.completions * step.completion_tokens * hidden * (FLOAT32 + (dtype if half else 0))
     last = FLOAT32 * (hidden + 1) + dtype * (hidden + 2 * keys)  # layer, of which keys and values alone are used
     shared = step.shared_tokens * ((shape.layers - 1) * kept + last + around)
     return pack.tokens * (shape.layers * kept + around) + predicting, shared, pack.tokens * beside
-
-
-def _logits(shape: ModelShape, step: StepShape, predicted: int, head_learns: bool) -> int:
-    """Bytes of a chunk of logits and its copies, of the gradients of its inputs and, unless frozen, the embedding."""
-    dtype, chunk = SIZES[step.dtype], chunk_rows(shape.vocabulary)
-    if step.device == "cpu":
-        kept = predicted <= chunk and predicted * shape.vocabulary <= KEPT_LOGITS
-        logits = dtype * min(predicted, chunk) * shape.vocabulary * (2 if kept else 1)
-    else:
-        logits = FLOAT32 * min(predicted, chunk_rows(shape.vocabulary, arrays=ARRAYS)) * shape.vocabulary * ARRAYS
-    weights = shape.embedding_parameters if head_learns else 0
-    return logits + dtype * (predicted * shape.hidden + weights)

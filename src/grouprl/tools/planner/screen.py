@@ -139,10 +139,10 @@ def parse_memory(text: str) -> int:
     >>> parse_memory("1.5GiB"), parse_memory("80 GB")
     (1610612736, 80000000000)
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text.strip())
-    if not found or found[2] not in _UNITS:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text.strip())
+    if not match or match[2] not in _UNITS:
         raise UserError(f"--memory: expected an amount with a unit ({', '.join(_UNITS)}), got {text!r}: write 24GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console | None = None) -> None:
@@ -158,7 +158,12 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
         f"tokens, {step.dtype} on {step.device}"
         + (f"; the first {step.shared_tokens} of every prompt are read once\n" if step.shared_tokens else "\n")
     )
-    console.print(_memory_table(plan.memory))
+    table = table_of("memory", "GiB")
+    for name, parts in plan.memory.blocks.items():
+        for part, size in parts.items():
+            table.add_row(f"  {PARTS[part]}", f"[dim]{_gib(size)}[/]")
+        table.add_row(f"[bold]{BLOCKS[name]}[/]", f"[bold]{_gib(plan.memory.sums[name])}[/]", end_section=True)
+    console.print(table)
     verdict = "[green]fits in[/]" if plan.fits else "[red]does not fit in[/]"
     console.print(f"\nThe peak of {_gib(plan.memory.peak)} GiB {verdict} {_gib(plan.available)} GiB.")
     console.print(f"Largest group that fits: {most(plan.largest_group, MOST_COMPLETIONS, 'completions')}.")
@@ -175,15 +180,6 @@ def show_plan(plan: RunPlan, algorithm: str, *, as_json: bool, console: Console 
             "Estimated from products of this model's sizes, timed now, for completions half as long as allowed and as "
             "long; groups without signal take less. Loading, saving and rewards come on top.[/]"
         )
-
-
-def _memory_table(plan: MemoryPlan) -> Table:
-    table = table_of("memory", "GiB")
-    for name, parts in plan.blocks.items():
-        for part, size in parts.items():
-            table.add_row(f"  {PARTS[part]}", f"[dim]{_gib(size)}[/]")
-        table.add_row(f"[bold]{BLOCKS[name]}[/]", f"[bold]{_gib(plan.sums[name])}[/]", end_section=True)
-    return table
 
 
 def table_of(first: str, *others: str) -> Table:

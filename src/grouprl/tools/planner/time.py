@@ -70,29 +70,26 @@ def floor_of_step(shape: ModelShape, networks: Networks, step: StepShape, rates:
     trunk = 2 * body * read / rates.flops
     # Forward, gradient of the inputs, gradient of the weights (none for the base of an adapter).
     products = (3 if networks.lora_rank is None else 2) + (1 if step.recompute else 0)
-    return StepTime(
-        prompts=2 * body * (step.problems * (step.prompt_tokens - shared) + shared) / rates.flops,
-        decoding=_decoding(shape, step, rates),
-        reference=forward if networks.reference else 0.0,
-        critic=trunk * (1 + products * passes) if networks.critic else 0.0,
-        reward_model=trunk if networks.reward_model else 0.0,
-        learning=forward * products * passes,
-    )
-
-
-def _decoding(shape: ModelShape, step: StepShape, rates: Rates) -> float:
-    """Seconds of all decode steps; each reads all weights and the cache once for the rows decoded together."""
     size = SIZES[step.dtype]
     weights, token = shape.linear_parameters + shape.embedding_parameters, shape.cached_numbers * size
     full, rest = divmod(step.problems * step.group_size, step.rows)
     seconds = 0.0
     for rows, times in ((step.rows, full), (rest, 1 if rest else 0)):
-        own = step.prompt_tokens - step.shared_tokens
-        prompts = -(-rows // step.group_size) * own + step.shared_tokens  # one prompt per group, and what all share
+        unshared = step.prompt_tokens - step.shared_tokens
+        prompts = (
+            -(-rows // step.group_size) * unshared + step.shared_tokens
+        )  # one prompt per group, and what all share
         for position in range(1, step.completion_tokens if times else 1):
             read = weights * size + token * (prompts + rows * position)
             seconds += times * max(2 * weights * rows / rates.flops, read / rates.bandwidth)
-    return seconds
+    return StepTime(
+        prompts=2 * body * (step.problems * (step.prompt_tokens - shared) + shared) / rates.flops,
+        decoding=seconds,
+        reference=forward if networks.reference else 0.0,
+        critic=trunk * (1 + products * passes) if networks.critic else 0.0,
+        reward_model=trunk if networks.reward_model else 0.0,
+        learning=forward * products * passes,
+    )
 
 
 # A run on this machine
@@ -148,13 +145,13 @@ def measured_pace(
     trained = shape.parameters if networks.lora_rank is None else shape.lora_parameters(networks.lora_rank)
 
     def sampled(batch: StepShape) -> float:
-        found = floor_of_step(shape, networks, batch, rates[0])
-        return (found.prompts + found.decoding) / _SAMPLING
+        floor = floor_of_step(shape, networks, batch, rates[0])
+        return (floor.prompts + floor.decoding) / _SAMPLING
 
     def learned(batch: StepShape) -> float:
-        found = floor_of_step(shape, networks, batch, rates[1], passes=updates.passes)
+        floor = floor_of_step(shape, networks, batch, rates[1], passes=updates.passes)
         moved = updates.count * _OPTIMIZER * trained / bandwidth
-        return (found.total - found.prompts - found.decoding) / _LEARNING + moved
+        return (floor.total - floor.prompts - floor.decoding) / _LEARNING + moved
 
     usual, problems = replace(step, prompt_tokens=prompts.mean), min(test.problems, prompts.held_out)
     batches = [replace(usual, completion_tokens=-(-step.completion_tokens // part)) for part in (2, 1)]

@@ -86,16 +86,18 @@ class BranchEngine(NativeEngine):
         seen_1V = read.context.seen(at, logits_1V.shape[1]) if sampling.penalizes else None
         logits_1V = allowed(logits_1V, sampling, seen_1V, read.context.states_S[at])
         chances_V = truncate_logits(logits_1V, sampling).softmax(-1)[0]
-        own = read.completion.token_ids[position]
-        found = zip(*(part.tolist() for part in chances_V.topk(min(most + 1, len(chances_V)))), strict=True)
-        others = [(token, chance) for chance, token in found if token != own and chance >= least and chance > 0]
-        return {own: float(chances_V[own]), **dict(others[:most])}
+        recorded_token = read.completion.token_ids[position]
+        pairs = zip(*(part.tolist() for part in chances_V.topk(min(most + 1, len(chances_V)))), strict=True)
+        others = [
+            (token, chance) for chance, token in pairs if token != recorded_token and chance >= least and chance > 0
+        ]
+        return {recorded_token: float(chances_V[recorded_token]), **dict(others[:most])}
 
     @torch.no_grad()
     def sample(
         self,
         read: ReadCompletion,
-        begun: Sequence[tuple[int, int]],
+        starts: Sequence[tuple[int, int]],
         *,
         on_finished: Callable[[int], None] | None = None,
     ) -> list[Completion]:
@@ -103,12 +105,12 @@ class BranchEngine(NativeEngine):
 
         The log-probs of the tokens that it began with are NaN.
         """
-        request, rows = read.request, min(self._max_rows, len(begun))
+        request, rows = read.request, min(self._max_rows, len(starts))
         key = row_key(self._seed, request.stream, request.problem.id, read.completion.index)
-        own, made = read.completion.token_ids, list[Completion]()
-        beginnings = [(*own[:position], token) for position, token in begun]
-        firsts = range(0, len(begun), rows)
-        units = [Unit(0, request.prompt_ids, (key,) * len(begun[at : at + rows]), at) for at in firsts]
+        token_ids, finished_completions = read.completion.token_ids, list[Completion]()
+        beginnings = [(*token_ids[:position], token) for position, token in starts]
+        firsts = range(0, len(starts), rows)
+        units = [Unit(0, request.prompt_ids, (key,) * len(starts[at : at + rows]), at) for at in firsts]
         (forward,) = self._forwards(units, read.sampling, rows, 1, 0)
         with autocast(self._device, self._dtype):
             decoding = _BranchDecoding(
@@ -116,10 +118,10 @@ class BranchEngine(NativeEngine):
             )
             decoding.begin(read, beginnings, self._ends)
             while decoding.going:
-                made += (finished := [one for _, one in decoding.advance()])
+                finished_completions += (finished := [completion for _, completion in decoding.advance()])
                 if on_finished is not None:
                     on_finished(len(finished))
-        return sorted(made, key=lambda one: one.index)
+        return sorted(finished_completions, key=lambda completion: completion.index)
 
 
 class _BranchDecoding(Decoding):
@@ -133,22 +135,20 @@ class _BranchDecoding(Decoding):
         if self._live or not self._waiting:
             return []
         (unit,) = self._waiting.take(self._forward.shape.rows, 1)
-        begun = self._beginnings[unit.first : unit.first + len(unit.keys)]
+        starts = self._beginnings[unit.first : unit.first + len(unit.keys)]
         prompt, cache = len(unit.prompt_ids), cast(ModuleForward, self._forward).cache
-        self._slots, self._live = [self._slot_of(unit)], [(unit, place) for place in range(len(unit.keys))]
+        self._slots, self._live = [self._slot_of(unit)], [(unit, index) for index in range(len(unit.keys))]
         cache.load_prompt(0, self._read.pairs[:, :, :prompt])
-        for row, ids in enumerate(begun):
+        for row, ids in enumerate(starts):
             if len(ids) > 1:
                 cache.load_row(row, self._read.pairs[:, :, prompt : prompt + len(ids) - 1])
-        self._rows.add([(key, place, prompt, 0) for place, key in enumerate(unit.keys)], self._seen(begun))
-        self._rows.begin(begun)
-        full = {row: StopReason.LENGTH for row, ids in enumerate(begun) if len(ids) == self._sampling.max_tokens}
-        return self._retire(full | {row: StopReason.END for row, ids in enumerate(begun) if ids[-1] in self._ends})
-
-    def _seen(self, begun: Sequence[tuple[int, ...]]) -> Tensor | None:
         if not self._sampling.penalizes:
-            return None
-        seen_nV = torch.zeros(len(begun), self._read.vocabulary, dtype=torch.bool, device=self._device)
-        for row, ids in enumerate(begun):
-            seen_nV[row, [*self._read.request.prompt_ids, *ids]] = True
-        return seen_nV
+            self._rows.add([(key, index, prompt, 0) for index, key in enumerate(unit.keys)], None)
+        else:
+            seen_nV = torch.zeros(len(starts), self._read.vocabulary, dtype=torch.bool, device=self._device)
+            for row, ids in enumerate(starts):
+                seen_nV[row, [*self._read.request.prompt_ids, *ids]] = True
+            self._rows.add([(key, index, prompt, 0) for index, key in enumerate(unit.keys)], seen_nV)
+        self._rows.begin(starts)
+        full = {row: StopReason.LENGTH for row, ids in enumerate(starts) if len(ids) == self._sampling.max_tokens}
+        return self._retire(full | {row: StopReason.END for row, ids in enumerate(starts) if ids[-1] in self._ends})

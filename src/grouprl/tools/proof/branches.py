@@ -69,11 +69,11 @@ def branch(
             "random numbers of its own: give a run of the native engine"
         )
     groups = recorded_step(run, step)
-    place, recorded = _chosen(run, step, groups, selection)
+    group_index, recorded = _chosen(run, step, groups, selection)
     completion = recorded.group.completions[selection.completion]
     opened = OpenedRun(config)
     check_rewards(config, opened.task, opened.rewards)
-    problem, stream = _visit(run, step, opened, groups, place)
+    problem, stream = _visit(run, step, opened, groups, group_index)
     learner, _, _ = learner_before(run, opened, step, learned=learned)
     policy = learner.policy
     if (updates := learner.optimizer.updates) != completion.weights_version:
@@ -90,17 +90,30 @@ def branch(
     engine = BranchEngine(policy, opened.tokenizer, seed=config.seed, max_rows=rows, dtype=dtype)
     engine.load_weights(updates)
     read = engine.read(Request(problem, recorded.group.prompt_ids, 1, stream), completion, opened.sampling)
-    chances = _chances(engine, read, selection)
-    begun = [(at, token) for at, found in chances.items() for token in found if token != completion.token_ids[at]]
+    by_entropy = sorted(range(len(read.entropies)), key=lambda at: -read.entropies[at])
+    likely_by_position: dict[int, dict[int, float]] = {}
+    for at in selection.positions or by_entropy:
+        likely = engine.likely(read, at, selection.alternatives, selection.least)
+        if len(likely) > 1:
+            likely_by_position[at] = likely
+        if len(likely_by_position) == selection.tokens and not selection.positions:
+            break
+    if not likely_by_position:
+        raise UserError(
+            f"{read.request.problem.id}: expected another token with a probability of at least {selection.least:g}, "
+            "found none: lower --least, or take another completion"
+        )
+    chances = dict(sorted(likely_by_position.items()))
+    starts = [(at, token) for at, likely in chances.items() for token in likely if token != completion.token_ids[at]]
     kept = min(chances)  # nothing after it may change where its token does not
-    begun = [(kept, completion.token_ids[kept]), *begun]
-    made = engine.sample(read, begun, on_finished=lambda done: sampled(done, len(begun)))
-    _refuse_another(run, step, completion, made[0])
+    starts = [(kept, completion.token_ids[kept]), *starts]
+    samples = engine.sample(read, starts, on_finished=lambda done: sampled(done, len(starts)))
+    _refuse_another(run, step, completion, samples[0])
     # In groups of the recorded size, which is what the time limits of rewards are for.
     size = len(recorded.group.completions)
     parts = [
-        tuple(replace(one, index=index) for index, one in enumerate(made[at : at + size]))
-        for at in range(0, len(made), size)
+        tuple(replace(sample, index=index) for index, sample in enumerate(samples[at : at + size]))
+        for at in range(0, len(samples), size)
     ]
     scored, _ = opened.score(
         [replace(recorded.group, problem=problem, completions=part) for part in parts], opened.rewards, step
@@ -110,45 +123,46 @@ def branch(
     prompt = len(recorded.group.prompt_ids)
     return BranchedCompletion(
         step=step,
-        group=place,
+        group=group_index,
         completion=selection.completion,
         problem_id=problem.id,
         token_ids=completion.token_ids,
         reward=_number(outcomes[0].total),
-        tokens=_tokens(opened.tokenizer, read, chances, begun, made, outcomes),
-        tokens_computed=read.tokens + sum(len(one) - at - 1 for one, (at, _) in zip(made, begun, strict=True)),
-        tokens_without_prefix=sum(prompt + len(one) - 1 for one in made),
+        tokens=_tokens(opened.tokenizer, read, chances, starts, samples, outcomes),
+        tokens_computed=read.tokens
+        + sum(len(sample) - at - 1 for sample, (at, _) in zip(samples, starts, strict=True)),
+        tokens_without_prefix=sum(prompt + len(sample) - 1 for sample in samples),
     )
 
 
 def _chosen(run: Path, step: int, groups: Sequence[RecordedGroup], selection: Selection) -> tuple[int, RecordedGroup]:
     """The place of the group, and the group."""
-    ids = [one.group.problem.id for one in groups]
+    ids = [group.group.problem.id for group in groups]
     if selection.problem is not None and selection.problem not in ids:
         raise unknown_name(f"step {step}, --problem", selection.problem, ids, listed_by=f"grouprl lab {run}")
-    signals = [len({outcome.total for outcome in one.outcomes if outcome.valid}) > 1 for one in groups]
+    signals = [len({outcome.total for outcome in group.outcomes if outcome.valid}) > 1 for group in groups]
     signal = signals.index(True) if True in signals else 0
-    place = signal if selection.problem is None else ids.index(selection.problem)
-    completions = groups[place].group.completions
+    group_index = signal if selection.problem is None else ids.index(selection.problem)
+    where, completions = f"step {step}, {ids[group_index]}", groups[group_index].group.completions
     if selection.completion >= len(completions):
         raise UserError(
-            f"step {step}, {ids[place]}: expected --completion below {len(completions)}, got {selection.completion}"
+            f"{where}: expected --completion below {len(completions)}, got {selection.completion}: give another"
         )
     completion = completions[selection.completion]
     if completion.episode is not None:
         raise UserError(
-            f"step {step}, {ids[place]}: expected a completion of one turn, got an episode: its environment would "
+            f"{where}: expected a completion of one turn, got an episode: its environment would "
             "have to be played again, and its answers are not counted random numbers"
         )
     if beyond := [at for at in selection.positions if not 0 <= at < len(completion)]:
         raise UserError(
-            f"step {step}, {ids[place]}: expected --position of 0 to {len(completion) - 1}, as the completion has "
+            f"{where}: expected --position of 0 to {len(completion) - 1}, as the completion has "
             f"{len(completion)} tokens, got {beyond[0]}"
         )
-    return place, groups[place]
+    return group_index, groups[group_index]
 
 
-def _visit(run: Path, step: int, opened: OpenedRun, groups: Sequence[RecordedGroup], place: int) -> Visit:
+def _visit(run: Path, step: int, opened: OpenedRun, groups: Sequence[RecordedGroup], group_index: int) -> Visit:
     """The problem as the task has it, and its random stream, which follows from the order of problems."""
     config, train = opened.config, opened.task.problems("train")
     verdicts = recorded_verdicts(run, until=step - 1)
@@ -156,43 +170,25 @@ def _visit(run: Path, step: int, opened: OpenedRun, groups: Sequence[RecordedGro
     visits = order.visits(train, step=step, rates=rates)
     wanted = len(visits)
     for refill in range(1, config.algorithm.group_filter.refills + 1):
-        if len(visits) <= place:
+        if len(visits) <= group_index:
             missing = wanted - sum(group.kept for group in groups[: len(visits)])
             visits += order.refill(train, missing, step=step, round_=refill, rates=rates, visited=len(visits))
-    names = [visits[place][0].id if len(visits) > place else "none", groups[place].group.problem.id]
+    names = [visits[group_index][0].id if len(visits) > group_index else "none", groups[group_index].group.problem.id]
     if names[0] != names[1]:
         raise UserError(
-            f"{run}: expected the problem {names[1]} as group {place} of step {step}, got {names[0]}: restore the "
-            "task's data"
+            f"{run}: expected the problem {names[1]} as group {group_index} of step {step}, got {names[0]}: restore "
+            "the task's data"
         )
-    return visits[place]
+    return visits[group_index]
 
 
-def _chances(engine: BranchEngine, read: ReadCompletion, selection: Selection) -> dict[int, dict[int, float]]:
-    """For each position in order the probabilities of the completion's token and of the others."""
-    by_entropy = sorted(range(len(read.entropies)), key=lambda at: -read.entropies[at])
-    found: dict[int, dict[int, float]] = {}
-    for at in selection.positions or by_entropy:
-        likely = engine.likely(read, at, selection.alternatives, selection.least)
-        if len(likely) > 1:
-            found[at] = likely
-        if len(found) == selection.tokens and not selection.positions:
-            break
-    if not found:
-        raise UserError(
-            f"{read.request.problem.id}: expected another token with a probability of at least {selection.least:g}, "
-            "found none: lower --least, or take another completion"
-        )
-    return dict(sorted(found.items()))
-
-
-def _refuse_another(run: Path, step: int, completion: Completion, made: Completion) -> None:
-    if (made.token_ids, made.stop_reason) == (completion.token_ids, completion.stop_reason):
+def _refuse_another(run: Path, step: int, completion: Completion, sampled: Completion) -> None:
+    if (sampled.token_ids, sampled.stop_reason) == (completion.token_ids, completion.stop_reason):
         return
-    pairs = enumerate(zip(made.token_ids, completion.token_ids, strict=False))
-    place = next((at for at, (one, other) in pairs if one != other), min(len(made), len(completion)))
+    pairs = enumerate(zip(sampled.token_ids, completion.token_ids, strict=False))
+    token_index = next((at for at, (token, other) in pairs if token != other), min(len(sampled), len(completion)))
     raise UserError(
-        f"{run}: expected the completion again where no token is changed, got another one from token {place} on: "
+        f"{run}: expected the completion again where no token is changed, got another one from token {token_index} on: "
         f"the weights or the machine are not the run's, which grouprl replay {run} {step} shows, or bfloat16 rounds"
     )
 
@@ -212,21 +208,23 @@ def _tokens(
     tokenizer: PreTrainedTokenizerBase,
     read: ReadCompletion,
     chances: Mapping[int, Mapping[int, float]],
-    begun: Sequence[tuple[int, int]],
-    made: Sequence[Completion],
+    starts: Sequence[tuple[int, int]],
+    samples: Sequence[Completion],
     outcomes: Sequence[RewardOutcome],
 ) -> tuple[BranchedToken, ...]:
     ids = read.completion.token_ids
     branches = dict.fromkeys(chances, tuple[Branch, ...]())
-    for (at, token), one, outcome in [*zip(begun, made, outcomes, strict=True)][1:]:
-        (text,) = completion_texts([one.token_ids[at:]], tokenizer)
+    for (at, token), sample, outcome in [*zip(starts, samples, outcomes, strict=True)][1:]:
+        (text,) = completion_texts([sample.token_ids[at:]], tokenizer)
         verdict = _number(outcome.total), outcome.correct
         branches[at] += (
-            Branch(token, tokenizer.decode([token]), chances[at][token], *verdict, len(one), one.stop_reason, text),
+            Branch(
+                token, tokenizer.decode([token]), chances[at][token], *verdict, len(sample), sample.stop_reason, text
+            ),
         )
     return tuple(
-        BranchedToken(at, ids[at], tokenizer.decode([ids[at]]), chances[at][ids[at]], read.entropies[at], found)
-        for at, found in branches.items()
+        BranchedToken(at, ids[at], tokenizer.decode([ids[at]]), chances[at][ids[at]], read.entropies[at], others)
+        for at, others in branches.items()
     )
 
 

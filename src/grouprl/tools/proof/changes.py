@@ -42,7 +42,7 @@ def completion_changes(replay: Replay) -> list[CompletionChange]:
     if replay.other is None:
         return []
     then, now = replay.update, replay.other
-    found = [
+    changes = [
         CompletionChange(
             group=p,
             completion=n,
@@ -55,7 +55,7 @@ def completion_changes(replay: Replay) -> list[CompletionChange]:
         for p, group in enumerate(replay.update.scored.groups)
         for n in range(len(group.completions))
     ]
-    return sorted(found, key=lambda one: abs(one.other_advantage - one.advantage), reverse=True)
+    return sorted(changes, key=lambda change: abs(change.other_advantage - change.advantage), reverse=True)
 
 
 def token_changes(replay: Replay, most: int) -> list[TokenChange]:
@@ -65,16 +65,19 @@ def token_changes(replay: Replay, most: int) -> list[TokenChange]:
     """
     if replay.other is None:
         return []
-    whole = [_whole_push(update) for update in (replay.update, replay.other)]
-    found = [
-        TokenChange(p, n, t, token, *(push / all_of for push, all_of in zip(pushes, whole, strict=True)))
+    totals = [
+        math.fsum(abs(push) for rows in update.pushes for row in rows for push in row) or 1.0
+        for update in (replay.update, replay.other)
+    ]
+    changes = [
+        TokenChange(p, n, t, token, *(push / all_of for push, all_of in zip(pushes, totals, strict=True)))
         for p, group in enumerate(replay.update.scored.groups)
-        for n, one in enumerate(group.completions)
+        for n, completion in enumerate(group.completions)
         for t, (token, *pushes) in enumerate(
-            zip(one.token_ids, replay.update.pushes[p][n], replay.other.pushes[p][n], strict=True)
+            zip(completion.token_ids, replay.update.pushes[p][n], replay.other.pushes[p][n], strict=True)
         )
     ]
-    return sorted(found, key=lambda one: abs(one.other_share - one.share), reverse=True)[:most]
+    return sorted(changes, key=lambda completion: abs(completion.other_share - completion.share), reverse=True)[:most]
 
 
 def not_finite(update: Update) -> list[tuple[int, int]]:
@@ -101,12 +104,12 @@ def norm(gradient: Mapping[str, Tensor]) -> float:
 
 def as_values(replay: Replay) -> dict[str, Any]:
     """Everything that a replay found, as plain values for JSON."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "run": str(replay.run),
         "step": replay.step,
         "from_checkpoint": replay.start,
         "identical": replay.is_identical,
-        "differences": [asdict(one) for one in replay.differences],
+        "differences": [asdict(item) for item in replay.differences],
         "first_different_step": replay.first_difference,
         "machine": {name: {"recorded": there, "here": here} for name, (there, here) in replay.machines.items()},
         "error": replay.update.error or None,
@@ -114,15 +117,15 @@ def as_values(replay: Replay) -> dict[str, Any]:
         "metrics": dict(replay.update.metrics),
     }
     if replay.other is not None:
-        found["other"] = {
+        values["other"] = {
             "metrics": dict(replay.other.metrics),
             "error": replay.other.error or None,
             "gradient_cosine": cosine(replay.update.gradient, replay.other.gradient),
             "gradient_norm": norm(replay.other.gradient),
-            "completions": [asdict(one) for one in completion_changes(replay)],
-            "tokens": [asdict(one) for one in token_changes(replay, 100)],
+            "completions": [asdict(item) for item in completion_changes(replay)],
+            "tokens": [asdict(item) for item in token_changes(replay, 100)],
         }
-    return found
+    return values
 
 
 def _reward(update: Update, group: int, completion: int) -> float | None:

@@ -74,71 +74,70 @@ def numeric_checks(
     yield Check("packed = padded rows, log-probs", relative(packed, exact), most)
     yield Check("packed = padded rows, gradient", relative(packed_slopes, slopes), most_slope)
     yield Check("shared prompt = own prompts, log-probs", relative(apart, packed), most)
-    yield Check("any micro-batches, gradient", _splits(learner, groups, sampling), most_slope)
+    # Every second completion is rewarded, so that each group has a signal; its last token ends a reasoning step.
+    outcomes: list[list[RewardOutcome]] = []
+    for group in groups:
+        rewards = [(len(completion) - 1, float(completion.index % 2)) for completion in group.completions]
+        outcomes.append([RewardOutcome(odd, {"odd": odd}, steps=(StepReward(end, odd),)) for end, odd in rewards])
+    scored = ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
+    setting, results = learner.micro_batch_tokens, []
+    for budget in (_WHOLE, 1, setting):
+        learner.micro_batch_tokens = budget
+        gradient = make_update(learner, scored).gradient
+        results.append([gradient[name] for name in sorted(gradient)])
+    learner.micro_batch_tokens = setting
+    difference = max(relative(other, results[0]) for other in results[1:])
+    yield Check("any micro-batches, gradient", difference, most_slope)
 
     largest = max(_LARGEST, 4 * _gap(rounded, exact))
-    completions = [one for group in groups for one in group.completions]
+    completions = [completion for group in groups for completion in group.completions]
     with torch.no_grad(), autocast(device, dtype):
         seen = packed_logprobs(model, make_batch(groups, sampling), _WHOLE)
-    drawn = [torch.tensor(one.logprobs) for one in completions]
-    plain = [torch.tensor(one.plain_logprobs) for one in completions]
+    drawn = [torch.tensor(completion.logprobs) for completion in completions]
+    plain = [torch.tensor(completion.plain_logprobs) for completion in completions]
     yield Check("sampler = learner, largest gap", _gap(drawn, seen), largest)
     yield Check("sampler = plain forward, largest gap", _gap(plain, exact), largest)
     yield _merged(config, model, groups, most)
-    yield _reloaded(config, model, tokenizer)
+    with TemporaryDirectory() as folder:
+        save_model(model, tokenizer, Path(folder))
+        again = load_model(folder, device=model.device).state_dict()
+    weights = model.state_dict()
+    both = weights.keys() & again.keys()
+    wrong = [
+        name
+        for name in weights.keys() | again.keys()
+        if name not in both or not torch.equal(weights[name], again[name])
+    ]
+    yield Check("saved = reloaded", len(wrong), 0, ", ".join(sorted(wrong)[:2]))
 
 
 def packed_logprobs(model: PreTrainedModel, batch: Batch, budget: int) -> list[Tensor]:
     """Log-probs of each row by packs of at most `budget` tokens, under the batch's sampling parameters."""
-    found: dict[int, Tensor] = {}
+    row_logprobs: dict[int, Tensor] = {}
     for pack in make_packs(batch, range(len(batch.group_of_N)), budget, model.device):
         values = pack_forward(model, pack, batch.sampling).logprobs_C
-        for place, row in enumerate(pack.rows):
-            found[row] = values[pack.row_C == place]
-    return [found[row] for row in range(len(found))]
+        for index, row in enumerate(pack.rows):
+            row_logprobs[row] = values[pack.row_C == index]
+    return [row_logprobs[row] for row in range(len(row_logprobs))]
 
 
 def gradients(model: PreTrainedModel, rows: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of all trained weights of a sum of the rows in which every token has another weight."""
     weighted = [(row * torch.linspace(-1, 1, len(row), device=row.device)).sum() for row in rows]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    found = torch.autograd.grad(torch.stack(weighted).sum(), weights, allow_unused=True)
-    return [gradient for gradient in found if gradient is not None]
+    values = torch.autograd.grad(torch.stack(weighted).sum(), weights, allow_unused=True)
+    return [gradient for gradient in values if gradient is not None]
 
 
-def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def relative(values: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Norm of the difference over the norm of what is expected."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(found, expected, strict=True)]
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(values, expected, strict=True)]
     gap, size = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(b.square().sum()) for _, b in pairs)
     return (gap / size) ** 0.5 if size else math.inf
 
 
-def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    return max(float((a.detach().cpu() - b.detach().cpu()).abs().max()) for a, b in zip(found, expected, strict=True))
-
-
-def _splits(learner: Learner, groups: Sequence[Group], sampling: Sampling) -> float:
-    """The largest relative difference of the loss's gradient between packs of one completion, the setting, and all."""
-    setting, found = learner.micro_batch_tokens, []
-    for budget in (_WHOLE, 1, setting):
-        learner.micro_batch_tokens = budget
-        gradient = make_update(learner, _scored(groups, sampling)).gradient
-        found.append([gradient[name] for name in sorted(gradient)])
-    learner.micro_batch_tokens = setting
-    return max(relative(other, found[0]) for other in found[1:])
-
-
-def _scored(groups: Sequence[Group], sampling: Sampling) -> ScoredGroups:
-    """Rewards every second completion, so that each group has a signal; the last token ends a reasoning step."""
-    outcomes = [
-        [
-            RewardOutcome(reward, {"odd": reward}, steps=(StepReward(len(one) - 1, reward),))
-            for one in group.completions
-            for reward in (float(one.index % 2),)
-        ]
-        for group in groups
-    ]
-    return ScoredGroups(_STEP, groups, outcomes, [True] * len(groups), {"odd": 1.0}, sampling)
+def _gap(values: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    return max(float((a.detach().cpu() - b.detach().cpu()).abs().max()) for a, b in zip(values, expected, strict=True))
 
 
 def _merged(config: RunConfig, model: PreTrainedModel, groups: Sequence[Group], most: float) -> Check:
@@ -161,17 +160,6 @@ def _merged(config: RunConfig, model: PreTrainedModel, groups: Sequence[Group], 
         if not layers or not all(layer.merged for layer in layers):
             return Check(name, math.nan, most, "PEFT merged nothing")
         return Check(name, relative(packed_logprobs(model, batch, _WHOLE), before), most)
-
-
-def _reloaded(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Check:
-    """Counts the weights that come back from a saved checkpoint with other bits."""
-    with TemporaryDirectory() as folder:
-        save_model(model, tokenizer, Path(folder))
-        again = load_model(folder, device=model.device).state_dict()
-    own = model.state_dict()
-    both = own.keys() & again.keys()
-    wrong = [name for name in own.keys() | again.keys() if name not in both or not torch.equal(own[name], again[name])]
-    return Check("saved = reloaded", len(wrong), 0, ", ".join(sorted(wrong)[:2]))
 
 
 # A policy whose every completion can be written down
@@ -203,5 +191,5 @@ def exact_gradient(algorithm: Algorithm) -> Check:
     advantages_NT, mask_NT = advantages_N[:, None].expand_as(weights_NT), weights_NT > 0
     tokens = TokenGrid(logprobs_YT[rows_N], logprobs_YT.detach()[rows_N], advantages_NT, weights_NT, mask_NT)
     loss, _ = algorithm.objective.loss(tokens)
-    (found,) = torch.autograd.grad(-loss, logits)
-    return Check("exact policy gradient, listed policy", relative([found], [exact]), 1e-6)
+    (surrogate,) = torch.autograd.grad(-loss, logits)
+    return Check("exact policy gradient, listed policy", relative([surrogate], [exact]), 1e-6)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
 from grouprl.forward.attention import attention_layers, is_packed
@@ -63,10 +63,8 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     long_prompt = (prompt * (longest // len(prompt) + 1))[:longest]
     yield _gap("learner", gap_to_own(config.model.path, model, longest))
     yield _gap("sampler", sampler_gap(NativeEngine(model, tokenizer, seed=0, max_rows=2), model, long_prompt))
-    sequence, said = (
-        len(prompt) + config.rollout.max_tokens,
-        f"{context:,} tokens" if context < 1 << 30 else "not limited",
-    )
+    sequence = len(prompt) + config.rollout.max_tokens
+    said = f"{context:,} tokens" if context < 1 << 30 else "not limited"
     if sequence <= context:
         yield ModelLine("context", f"{said}, for a short prompt and rollout.max_tokens={config.rollout.max_tokens}")
     else:
@@ -75,7 +73,13 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     window = f"{shortest:,} tokens{', shorter than a sequence' * (sequence > shortest)}"
     ignored = f"; the model ignores the {max(named):,} of its configuration" * bool(max(named))
     yield ModelLine("window", window if shortest else f"none{ignored}")
-    yield _tokens(model, tokenizer)
+    embeddings, refusal = model.get_input_embeddings().weight.shape[0], ""
+    try:
+        check_tokens(model, tokenizer)
+    except UserError as error:
+        refusal = str(error)
+    vocabulary = f"{len(tokenizer):,} tokens, {embeddings:,} embeddings"
+    yield ModelLine("vocabulary", vocabulary, refusal, stops=bool(refusal))
     yield ModelLine(
         "end tokens", ", ".join(map(repr, tokenizer.convert_ids_to_tokens(end_token_ids(model, tokenizer))))
     )
@@ -83,24 +87,22 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     if hidden := hidden_tags(tokenizer):
         yield ModelLine("tags", f"{', '.join(hidden)}: special tokens, which the text of completions keeps")
     yield ModelLine("LoRA targets", ", ".join(linear_layers(model, (ALL_LINEAR,))[0]))
-    yield _memory(config, len(prompt))
+    try:
+        shape = shape_of(config.model.path)
+    except UserError as error:
+        yield ModelLine("memory", f"not planned ({error})")
+        return
+    step = step_of(config, len(prompt))
+    peak, memory = plan_memory(shape, networks_of(config), step).peak, total_memory(step.device)
+    sizes = f"{peak / 2**30:.1f} GiB for a step of these settings, of {memory / 2**30:.1f} GiB"
+    yield ModelLine("memory", sizes, "" if peak <= memory else "see grouprl plan", stops=peak > memory)
 
 
 def _gap(name: str, gap: float) -> ModelLine:
-    found = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
+    size = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
     if gap <= TOLERANCE:
-        return ModelLine(f"{name} gap", found)
-    return ModelLine(f"{name} gap", found, f"expected at most {TOLERANCE}: choose another model", stops=True)
-
-
-def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelLine:
-    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    found = f"{known:,} tokens, {rows:,} embeddings"
-    try:
-        check_tokens(model, tokenizer)
-    except UserError as error:
-        return ModelLine("vocabulary", found, str(error), stops=True)
-    return ModelLine("vocabulary", found)
+        return ModelLine(f"{name} gap", size)
+    return ModelLine(f"{name} gap", size, f"expected at most {TOLERANCE}: choose another model", stops=True)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
@@ -115,18 +117,10 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
             continue
         text: Any = tokenizer.decode(ids)
         lost = [message["content"] for message in messages if str(message["content"]) not in text]
-        own = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
+        prefix = "" if name == "chat template" or not folds_system(tokenizer) else "in the first user message, "
         yield ModelLine(
-            name, f"{own}renders {counted(len(ids), 'token')}", f"drops {lost[0]!r}" if lost else "", stops=bool(lost)
+            name,
+            f"{prefix}renders {counted(len(ids), 'token')}",
+            f"drops {lost[0]!r}" if lost else "",
+            stops=bool(lost),
         )
-
-
-def _memory(config: RunConfig, prompt: int) -> ModelLine:
-    try:
-        shape = shape_of(config.model.path)
-    except UserError as error:
-        return ModelLine("memory", f"not planned ({error})")
-    step = step_of(config, prompt)
-    peak, there = plan_memory(shape, networks_of(config), step).peak, total_memory(step.device)
-    found = f"{peak / 2**30:.1f} GiB for a step of these settings, of {there / 2**30:.1f} GiB"
-    return ModelLine("memory", found, "" if peak <= there else "see grouprl plan", stops=peak > there)

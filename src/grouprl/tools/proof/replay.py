@@ -89,7 +89,7 @@ class Replay:
     @property
     def is_identical(self) -> bool:
         """Whether every recomputed value equals the record to the last bit."""
-        return bool(self.differences) and not any(one.differing for one in self.differences)
+        return bool(self.differences) and not any(difference.differing for difference in self.differences)
 
 
 def replay(run: Path, step: int, config: RunConfig, changed: RunConfig | None = None) -> Replay:
@@ -165,7 +165,8 @@ def learner_before(
     first_difference = None
     for earlier in range(start + 1, step):
         update = make_update(learner, recorded_groups(run, earlier, opened.sampling))
-        if first_difference is None and _differs(update.metrics, rows.get(earlier, {})):
+        row, metrics = rows.get(earlier, {}), update.metrics.items()
+        if first_difference is None and any(_difference(n, [v], [row.get(n)]).differing for n, v in metrics):
             first_difference = earlier
         learned(earlier)
     return learner, start, first_difference
@@ -232,9 +233,9 @@ class _PushTerm(PolicyTerm):
         loss, _ = super().loss(replace(tokens, logprobs_NT=logprobs_NT), kl_coef)
         (derivative_NT,) = torch.autograd.grad(loss, logprobs_NT)
         for row, values, mask in zip(tokens.rows, derivative_NT, tokens.mask_NT, strict=True):
-            own = [-value for value in values[mask].tolist()]
-            before = self.rows.get(row, [0.0] * len(own))
-            self.rows[row] = [a + b for a, b in zip(before, own, strict=True)]
+            row_values = [-value for value in values[mask].tolist()]
+            before = self.rows.get(row, [0.0] * len(row_values))
+            self.rows[row] = [a + b for a, b in zip(before, row_values, strict=True)]
         return super().loss(tokens, kl_coef)
 
 
@@ -247,37 +248,29 @@ def make_update(learner: Learner, scored: ScoredGroups) -> Update:
     skipped = result.metrics.get("skipped_updates")
     error = f"expected a finite gradient, got NaN or infinity in {skipped:g} updates" if skipped else ""
     advantages, traces = token_record(scored.groups, scored.kept, trace_updates(learner.algorithm, result).tokens)
-    metrics, own = result.metrics, _in_groups(scored, push)
-    return Update(scored, metrics, advantages, traces, own, optimizer.gradient, error)
-
-
-def _in_groups(scored: ScoredGroups, push: _PushTerm) -> list[list[list[float]]]:
     row = count()  # of the batch, which has the kept groups alone
-    return [
+    pushes = [
         [(kept and push.rows.get(next(row))) or [0.0] * len(completion) for completion in group.completions]
         for group, kept in zip(scored.groups, scored.kept, strict=True)
     ]
+    return Update(scored, result.metrics, advantages, traces, pushes, optimizer.gradient, error)
 
 
 # Beside the record
 
 
-def _differs(metrics: Mapping[str, float], row: Mapping[str, Any]) -> bool:
-    return any(_difference(name, [value], [row.get(name)]).differing for name, value in metrics.items())
-
-
 def _differences(recorded: Sequence[RecordedGroup], row: Mapping[str, Any], update: Update) -> list[ReplayDifference]:
     """Compares each kind of value that was recorded or computed, tokens first."""
     ours, theirs = update.advantages, [group.token_advantages for group in recorded]
-    found = [_difference("advantages", _flat(ours), _flat(theirs), np.float32)]
+    differences = [_difference("advantages", _flat(ours), _flat(theirs), np.float32)]
     for name, attribute in _TRACED.items():
         here, there = (
             [getattr(trace, attribute) for group in traces for trace in group]
             for traces in (update.traces, [group.traces for group in recorded])
         )
         if any(values is not None for values in (*here, *there)):
-            found.append(_difference(name, _tokens(here, there), _tokens(there, here), np.float32))
-    return [*found, *(_difference(name, [value], [row.get(name)]) for name, value in update.metrics.items())]
+            differences.append(_difference(name, _tokens(here, there), _tokens(there, here), np.float32))
+    return [*differences, *(_difference(name, [value], [row.get(name)]) for name, value in update.metrics.items())]
 
 
 def _tokens(rows: Sequence[Sequence[float] | None], other: Sequence[Sequence[float] | None]) -> list[float | None]:

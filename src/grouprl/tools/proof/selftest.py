@@ -9,13 +9,12 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
+from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from torch import Tensor
 
 from grouprl.config.run import RolloutConfig, RunConfig, dump_config
 from grouprl.record.layout import RunDirectory
@@ -47,17 +46,13 @@ def selftest(config: RunConfig) -> Iterator[Check]:
             "leave it out here"
         )
     yield exact_gradient(config.algorithm)
-    yield from _on_groups(config)
-    yield _killed_and_resumed(config)
-
-
-def _on_groups(config: RunConfig) -> Iterator[Check]:
     still = config.learner.model_copy(update={"learning_rate": 0.0, "critic_learning_rate": None, "warmup_steps": 0})
     run = OpenedRun(config.model_copy(update={"learner": still, "rollout": _short(config)}))
     learner = make_learner(run.config, run.model, None)
     visits = [(problem, "selftest") for problem in run.task.problems("train")[:_PROBLEMS]]
     groups = run.engine(learner.policy).generate(run.requests(visits, _COMPLETIONS), run.sampling)
     yield from numeric_checks(config, learner, run.tokenizer, groups, run.sampling)
+    yield _killed_and_resumed(config)
 
 
 def _short(config: RunConfig) -> RolloutConfig:
@@ -78,64 +73,54 @@ def _killed_and_resumed(config: RunConfig) -> Check:
     """Counts the steps and weights of a killed and resumed run that differ from an uninterrupted one's."""
     name = "killed and resumed = uninterrupted"
     with TemporaryDirectory() as folder:
-        place = Path(folder)
-        settings, short = place / "short_run.yaml", _short_run(config)
-        settings.write_text(dump_config(short), encoding="utf-8")
-        whole, broken = RunDirectory(place / "whole"), RunDirectory(place / "broken")
-        killed = start_run(broken, [str(settings)], place / "log")
-        try:
-            _wait_for(broken.checkpoint(2).state, killed, place / "log")
-            os.kill(killed.pid, signal.SIGKILL)
-            killed.wait(_RUN_SECONDS)
-            at = broken.checkpoints()[-1].step
-            if at == _STEPS:
-                raise UserError(f"selftest: expected to kill the run before step {_STEPS}, got its end: try again")
-            killed = start_run(broken, [str(settings)], place / "log", resume=True)
-            run = OpenedRun(short.model_copy(update={"name": "whole", "runs_dir": folder}))
-            run_to_end(run.config, run.task, run.rewards, display=Terminal(Console(file=io.StringIO())))
-            if killed.wait(_RUN_SECONDS) != 0:
-                return Check(name, math.nan, 0, f"the run failed: {_last_line(place / 'log')}")
-        except TimeoutExpired:
-            return Check(name, math.nan, 0, f"no end within {_RUN_SECONDS:g} s: {_last_line(place / 'log')}")
-        finally:
-            killed.kill()
-            killed.wait(_RUN_SECONDS)
-        return Check(name, _different(whole, broken), 0, f"killed after step {at} of {_STEPS}")
-
-
-def _short_run(config: RunConfig) -> RunConfig:
-    return config.model_copy(
-        update={
+        root = Path(folder)
+        settings = root / "short_run.yaml"
+        changes = {
             "steps": _STEPS,
             "rollout": _short(config),
             "evaluation": config.evaluation.model_copy(update={"problems": 1, "samples": 0, "every": 0}),
             "checkpoint": config.checkpoint.model_copy(update={"every": 1, "keep": _STEPS}),
         }
-    )
-
-
-def _wait_for(path: Path, process: Popen[bytes], log: Path) -> None:
-    """Waits until a file is there; raises TimeoutExpired when the process ends without it or takes too long."""
-    until = time.monotonic() + _RUN_SECONDS
-    while not path.is_file():
-        if process.poll() is not None or time.monotonic() > until:
-            raise TimeoutExpired(str(log), _RUN_SECONDS)
-        time.sleep(0.002)
+        short = config.model_copy(update=changes)
+        settings.write_text(dump_config(short), encoding="utf-8")
+        uninterrupted, resumed = RunDirectory(root / "whole"), RunDirectory(root / "broken")
+        killed = start_run(resumed, [str(settings)], root / "log")
+        try:
+            until = time.monotonic() + _RUN_SECONDS
+            while not resumed.checkpoint(2).state.is_file():
+                if killed.poll() is not None or time.monotonic() > until:
+                    raise TimeoutExpired(str(root / "log"), _RUN_SECONDS)
+                time.sleep(0.002)
+            os.kill(killed.pid, signal.SIGKILL)
+            killed.wait(_RUN_SECONDS)
+            at = resumed.checkpoints()[-1].step
+            if at == _STEPS:
+                raise UserError(f"selftest: expected to kill the run before step {_STEPS}, got its end: try again")
+            killed = start_run(resumed, [str(settings)], root / "log", resume=True)
+            run = OpenedRun(short.model_copy(update={"name": "whole", "runs_dir": folder}))
+            run_to_end(run.config, run.task, run.rewards, display=Terminal(Console(file=io.StringIO())))
+            if killed.wait(_RUN_SECONDS) != 0:
+                return Check(name, math.nan, 0, f"the run failed: {_last_line(root / 'log')}")
+        except TimeoutExpired:
+            return Check(name, math.nan, 0, f"no end within {_RUN_SECONDS:g} s: {_last_line(root / 'log')}")
+        finally:
+            killed.kill()
+            killed.wait(_RUN_SECONDS)
+        return Check(name, _different(uninterrupted, resumed), 0, f"killed after step {at} of {_STEPS}")
 
 
 def _different(one: RunDirectory, other: RunDirectory) -> int:
     steps = [read_rollouts(one.path, n) != read_rollouts(other.path, n) for n in range(1, _STEPS + 1)]
-    ours, theirs = (_tensors(run.checkpoint(_STEPS).path) for run in (one, other))
+    x = []
+    for run in (one, other):
+        files = run.checkpoint(_STEPS).path.rglob("*.safetensors")
+        x.append({f"{file.stem}/{name}": value for file in files for name, value in load_file(file).items()})
+    ours, theirs = x
     weights = [
         name not in ours or name not in theirs or not torch.equal(ours[name], theirs[name])
         for name in ours.keys() | theirs.keys()
     ]
     return sum(steps) + sum(weights)
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    files = folder.rglob("*.safetensors")
-    return {f"{file.stem}/{name}": value for file in files for name, value in load_file(file).items()}
 
 
 def _last_line(log: Path) -> str:

@@ -33,9 +33,9 @@ def tracked(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     """
     finite = {name: value for name, value in metrics.items() if is_number(value)}
     # Only a reward chooses its names: what it logs as `loss` stays reward_logs/loss.
-    known = {tracked_name(name) for name in finite if not name.startswith(_LOGS)}
+    renamed_names = {tracked_name(name) for name in finite if not name.startswith(_LOGS)}
     return {
-        prefix + (name if name.startswith(_LOGS) and renamed in known else renamed): float(value)
+        prefix + (name if name.startswith(_LOGS) and renamed in renamed_names else renamed): float(value)
         for name, value in finite.items()
         for renamed in (tracked_name(name),)
     }
@@ -51,20 +51,6 @@ def tracked_name(name: str) -> str:
         return name
     before, _, after = metric.name.partition("NAME")
     return metric.trl.replace("NAME", name[len(before) : len(name) - len(after)])
-
-
-def completions_table(record: StepRecord) -> Table:
-    """The completions of a step with TRL's columns: step, prompt, completion, the rewards by name, advantage."""
-    outcomes = [outcome for row in record.outcomes for outcome in row]
-    names = tuple(dict.fromkeys(name for outcome in outcomes for name in outcome.components))
-    rows = []
-    for group, scored, advantages in zip(record.groups, record.outcomes, record.token_advantages, strict=True):
-        for completion, outcome, by_token in zip(group.completions, scored, advantages, strict=True):
-            components = [_finite(outcome.components.get(name)) for name in names]
-            advantage = fmean(by_token) if len(by_token) else 0.0  # of GRPO, every token has the same
-            texts = (group.problem.prompt_text, completion.text)
-            rows.append([record.step, *texts, *components, _finite(outcome.total), advantage])
-    return Table(("step", "prompt", "completion", *names, "reward", "advantage"), rows)
 
 
 def _finite(value: float | None) -> float | None:
@@ -136,25 +122,23 @@ class Trackers:
         """Starts the trackers, or continues after a step; waits a little for their links."""
         if self._followers or not self._names:
             return
-        known = read_json(self._run.tracker_ids)
+        ids = read_json(self._run.tracker_ids)
         for name in self._names:
-            self._followers.append(TrackerThread(name, self._about(known.get(name), after)))
+            about = About(
+                name=self._config.name,
+                project=self._config.trackers.project,
+                settings=self._config.model_dump(mode="json"),
+                folder=self._run.trackers,
+                runs=Path(self._config.runs_dir),
+                id=ids[name] if isinstance(ids.get(name), str) else None,
+                after=after,
+            )
+            self._followers.append(TrackerThread(name, about))
         until = time.monotonic() + LINK_SECONDS
         for follower in self._followers:
             if not follower.ready.wait(max(0.0, until - time.monotonic())):
                 self._once(follower, "silent", f"has not answered within {LINK_SECONDS:.0f} s; {_WAITS}")
         self._report()
-
-    def _about(self, known: Any, after: int) -> About:
-        return About(
-            name=self._config.name,
-            project=self._config.trackers.project,
-            settings=self._config.model_dump(mode="json"),
-            folder=self._run.trackers,
-            runs=Path(self._config.runs_dir),
-            id=known if isinstance(known, str) else None,
-            after=after,
-        )
 
     def step(self, record: StepRecord) -> None:
         """Sends the metrics of a step and, if it is their turn, its completions."""
@@ -163,7 +147,17 @@ class Trackers:
         self._log(record.step, tracked(record.metrics, "train/"))
         every, step = self._config.trackers.completions_every, record.step
         if every and step % every == 0:
-            table = completions_table(record)  # made here: a queue of records would hold every token's numbers
+            outcomes = [outcome for row in record.outcomes for outcome in row]
+            names = tuple(dict.fromkeys(name for outcome in outcomes for name in outcome.components))
+            rows = []
+            for group, scored, advantages in zip(record.groups, record.outcomes, record.token_advantages, strict=True):
+                for completion, outcome, by_token in zip(group.completions, scored, advantages, strict=True):
+                    components = [_finite(outcome.components.get(name)) for name in names]
+                    advantage = fmean(by_token) if len(by_token) else 0.0  # of GRPO, every token has the same
+                    texts = (group.problem.prompt_text, completion.text)
+                    rows.append([record.step, *texts, *components, _finite(outcome.total), advantage])
+            # Made here: a queue of records would hold every token's numbers.
+            table = Table(("step", "prompt", "completion", *names, "reward", "advantage"), rows)
             self._send(lambda tracker: tracker.completions(step, table))
         self._report()
 
@@ -171,8 +165,8 @@ class Trackers:
         """Sends the results of an evaluation on held-out problems."""
         self._log(step, tracked(metrics, "eval/"))
 
-    def _log(self, step: int, found: Mapping[str, float]) -> None:
-        self._send(lambda tracker: tracker.log(step, found))
+    def _log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._send(lambda tracker: tracker.log(step, numbers))
 
     def _send(self, job: _Job) -> None:
         for follower in self._followers:
@@ -208,7 +202,7 @@ class Trackers:
         self._said.add((follower.name, kind))
         if kind == "link":
             self._say(f"Tracker {follower.name}: {text}")
-            shown = {one.name: one.shown.id for one in self._followers if one.shown is not None}
+            shown = {other.name: other.shown.id for other in self._followers if other.shown is not None}
             self._run.trackers.mkdir(exist_ok=True)
             atomic_write_text(self._run.tracker_ids, json_text({**read_json(self._run.tracker_ids), **shown}) + "\n")
         else:

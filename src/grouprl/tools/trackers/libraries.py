@@ -194,17 +194,14 @@ class Mlflow:
         else:
             self._id = about.id
             self._client.update_run(self._id, status="RUNNING")
-        self._parameters(about.settings)
-        page = f"{uri}/#/experiments/{experiment_id}/runs/{self._id}"
-        return Shown(self._id, page if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}")
-
-    def _parameters(self, settings: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
         sent = self._client.get_run(self._id).data.params
-        new = [Param(key, str(value)[:_PARAMETER]) for key, value in _flat(settings) if key not in sent]
+        new = [Param(key, str(value)[:_PARAMETER]) for key, value in _flat(about.settings) if key not in sent]
         for start in range(0, len(new), _BATCH):
             self._client.log_batch(self._id, params=new[start : start + _BATCH])
+        page = f"{uri}/#/experiments/{experiment_id}/runs/{self._id}"
+        return Shown(self._id, page if uri.startswith("http") else f"mlflow ui --backend-store-uri {uri}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends all numbers in one request."""
