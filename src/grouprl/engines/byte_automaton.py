@@ -86,7 +86,19 @@ class _NondeterministicAutomaton:
             if name in _SINGLE:
                 node_name = f"{kind} {value} {flags}"
                 if node_name not in self._sets:
-                    self._rows += _byte_rows(_matching(kind, value, flags), len(self._rows) + 1)
+                    state = _parser.State()
+                    state.flags = flags
+                    node = _parser.SubPattern(state, [(kind, value)])
+                    pattern = _compiler.compile(
+                        _parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))]), flags
+                    )
+                    matches = np.zeros(len(_CHARACTERS), bool)
+                    for run in pattern.finditer(_CHARACTERS):
+                        matches[run.start() : run.end()] = True
+                    self._rows += _byte_rows(
+                        np.insert(matches, _SURROGATES.start, np.zeros(_SURROGATES.stop - _SURROGATES.start, bool)),
+                        len(self._rows) + 1,
+                    )
                     self._sets[node_name] = len(self._rows)
                 first, end = self._new(), self._new()
                 self._free[start].append(first)
@@ -166,18 +178,6 @@ class _NondeterministicAutomaton:
                         raise self._too_large()
                 moves[-1].append(number[found])
         return np.array(moves, np.int32)[:, class_of.reshape(-1)], np.array([_ACCEPTS in pairs for pairs in sets])
-
-
-def _matching(kind: Any, value: Any, flags: int) -> np.ndarray:
-    """[0x110000] bool: which characters Python's matcher takes for a node."""
-    state = _parser.State()
-    state.flags = flags
-    node = _parser.SubPattern(state, [(kind, value)])
-    pattern = _compiler.compile(_parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))]), flags)
-    matches = np.zeros(len(_CHARACTERS), bool)
-    for run in pattern.finditer(_CHARACTERS):
-        matches[run.start() : run.end()] = True
-    return np.insert(matches, _SURROGATES.start, np.zeros(_SURROGATES.stop - _SURROGATES.start, bool))
 
 
 def _byte_rows(members: np.ndarray, number: int) -> list[np.ndarray]:

@@ -44,7 +44,11 @@ def publish(
     with atomic_directory(target) as new:
         save_model(model, tokenizer, new, tensors=tensors)
         _seal(new, version)
-    _keep_newest(target, version)
+    found = {int(name[1]): path for path in target.parent.iterdir() if (name := _NAME.fullmatch(path.name))}
+    before = found.get(max((one for one in found if one < version), default=version), target)
+    for path in target.parent.iterdir():
+        if path.name.startswith("version-") and path not in (target, before):
+            remove_directory(path)
     return PublishedWeights(target, version, digest_of(target))
 
 
@@ -62,12 +66,3 @@ def publish_base(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Ten
 def _seal(folder: Path, version: int) -> None:
     (folder / VERSION).write_text(json.dumps({"version": version}) + "\n", encoding="utf-8")
     write_manifest(folder)
-
-
-def _keep_newest(target: Path, version: int) -> None:
-    """Removes all but this version and the newest before it: later ones of a run that went back, remains of a kill."""
-    found = {int(name[1]): path for path in target.parent.iterdir() if (name := _NAME.fullmatch(path.name))}
-    before = found.get(max((one for one in found if one < version), default=version), target)
-    for path in target.parent.iterdir():
-        if path.name.startswith("version-") and path not in (target, before):
-            remove_directory(path)

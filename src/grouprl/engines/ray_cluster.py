@@ -86,7 +86,22 @@ def _connect(ray: Any, settings: ClusterConfig) -> None:
     job = ray.job_config.JobConfig()
     job._py_driver_sys_path = _ImportPath()
     if settings.address is not None:
-        _probe(ray, settings.address)
+        command = [sys.executable, "-P", "-c", _PROBE, settings.address]
+        try:
+            tried = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, check=False
+            )
+            said, failed = tried.stderr, tried.returncode != 0
+        except subprocess.TimeoutExpired:
+            said, failed = f"no answer within {_PROBE_SECONDS:g} s", True
+        if failed:
+            lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()] or ["no reason"]
+            reason = lines[-1][:120].rstrip(". ")
+            raise UserError(
+                f"cluster.address: expected a Ray {ray.__version__} cluster at {settings.address} that takes this process and its "
+                f"token, got: {reason}. Start it with `ray start --head`, check address, version and "
+                "RAY_AUTH_TOKEN, or leave the address out to start a cluster here"
+            )
         ray.init(address=settings.address, job_config=job, log_to_driver=False, logging_level="error")
         return
     # More logical CPUs than cores are allowed: samplers and scorers take turns.
@@ -100,23 +115,3 @@ def _connect(ray: Any, settings: ClusterConfig) -> None:
         log_to_driver=False,
         logging_level="error",
     )
-
-
-def _probe(ray: Any, address: str) -> None:
-    """Connects in a process of its own: Ray ends the process that asks where nobody, or nobody known, answers."""
-    command = [sys.executable, "-P", "-c", _PROBE, address]
-    try:
-        tried = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, check=False
-        )
-        said, failed = tried.stderr, tried.returncode != 0
-    except subprocess.TimeoutExpired:
-        said, failed = f"no answer within {_PROBE_SECONDS:g} s", True
-    if failed:
-        lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()] or ["no reason"]
-        reason = lines[-1][:120].rstrip(". ")
-        raise UserError(
-            f"cluster.address: expected a Ray {ray.__version__} cluster at {address} that takes this process and its "
-            f"token, got: {reason}. Start it with `ray start --head`, check address, version and "
-            "RAY_AUTH_TOKEN, or leave the address out to start a cluster here"
-        )

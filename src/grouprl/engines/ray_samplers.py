@@ -162,24 +162,21 @@ class _SamplerActor:
 
     def __call__(self, job: SamplerJob) -> list[Group]:
         if job.weights.digest != self._digest:
-            self._pull(job.weights)
+            if self._start != job.weights.start:
+                raise UserError(
+                    f"a sampler's {self._path}: expected the model that the run started with ({job.weights.start}), "
+                    f"got another ({self._start}): give every machine of the cluster the same one"
+                )
+            data = self._ray.get(job.weights.bytes)
+            if (digest := hashlib.sha256(data).hexdigest()) != job.weights.digest:
+                raise UserError(
+                    f"weights of version {job.weights.version}: expected the bytes with SHA-256 {job.weights.digest}, got "
+                    f"{digest}: check the cluster's memory and disks"
+                )
+            lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
+            learned = {name for name, weight in self._model.named_parameters() if weight.requires_grad}
+            if unknown or learned & set(lacking):
+                raise UserError(f"weights of version {job.weights.version}: expected those of {self._path}, got others")
+            self._digest = job.weights.digest
         self._engine.load_weights(job.weights.version)
         return self._engine.generate(job.requests, job.sampling)
-
-    def _pull(self, weights: ShippedWeights) -> None:
-        if self._start != weights.start:
-            raise UserError(
-                f"a sampler's {self._path}: expected the model that the run started with ({weights.start}), "
-                f"got another ({self._start}): give every machine of the cluster the same one"
-            )
-        data = self._ray.get(weights.bytes)
-        if (digest := hashlib.sha256(data).hexdigest()) != weights.digest:
-            raise UserError(
-                f"weights of version {weights.version}: expected the bytes with SHA-256 {weights.digest}, got "
-                f"{digest}: check the cluster's memory and disks"
-            )
-        lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
-        learned = {name for name, weight in self._model.named_parameters() if weight.requires_grad}
-        if unknown or learned & set(lacking):
-            raise UserError(f"weights of version {weights.version}: expected those of {self._path}, got others")
-        self._digest = weights.digest

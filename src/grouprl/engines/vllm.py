@@ -165,7 +165,13 @@ class VllmEngine:
             async with self._client.connected() as server:
                 restore = partial(self._restore, server, asyncio.Lock())
                 await restore()
-                self._check_lengths(requests, sampling)
+                longest = max(requests, key=lambda request: len(request.prompt_ids))
+                if len(longest.prompt_ids) + sampling.max_tokens > self._context:
+                    raise self._client.wrong(
+                        f"a context of {len(longest.prompt_ids)} prompt tokens and {sampling.max_tokens} completion tokens",
+                        f"one of {self._context}",
+                        "start it with a larger --max-model-len, or lower rollout.max_tokens",
+                    )
                 rows = min(self._max_rows, self._rows)
                 units = [
                     _ServerUnit(index, first, min(rows, request.completions - first))
@@ -253,22 +259,15 @@ class VllmEngine:
         body = {"token_ids": list(request.prompt_ids), "sampling_params": parameters}
         return body | ({"model": adapter} if adapter else {})
 
-    def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        longest = max(requests, key=lambda request: len(request.prompt_ids))
-        if len(longest.prompt_ids) + sampling.max_tokens > self._context:
-            raise self._client.wrong(
-                f"a context of {len(longest.prompt_ids)} prompt tokens and {sampling.max_tokens} completion tokens",
-                f"one of {self._context}",
-                "start it with a larger --max-model-len, or lower rollout.max_tokens",
-            )
-
     # The server's model and weights
 
     async def _restore(self, server: Connection, lock: asyncio.Lock) -> None:
         """Makes sure that the server has the newest published weights: at first, and after it was restarted."""
         async with lock:
             assert self._published is not None
-            label = await _label(server)
+            label = str(
+                (await server.call("GET", "/weight_info", what="the version of its weights")).get("weight_version")
+            )
             if label == self._published.label == self._served:
                 return
             if label != self._served:
@@ -332,7 +331,12 @@ class VllmEngine:
         arguments = [str(weights.folder), str(weights.version), weights.digest]
         await self._rpc(server, "grouprl_load", arguments, what="the published weights loaded")
         if weights.is_adapter:
-            await self._replace_adapter(server, weights)
+            old, self._adapter = self._adapter, _adapter_name(weights)
+            body = {"lora_name": self._adapter, "lora_path": str(weights.folder), "load_inplace": True}
+            await server.call("POST", "/v1/load_lora_adapter", body, what="the adapter loaded", is_json=False)
+            if old not in ("", self._adapter):
+                body = {"lora_name": old}
+                await server.call("POST", "/v1/unload_lora_adapter", body, what="the adapter unloaded", is_json=False)
         reset = await server.call("POST", "/reset_prefix_cache", what="an empty prefix cache")
         if reset.get("success") is not True:
             raise wrong("an empty prefix cache", repr(reset), "look at the server's output")
@@ -343,14 +347,6 @@ class VllmEngine:
                 raise wrong(f"the weights {weights.label}", repr(found.get("label")), "look at the server's output")
         await server.call("POST", "/resume", what="sampling resumed")
         self._served = weights.label
-
-    async def _replace_adapter(self, server: Connection, weights: PublishedWeights) -> None:
-        old, self._adapter = self._adapter, _adapter_name(weights)
-        body = {"lora_name": self._adapter, "lora_path": str(weights.folder), "load_inplace": True}
-        await server.call("POST", "/v1/load_lora_adapter", body, what="the adapter loaded", is_json=False)
-        if old not in ("", self._adapter):
-            body = {"lora_name": old}
-            await server.call("POST", "/v1/unload_lora_adapter", body, what="the adapter unloaded", is_json=False)
 
     async def _rpc(self, server: Connection, method: str, arguments: Sequence[str] = (), *, what: str) -> list[Any]:
         """Calls a method of `PublishedWeightsWorker` on every worker."""
@@ -366,8 +362,3 @@ class VllmEngine:
 def _adapter_name(weights: PublishedWeights) -> str:
     """The name of published weights on the server; '' = they are a whole model."""
     return f"grouprl-{weights.label}" if weights.is_adapter else ""
-
-
-async def _label(server: Connection) -> str:
-    """The label of the server's weights."""
-    return str((await server.call("GET", "/weight_info", what="the version of its weights")).get("weight_version"))

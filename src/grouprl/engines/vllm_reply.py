@@ -74,32 +74,10 @@ def _completion(
     known = isinstance(ids, list) and all(type(one) is int and 0 <= one < expected.vocabulary for one in ids)
     if not known or not isinstance(ids, list) or not 1 <= len(ids) <= sampling.max_tokens:
         raise wrong(f"1 to {sampling.max_tokens} token ids below {expected.vocabulary}", f"{ids!r:.80}", _LOOK)
-    _check_versions(choice, len(ids), expected)
-    reported = _logprobs(choice, ids, wrong)
-    (text,) = completion_texts([ids], tokenizer)
-    reason = _stop_reason(choice, ids, text, expected, wrong)
-    greedy, unchanged = sampling.temperature == 0.0, sampling.temperature == 1.0 and sampling.only_scales
-    return Completion(
-        index=expected.first + int(choice["index"]),
-        token_ids=tuple(ids),
-        logprobs=(0.0,) * len(ids) if greedy else reported,
-        # The server knows one distribution, the one it drew from; the plain softmax is unknown where that is another.
-        plain_logprobs=reported if greedy or unchanged else (math.nan,) * len(ids),
-        text=text,
-        stop_reason=reason,
-        weights_version=expected.version,
-    )
-
-
-def _check_versions(choice: Mapping[str, Any], length: int, expected: ReplyForm) -> None:
     spans = choice.get("weight_versions")
     found = [span for span in spans if isinstance(span, dict)] if isinstance(spans, list) else []
-    if [(span.get("version"), span.get("start"), span.get("end")) for span in found] != [(expected.label, 0, length)]:
+    if [(span.get("version"), span.get("start"), span.get("end")) for span in found] != [(expected.label, 0, len(ids))]:
         raise StaleReplyError(", then ".join(str(span.get("version")) for span in found) or "none")
-
-
-def _logprobs(choice: Mapping[str, Any], ids: Sequence[int], wrong: Wrong) -> tuple[float, ...]:
-    """The log-probs of the sampled tokens."""
     match choice.get("logprobs"):
         case {"content": list(content)} if all(isinstance(one, dict) for one in content):
             pass
@@ -114,7 +92,20 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int], wrong: Wrong) -> tu
                 "a finite log-prob of each token", f"{value!r:.40} for token {place}",
                 "start the server with --logprobs-mode processed_logprobs, and look at its weights and its dtype",
             )  # fmt: skip
-    return tuple(map(float, values))
+    reported = tuple(map(float, values))
+    (text,) = completion_texts([ids], tokenizer)
+    reason = _stop_reason(choice, ids, text, expected, wrong)
+    greedy, unchanged = sampling.temperature == 0.0, sampling.temperature == 1.0 and sampling.only_scales
+    return Completion(
+        index=expected.first + int(choice["index"]),
+        token_ids=tuple(ids),
+        logprobs=(0.0,) * len(ids) if greedy else reported,
+        # The server knows one distribution, the one it drew from; the plain softmax is unknown where that is another.
+        plain_logprobs=reported if greedy or unchanged else (math.nan,) * len(ids),
+        text=text,
+        stop_reason=reason,
+        weights_version=expected.version,
+    )
 
 
 def _stop_reason(

@@ -226,7 +226,23 @@ class ToolConversation:
         if not live.ended:
             return Answer(ids, kept_count)
         del self._live[key]
-        return Answer(episode=_episode(live))
+        try:
+            verdict = live.environment.verdict()
+        finally:
+            live.environment.close()
+        return Answer(
+            episode=Episode(
+                observations=(),
+                messages=tuple(live.messages),
+                calls=tuple(live.calls),
+                turn_rewards=tuple(live.rewards),
+                reward=verdict.reward,
+                ended=live.ended,
+                invalid=live.invalid or verdict.reason,
+                attributes=verdict.attributes,
+                held=verdict.held,
+            )
+        )
 
     def _begin(self, key: tuple[str, str, int], problem: Problem) -> _Live:
         begins, live = self._begins[problem.id], _Live(self._source.open(problem), time.monotonic())
@@ -360,21 +376,3 @@ def _add_turn(live: _Live, turn: Completion, form: ToolFormat) -> list[Entry]:
     live.rewards.append(None)
     live.ended = "length" if cut else ""
     return entries
-
-
-def _episode(live: _Live) -> Episode:
-    try:
-        verdict = live.environment.verdict()
-    finally:
-        live.environment.close()
-    return Episode(
-        observations=(),
-        messages=tuple(live.messages),
-        calls=tuple(live.calls),
-        turn_rewards=tuple(live.rewards),
-        reward=verdict.reward,
-        ended=live.ended,
-        invalid=live.invalid or verdict.reason,
-        attributes=verdict.attributes,
-        held=verdict.held,
-    )

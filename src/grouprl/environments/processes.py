@@ -322,7 +322,13 @@ class ProcessEnvironment:
                 raise ValueError if worker.channel.recv(1, socket.MSG_PEEK) else EOFError
             send_frame(worker.channel, message, seconds=seconds)
             while len(replies) < count:
-                _wait(worker, until)
+                poll = select.poll()
+                poll.register(worker.channel, select.POLLIN)
+                while not poll.poll(1000 * min(_CHECK_SECONDS, max(0.0, until - time.monotonic()))):
+                    if time.monotonic() >= until:
+                        raise TimeoutError
+                    if _descendants(worker.pid) > _MOST_PROCESSES:
+                        raise ChildProcessError
                 left = max(_CHECK_SECONDS, until - time.monotonic())
                 reply = json.loads(receive_frame(worker.channel, seconds=left, most=_LONGEST_REPLY))
                 if reply["request"] != worker.jobs:
@@ -340,17 +346,6 @@ class ProcessEnvironment:
             why = "wrote into the connection of its process"
         self._end(worker)
         return [replies.get(index, _Reply(why, fault, lost=True)) for index in range(count)]
-
-
-def _wait(worker: Worker, until: float) -> None:
-    """Waits for the start of a reply. Raises TimeoutError, or ChildProcessError when it started too many."""
-    poll = select.poll()
-    poll.register(worker.channel, select.POLLIN)
-    while not poll.poll(1000 * min(_CHECK_SECONDS, max(0.0, until - time.monotonic()))):
-        if time.monotonic() >= until:
-            raise TimeoutError
-        if _descendants(worker.pid) > _MOST_PROCESSES:
-            raise ChildProcessError
 
 
 def _descendants(pid: int) -> int:

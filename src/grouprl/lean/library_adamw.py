@@ -32,7 +32,14 @@ class LibraryAdamW:
         groups = list(groups)
         weights = [weight for group in groups for weight in group["params"]]
         setting = "learner.moments=8bit" if config.moments == "8bit" else "learner.paged=true"
-        _check(weights, config, setting)
+        if any(weight.dtype != torch.float32 for weight in weights):
+            raise UserError(
+                f"{setting}: expected trained weights in float32, got {_dtypes(weights)}, for which bitsandbytes rounds to "
+                "the nearest number and loses small updates: set learner.moments=bfloat16 and learner.paged=false, or "
+                "model.weights=float32, or train an adapter (model.lora={})"
+            )
+        for device in {weight.device.type for weight in weights}:
+            refuse_paged(config, device)
         library = import_extra("bitsandbytes", "qlora", setting).optim
         bits = 8 if config.moments == "8bit" else 32
         make = {(8, False): library.AdamW8bit, (8, True): library.PagedAdamW8bit, (32, True): library.PagedAdamW32bit}
@@ -97,17 +104,6 @@ class LibraryAdamW:
         state["step"] = 0
         for name in ("state1", "state2"):
             state[name] = self._adamw.get_state_buffer(weight, dtype=torch.float32)
-
-
-def _check(weights: Collection[Tensor], config: UpdateConfig, setting: str) -> None:
-    if any(weight.dtype != torch.float32 for weight in weights):
-        raise UserError(
-            f"{setting}: expected trained weights in float32, got {_dtypes(weights)}, for which bitsandbytes rounds to "
-            "the nearest number and loses small updates: set learner.moments=bfloat16 and learner.paged=false, or "
-            "model.weights=float32, or train an adapter (model.lora={})"
-        )
-    for device in {weight.device.type for weight in weights}:
-        refuse_paged(config, device)
 
 
 def _dtypes(weights: Iterable[Tensor]) -> str:

@@ -88,12 +88,11 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
         return LearnTrace({}, [], {})
     unused = _unused_tokens(algorithm.objective, result.inputs, result)
     stages = _watched_stages(algorithm, result.inputs, result)
-    return LearnTrace(unused, _recorded_tokens(result.inputs, result), stages)
-
-
-def _recorded_tokens(inputs: UpdateInputs, result: BatchUpdates) -> list[tuple[list[float], TokenTrace]]:
-    """[N] advantages and trace of each completion's tokens."""
-    batch, old_NT, reference_NT = inputs.batch, inputs.ratio_denominator_NT, inputs.before.reference_NT
+    batch, old_NT, reference_NT = (
+        result.inputs.batch,
+        result.inputs.ratio_denominator_NT,
+        result.inputs.before.reference_NT,
+    )
     count, sampled, last_pass = len(batch.mask_NT), old_NT is batch.old_logprobs_NT, result.last_pass
     logprobs = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
     traces = zip(
@@ -104,8 +103,12 @@ def _recorded_tokens(inputs: UpdateInputs, result: BatchUpdates) -> list[tuple[l
         logprobs if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
         strict=True,
     )
-    advantages_NT = inputs.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
-    return list(zip(token_rows(advantages_NT, batch), (TokenTrace(*row) for row in traces), strict=True))
+    advantages_NT = result.inputs.credit.advantages_NT.nan_to_num(
+        0.0, 0.0, 0.0
+    )  # the record has no place for other values
+    return LearnTrace(
+        unused, list(zip(token_rows(advantages_NT, batch), (TokenTrace(*row) for row in traces), strict=True)), stages
+    )
 
 
 def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:

@@ -52,7 +52,11 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
                     f"add --trust-code {address}, or change the setting"
                 )
         for path, digest in _named(got).items():
-            if path in wanted and path not in _real(trusted) and f"{digest}  {path}" not in known:
+            if (
+                path in wanted
+                and path not in {Path(path).resolve() for path in trusted}
+                and f"{digest}  {path}" not in known
+            ):
                 raise UserError(
                     f"{file}: names the code file {path}, which you have not run here in this form: read it, and add "
                     f"--trust-code {path} to run it, or change the setting (a file that it imports is such a file, too)"
@@ -123,10 +127,6 @@ def _templates(config: RunConfig) -> dict[Path, bytes]:
     template = config.model.chat_template
     source = None if template in (None, PLAIN, QUESTION) else read_file(Path(template))
     return {} if template is None or source is None else {Path(template).resolve(): source}
-
-
-def _real(paths: Collection[str]) -> set[Path]:
-    return {Path(path).resolve() for path in paths}
 
 
 def _list() -> Path:

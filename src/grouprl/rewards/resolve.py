@@ -112,15 +112,20 @@ def _made(name: str, kind: Any, arguments: Mapping[str, Any]) -> RewardFunction:
     if unknown:
         raise unknown_name(f"reward {name}, arguments", unknown[0], settings)
     try:
-        given = {field: _part(part, arguments) for field, part in parts.items()} if parts else arguments
+        given = (
+            {
+                field: part(
+                    **{setting.name: arguments[setting.name] for setting in fields(part) if setting.name in arguments}
+                )
+                for field, part in parts.items()
+            }
+            if parts
+            else arguments
+        )
         made: RewardFunction = kind(**given)
     except TypeError as error:  # a setting without a default is missing
         raise UserError(f"reward {name}: expected all its arguments, got {dict(arguments)}: {error}") from error
     return made
-
-
-def _part(part: Any, arguments: Mapping[str, Any]) -> Any:
-    return part(**{setting.name: arguments[setting.name] for setting in fields(part) if setting.name in arguments})
 
 
 def _weighted(item: RewardFunction | WeightedReward | str, own: Mapping[str, RewardFunction] | None) -> WeightedReward:
@@ -130,14 +135,10 @@ def _weighted(item: RewardFunction | WeightedReward | str, own: Mapping[str, Rew
         return built_in(item, own=own)
     if not callable(item):
         raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
-    return WeightedReward(_name_of(item), item)
-
-
-def _name_of(function: Any) -> str:
-    """The name that the code gives a function: of a partial that of its function, of an object its class."""
+    function = item
     while isinstance(function, partial):
         function = function.func
-    return getattr(function, "__name__", type(function).__name__).strip("<>")  # <lambda>
+    return WeightedReward(getattr(function, "__name__", type(function).__name__).strip("<>"), item)
 
 
 def _numbered(rewards: Sequence[WeightedReward], spec: Sequence[object]) -> tuple[WeightedReward, ...]:

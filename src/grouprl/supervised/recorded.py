@@ -10,7 +10,7 @@ from grouprl.config.yaml_text import read_yaml
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
+from grouprl.record.read import RecordedGroup, read_rollouts, read_run
 from grouprl.supervised.settings import PairsConfig, RecordedConfig
 from grouprl.types import Group, UserError
 
@@ -31,7 +31,11 @@ def recorded_groups(
     recorded = [row["step"] for row in run.metrics]
     steps = [step for step in recorded if config.first_step <= step <= (config.last_step or step)]
     groups = tuple(group for step in steps for group in read_rollouts(run.directory, step))
-    if _tokenizer_of(run).get_vocab() == tokenizer.get_vocab():
+    saved = RunDirectory(run.directory).saved_models()
+    if (
+        load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"]).get_vocab()
+        == tokenizer.get_vocab()
+    ):
         return groups
     return tuple(replace(one, group=_encode_again(one.group, tokenizer)) for one in groups)
 
@@ -55,12 +59,6 @@ def right_completions(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -
             "groups: choose other steps with pairs.first_step and pairs.last_step, or another run"
         )
     return list(found.values())
-
-
-def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
-    """The tokenizer of the run's newest checkpoint, or of its configured model where there is no checkpoint."""
-    saved = RunDirectory(run.directory).saved_models()
-    return load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"])
 
 
 def _encode_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:

@@ -84,7 +84,10 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
         return [_of_row(row) for row in read_rows(config.pairs.path)]
     task = load_task(**config.task.model_dump())
     schemas = leaf("environments.schemas")(task) if converses(task) else ()
-    return [(_with_tools(problem, schemas), written) for problem, written in _of_task(config, task)]
+    return [
+        ((replace(problem, tools=schemas) if schemas else problem), written)
+        for problem, written in _of_task(config, task)
+    ]
 
 
 def _of_row(row: Row) -> Pair:
@@ -107,10 +110,6 @@ def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
     config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
     worked = getattr(task, "worked", lambda problem: solution(task, problem, "pairs.path"))
     return ((problem, worked(problem)) for problem in task.problems("train")[: config.pairs.count])
-
-
-def _with_tools(problem: Problem, schemas: tuple[Mapping[str, Any], ...]) -> Problem:
-    return replace(problem, tools=schemas) if schemas else problem
 
 
 def _model(

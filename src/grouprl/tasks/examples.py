@@ -45,7 +45,15 @@ def with_examples(task: Task, examples: int | str) -> Task:
                     f"task.examples: expected examples that are not evaluated, got one that is {problem.where}: remove "
                     f"{f'it from {examples}, or ' * isinstance(examples, str)}the problem from the {split} split"
                 )
-            return _after(problem, shown)
+            if isinstance(problem.prompt, str):
+                texts = []
+                for example, solution in shown:
+                    has_space = example.prompt_text[-1:].isspace() or solution[:1].isspace()
+                    texts.append(f"{example.prompt_text}{'' if has_space else ' '}{solution}")
+                return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
+            turns = [message for example, solution in shown for message in _turns(example, solution)]
+            first = 1 if problem.prompt[0]["role"] == "system" else 0
+            return replace(problem, prompt=(*problem.prompt[:first], *turns, *problem.prompt[first:]))
 
         return each(task.problems(split), change, first)
 
@@ -68,18 +76,6 @@ def _of_file(path: str) -> list[tuple[Problem, str]]:
     except UserError as error:
         raise UserError(f"task.examples: {error}") from error
     return examples
-
-
-def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
-    if isinstance(problem.prompt, str):
-        texts = []
-        for example, solution in shown:
-            has_space = example.prompt_text[-1:].isspace() or solution[:1].isspace()
-            texts.append(f"{example.prompt_text}{'' if has_space else ' '}{solution}")
-        return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
-    turns = [message for example, solution in shown for message in _turns(example, solution)]
-    first = 1 if problem.prompt[0]["role"] == "system" else 0
-    return replace(problem, prompt=(*problem.prompt[:first], *turns, *problem.prompt[first:]))
 
 
 def _turns(example: Problem, solution: str) -> list[Message]:

@@ -50,7 +50,17 @@ def read_rows(address: str, split: str = "train") -> list[Row]:
     file, another kind of file, or a row that is not an object or too long.
     """
     if address.startswith(HUB):
-        return _hub_rows(address, split)
+        repository, _, configuration = address.removeprefix(HUB).partition(":")
+        datasets = import_extra("datasets", "data", f"the data set {repository}")
+        datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = leaf("received.hub").is_out_of_reach()
+        try:
+            rows = datasets.load_dataset(repository, configuration or None, split=split)
+        except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error
+            raise UserError(
+                f"expected to load {repository} from the Hugging Face hub, got {type(error).__name__}: {error}: "
+                "connect to the network once, or name a local copy with task.path=FILE.jsonl"
+            ) from error
+        return [(f"{repository}/{split}:{n}", row) for n, row in enumerate(rows, 1)]
     path = Path(address)
     if path.is_dir():
         parts = read_splits(address) or {}
@@ -83,7 +93,22 @@ def read_splits(address: str) -> dict[Split, list[Row]] | None:
     if not folder.is_dir():
         return None
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        return _saved_splits(folder)
+        datasets = import_extra("datasets", "data", f"the data set {folder}")
+        try:
+            saved = datasets.load_from_disk(str(folder))
+            parts = saved if isinstance(saved, Mapping) else {"train": saved}
+            rows: dict[Split, list[Row]] = {
+                split: [(f"{folder}/{name}:{n}", row) for n, row in enumerate(part, 1)]
+                for split, words in _SPLITS.items()
+                for name, part in parts.items()
+                if re.fullmatch(words, name)
+            }
+        except Exception as error:  # whatever damaged files make the library raise
+            got = f"{type(error).__name__}: {error}"
+            raise UserError(f"expected a data set of save_to_disk in {folder}, got {got}: write it again") from error
+        if "train" not in rows:
+            raise UserError(f"expected a split train in {folder}, got {', '.join(parts)}: rename one of them")
+        return rows
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and "train" in _files_of_splits(path))
     usual = [path for path in (folder, folder / "data", folder / "main", folder / "default") if path.is_dir()]
     chosen = next((path for path in usual if "train" in _files_of_splits(path)), None)
@@ -119,41 +144,6 @@ def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
             )
         files_of[split] = chosen
     return files_of
-
-
-def _saved_splits(folder: Path) -> dict[Split, list[Row]]:
-    """The rows of a folder that `datasets.save_to_disk` wrote, of a data set or of a dictionary of splits."""
-    datasets = import_extra("datasets", "data", f"the data set {folder}")
-    try:
-        saved = datasets.load_from_disk(str(folder))
-        parts = saved if isinstance(saved, Mapping) else {"train": saved}
-        rows: dict[Split, list[Row]] = {
-            split: [(f"{folder}/{name}:{n}", row) for n, row in enumerate(part, 1)]
-            for split, words in _SPLITS.items()
-            for name, part in parts.items()
-            if re.fullmatch(words, name)
-        }
-    except Exception as error:  # whatever damaged files make the library raise
-        got = f"{type(error).__name__}: {error}"
-        raise UserError(f"expected a data set of save_to_disk in {folder}, got {got}: write it again") from error
-    if "train" not in rows:
-        raise UserError(f"expected a split train in {folder}, got {', '.join(parts)}: rename one of them")
-    return rows
-
-
-def _hub_rows(address: str, split: str) -> list[Row]:
-    """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
-    repository, _, configuration = address.removeprefix(HUB).partition(":")
-    datasets = import_extra("datasets", "data", f"the data set {repository}")
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = leaf("received.hub").is_out_of_reach()
-    try:
-        rows = datasets.load_dataset(repository, configuration or None, split=split)
-    except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error
-        raise UserError(
-            f"expected to load {repository} from the Hugging Face hub, got {type(error).__name__}: {error}: "
-            "connect to the network once, or name a local copy with task.path=FILE.jsonl"
-        ) from error
-    return [(f"{repository}/{split}:{n}", row) for n, row in enumerate(rows, 1)]
 
 
 def _json_file(path: Path) -> list[Row]:
