@@ -65,10 +65,9 @@ def _is_valid(text: str, schema: Mapping[str, Any] | str) -> bool:
                 content, lines = "\n".join(lines), None
             case _ if lines is not None:
                 lines.append(line)
-    fenced = content
     try:
         value = json.loads(
-            text if fenced is None else fenced,
+            text if content is None else content,
             object_pairs_hook=strict_members,
             parse_float=_finite,
             parse_constant=_finite,

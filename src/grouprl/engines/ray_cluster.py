@@ -98,8 +98,8 @@ def _connect(ray: Any, settings: ClusterConfig) -> None:
             lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()] or ["no reason"]
             reason = lines[-1][:120].rstrip(". ")
             raise UserError(
-                f"cluster.address: expected a Ray {ray.__version__} cluster at {settings.address} that takes this process and its "
-                f"token, got: {reason}. Start it with `ray start --head`, check address, version and "
+                f"cluster.address: expected a Ray {ray.__version__} cluster at {settings.address} that takes this "
+                f"process and its token, got: {reason}. Start it with `ray start --head`, check address, version and "
                 "RAY_AUTH_TOKEN, or leave the address out to start a cluster here"
             )
         ray.init(address=settings.address, job_config=job, log_to_driver=False, logging_level="error")

@@ -170,8 +170,8 @@ class _SamplerActor:
             data = self._ray.get(job.weights.bytes)
             if (digest := hashlib.sha256(data).hexdigest()) != job.weights.digest:
                 raise UserError(
-                    f"weights of version {job.weights.version}: expected the bytes with SHA-256 {job.weights.digest}, got "
-                    f"{digest}: check the cluster's memory and disks"
+                    f"weights of version {job.weights.version}: expected the bytes with SHA-256 {job.weights.digest}, "
+                    f"got {digest}: check the cluster's memory and disks"
                 )
             lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
             learned = {name for name, weight in self._model.named_parameters() if weight.requires_grad}

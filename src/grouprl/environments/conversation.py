@@ -199,11 +199,27 @@ class ToolConversation:
         key = request.stream, request.problem.id, turns[-1].index
         live = self._live.get(key) or self._begin(key, request.problem)
         form, read = self.format_of(request.problem), read_tokens(request.prompt_ids, turns, observations)
-        entries = _add_turn(live, turns[-1], form)
+        turn = turns[-1]
+        text, after_results = form.turn_text(turn.token_ids), live.after_results
+        live.said.append({"role": "assistant", "content": text})
+        live.thinks |= form.thinks(text, after_results=after_results)
+        cut = turn.stop_reason is StopReason.LENGTH
+        entries = [] if cut else form.calls(text, after_results=after_results)
+        if isinstance(live.environment, AgentEnvironment) and not all(isinstance(entry, Call) for entry in entries):
+            entries = []  # the agent reads what is no call as text
+        live.after_results = bool(entries)
+        said = form.said(text, after_results=after_results) if entries else text
+        message: dict[str, Any] = {"role": "assistant", "content": said}
+        calls = [entry for entry in entries if isinstance(entry, Call)]
+        functions = [{"name": call.tool, "arguments": dict(call.arguments)} for call in calls]
+        if calls:
+            message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        live.messages.append(message)
+        live.rewards.append(None)
+        live.ended = "length" if cut else ""
         ids: tuple[int, ...] = ()
         kept_count = None
         if not live.ended and isinstance(live.environment, AgentEnvironment):
-            calls = [entry for entry in entries if isinstance(entry, Call)]
             try:
                 ids, kept_count = self._ask_agent(live, live.environment, calls, turns, read, request.problem)
             except UserError as error:  # a request that the template cannot write harms its own episode alone
@@ -354,25 +370,3 @@ class ToolConversation:
                 live.ended = observation.fault.value
             if choice == "invalid":
                 live.invalid = f"{observation.fault.value}: {observation.text}"
-
-
-def _add_turn(live: _Live, turn: Completion, form: ToolFormat) -> list[Entry]:
-    """Adds a turn of the policy to the episode; gives its calls, or ends the episode where it was cut."""
-    text, after_results = form.turn_text(turn.token_ids), live.after_results
-    live.said.append({"role": "assistant", "content": text})
-    live.thinks |= form.thinks(text, after_results=after_results)
-    cut = turn.stop_reason is StopReason.LENGTH
-    entries = [] if cut else form.calls(text, after_results=after_results)
-    if isinstance(live.environment, AgentEnvironment) and not all(isinstance(entry, Call) for entry in entries):
-        entries = []  # the agent reads what is no call as text
-    live.after_results = bool(entries)
-    said = form.said(text, after_results=after_results) if entries else text
-    message: dict[str, Any] = {"role": "assistant", "content": said}
-    calls = [entry for entry in entries if isinstance(entry, Call)]
-    functions = [{"name": call.tool, "arguments": dict(call.arguments)} for call in calls]
-    if calls:
-        message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    live.messages.append(message)
-    live.rewards.append(None)
-    live.ended = "length" if cut else ""
-    return entries

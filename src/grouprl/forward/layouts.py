@@ -196,28 +196,22 @@ class TreeLayout:
     def _block_masks(self) -> dict[int | None, Any]:
         return {}  # of each window
 
-    def _block_mask(self, window: int | None) -> Any:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        if window not in self._block_masks:
-            mask = create_block_mask(
-                self.sees(window), None, None, self.size, self.before + self.size, device=self.device
-            )
-            self._block_masks[window] = mask
-        return self._block_masks[window]
-
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block = None) -> Tensor:
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
         if before is not None:
             key, value = torch.cat([before[0], key]), torch.cat([before[1], value])
         # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
         q, k, v = (tensor.to(value.dtype).transpose(0, 1)[None] for tensor in (query, key, value))
         score_mod = None if rule.softcap is None else _cap(rule.softcap, q.device)
-        mask, flex = self._block_mask(rule.window), _compiled_flex()
+        if rule.window not in self._block_masks:
+            self._block_masks[rule.window] = create_block_mask(
+                self.sees(rule.window), None, None, self.size, self.before + self.size, device=self.device
+            )
+        mask, flex = self._block_masks[rule.window], _compiled_flex()
         named = {"score_mod": score_mod, "block_mask": mask, "scale": rule.scaling, "enable_gqa": True}
         if rule.sinks is None:
             return flex(q, k, v, **named)[0].transpose(0, 1)  # type: ignore[no-any-return]
-        from torch.nn.attention.flex_attention import AuxRequest
-
         attended, aux = flex(q, k, v, **named, return_aux=AuxRequest(lse=True))
         # A sink leaves this share of the weights for the values: exp(lse) / (exp(lse) + exp(sink)).
         share = torch.sigmoid(aux.lse - rule.sinks[:, None]).to(attended.dtype)

@@ -100,7 +100,7 @@ def timings(contest: Contest) -> Sequence[Timing]:
                     with ThreadPoolExecutor(1) as pool:
                         times = pool.submit(_measure, contest).result()
                     contents |= {"torch": torch.__version__, contest.name: [asdict(timing) for timing in times]}
-                    # Renamed, so that no process reads half a file. Where writing fails, this process keeps its times to itself.
+                    # Renamed, so that no process reads half a file. Where that fails, the times stay in this process.
                     with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
                         new_file = Path(folder) / file.name
                         new_file.write_text(json.dumps(contents, indent=1), encoding="utf-8")

@@ -33,10 +33,11 @@ class LibraryAdamW:
         weights = [weight for group in groups for weight in group["params"]]
         setting = "learner.moments=8bit" if config.moments == "8bit" else "learner.paged=true"
         if any(weight.dtype != torch.float32 for weight in weights):
+            dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
             raise UserError(
-                f"{setting}: expected trained weights in float32, got {_dtypes(weights)}, for which bitsandbytes rounds to "
-                "the nearest number and loses small updates: set learner.moments=bfloat16 and learner.paged=false, or "
-                "model.weights=float32, or train an adapter (model.lora={})"
+                f"{setting}: expected trained weights in float32, got {', '.join(dtypes)}, for which bitsandbytes "
+                "rounds to the nearest number and loses small updates: set learner.moments=bfloat16 and "
+                "learner.paged=false, or model.weights=float32, or train an adapter (model.lora={})"
             )
         for device in {weight.device.type for weight in weights}:
             refuse_paged(config, device)
@@ -104,7 +105,3 @@ class LibraryAdamW:
         state["step"] = 0
         for name in ("state1", "state2"):
             state[name] = self._adamw.get_state_buffer(weight, dtype=torch.float32)
-
-
-def _dtypes(weights: Iterable[Tensor]) -> str:
-    return ", ".join(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))

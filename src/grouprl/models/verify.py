@@ -68,21 +68,17 @@ def _packed(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedMode
     """The model on GroupRL's attention; None = it is wrong there, and its memory is free for the next attempt."""
     try:
         model = load(NAME)
-        return model if _is_right_packed(path, model) else None
+        # Each model's own reference is "eager": scaled_dot_product_attention has no soft-cap.
+        model.set_attn_implementation("eager")
+        exchanged = not is_packed(model)
+        probe = _probe(path, model)
+        model.set_attn_implementation(NAME)
+        fits = exchanged and _fit_the_cache(model)
+        return model if fits and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe) else None
     except torch.OutOfMemoryError:
         raise
     except _OTHER_LAYERS:
         return None
-
-
-def _is_right_packed(path: str, model: PreTrainedModel) -> bool:
-    # Each model's own reference is "eager": scaled_dot_product_attention has no soft-cap.
-    model.set_attn_implementation("eager")
-    exchanged = not is_packed(model)
-    probe = _probe(path, model)
-    model.set_attn_implementation(NAME)
-    fits = exchanged and _fit_the_cache(model)
-    return fits and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe)
 
 
 def _fit_the_cache(model: PreTrainedModel) -> bool:

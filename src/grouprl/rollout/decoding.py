@@ -160,8 +160,16 @@ class Decoding:
 
     def _retire(self, ended: dict[int, StopReason]) -> Finished:
         """Removes rows that ended or hold a stop string, and fills their gaps; returns their completions."""
-        stopped = (row for row in self._stopped_rows() if ended.get(row) is not StopReason.END)
-        reasons = ended | dict.fromkeys(stopped, StopReason.STOP_STRING)
+        reasons = dict(ended)
+        stops = self._sampling.stop
+        if stops:
+            # A token is at least one byte, so this many tokens hold the longest stop string and the token before it.
+            tail = max(len(stop.encode()) for stop in stops) + 1
+            lengths = self._rows.length[: len(self._live)].tolist()
+            tails = [row[max(0, n - tail) : n] for row, n in zip(self._rows.tokens.tolist(), lengths, strict=False)]
+            for row, text in enumerate(completion_texts(tails, self._tokenizer)):
+                if any(stop in text for stop in stops) and ended.get(row) is not StopReason.END:
+                    reasons[row] = StopReason.STOP_STRING
         if not reasons:
             return []
         finished = self._completions(reasons)
@@ -176,18 +184,6 @@ class Decoding:
             self._forward.move_groups(moves)
             self._rows.change_slots(moves, self._members)
         return finished
-
-    def _stopped_rows(self) -> list[int]:
-        """The live rows whose newest tokens hold a stop string."""
-        stops = self._sampling.stop
-        if not stops:
-            return []
-        # A token is at least one byte, so this many tokens hold the longest stop string and the token before it.
-        tail = max(len(stop.encode()) for stop in stops) + 1
-        lengths = self._rows.length[: len(self._live)].tolist()
-        tails = [row[max(0, n - tail) : n] for row, n in zip(self._rows.tokens.tolist(), lengths, strict=False)]
-        texts = completion_texts(tails, self._tokenizer)
-        return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
 
     def _completions(self, reasons: dict[int, StopReason]) -> Finished:
         """The completions of rows that stopped; the tree keeps what they read."""

@@ -40,11 +40,11 @@ def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBa
     """
     if config.path is not None:
         return tuple(_of_row(row, tokenizer) for row in read_rows(config.path))
-    found = _of_run(config.run or "", config, tokenizer)
-    whole = config.model_copy(update={"first_step": 0, "last_step": 0})
-    older = [pair for run in config.older for pair in _of_run(run, whole, tokenizer)]
-    count = min(len(older), round(len(found) * config.older_share / (1 - config.older_share)))
-    return (*found, *(older[at * len(older) // count] for at in range(count)))
+    pairs = _of_run(config.run or "", config, tokenizer)
+    all_steps = config.model_copy(update={"first_step": 0, "last_step": 0})
+    older = [pair for run in config.older for pair in _of_run(run, all_steps, tokenizer)]
+    count = min(len(older), round(len(pairs) * config.older_share / (1 - config.older_share)))
+    return (*pairs, *(older[at * len(older) // count] for at in range(count)))
 
 
 def refuse_longer(groups: Sequence[Group], context: int) -> None:
@@ -77,16 +77,15 @@ def split_preferences(
 
 def write_preferences(path: Path, preferences: Sequence[Preference]) -> None:
     """Writes the pairs as JSON lines in TRL's form, with their rewards where they are known."""
-    atomic_write_text(path, "".join(json_text(_row(pair)) + "\n" for pair in preferences))
-
-
-def _row(pair: Preference) -> dict[str, object]:
-    prompt = pair.group.problem.prompt
-    texts = zip(("chosen", "rejected"), (completion.text for completion in pair.group.completions), strict=True)
-    row: dict[str, object] = {"prompt": prompt, **dict(texts)}
-    if not isinstance(prompt, str):
-        row |= {name: [{"role": "assistant", "content": row[name]}] for name in ("chosen", "rejected")}
-    return row if pair.rewards is None else row | {"rewards": pair.rewards}
+    lines = []
+    for pair in preferences:
+        prompt = pair.group.problem.prompt
+        row: dict[str, object] = {"prompt": prompt}
+        for name, completion in zip(("chosen", "rejected"), pair.group.completions, strict=True):
+            text = completion.text
+            row[name] = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        lines.append(json_text(row if pair.rewards is None else row | {"rewards": pair.rewards}) + "\n")
+    atomic_write_text(path, "".join(lines))
 
 
 # Files
@@ -128,14 +127,14 @@ def _message_text(where: str, answer: str | tuple[Message, ...]) -> str:
 
 def _of_run(directory: str, config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> list[Preference]:
     groups = recorded_groups(directory, config, tokenizer)
-    found = [pair for group in groups for pair in islice(_rank_pairs(group, config.rank), config.per_group)]
-    if not found:
+    pairs = [pair for group in groups for pair in islice(_rank_pairs(group, config.rank), config.per_group)]
+    if not pairs:
         raise UserError(
             f"{directory}: expected groups whose completions have different rewards (preferences.rank={config.rank}), "
             f"found none among {len(groups)} groups: choose other steps with preferences.first_step and "
             "preferences.last_step, or another run"
         )
-    return found
+    return pairs
 
 
 def _rank_pairs(recorded: RecordedGroup, rank: str) -> Iterator[Preference]:

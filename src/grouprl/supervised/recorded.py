@@ -28,16 +28,23 @@ def recorded_groups(
         UserError: the folder is not a run, or a file of it is damaged.
     """
     run = read_run(directory)
-    recorded = [row["step"] for row in run.metrics]
-    steps = [step for step in recorded if config.first_step <= step <= (config.last_step or step)]
+    recorded_steps = [row["step"] for row in run.metrics]
+    steps = [step for step in recorded_steps if config.first_step <= step <= (config.last_step or step)]
     groups = tuple(group for step in steps for group in read_rollouts(run.directory, step))
     saved = RunDirectory(run.directory).saved_models()
-    if (
-        load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"]).get_vocab()
-        == tokenizer.get_vocab()
-    ):
+    path = str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"]
+    if load_tokenizer(path).get_vocab() == tokenizer.get_vocab():
         return groups
-    return tuple(replace(one, group=_encode_again(one.group, tokenizer)) for one in groups)
+    encoded = []
+    for recorded in groups:
+        problem = recorded.group.problem
+        prompt_ids = prompt_token_ids(problem, tokenizer, longest=NO_LIMIT)
+        completions = [
+            authored_completion(index, completion.text, tokenizer, completion.stop_reason)
+            for index, completion in enumerate(recorded.group.completions)
+        ]
+        encoded.append(replace(recorded, group=Group(problem, prompt_ids, tuple(completions))))
+    return tuple(encoded)
 
 
 def right_completions(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -> list[Group]:
@@ -59,13 +66,3 @@ def right_completions(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -
             "groups: choose other steps with pairs.first_step and pairs.last_step, or another run"
         )
     return list(found.values())
-
-
-def _encode_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """The group with its texts encoded by another model's tokenizer."""
-    prompt_ids = prompt_token_ids(group.problem, tokenizer, longest=NO_LIMIT)
-    again = (
-        authored_completion(index, completion.text, tokenizer, completion.stop_reason)
-        for index, completion in enumerate(group.completions)
-    )
-    return Group(group.problem, prompt_ids, tuple(again))

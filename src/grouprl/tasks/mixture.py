@@ -165,7 +165,11 @@ class Mixture:
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in a fixed order; those of train are made on access."""
-        return self._train if split == "train" else self._held_out(split)
+        if split == "train":
+            return self._train
+        problems = {label: part.task.problems(split) for label, part in self.parts.items()}
+        order = _spread({label: len(part_problems) for label, part_problems in problems.items()})
+        return tuple(self._marked(label, problems[label][index]) for label, index in order)
 
     def gold(self, problem: Problem) -> str | None:
         """What the problem's part gives."""
@@ -203,11 +207,6 @@ class Mixture:
         listed = ((label, part) for label, part in problems.items() if isinstance(part, list | tuple))
         in_memory = [self._marked(label, problem) for label, part in listed for problem in part]
         return LazyProblems(turns * len(turn), make, in_memory)
-
-    def _held_out(self, split: Split) -> Sequence[Problem]:
-        problems = {label: part.task.problems(split) for label, part in self.parts.items()}
-        order = _spread({label: len(own) for label, own in problems.items()})
-        return tuple(self._marked(label, problems[label][index]) for label, index in order)
 
     def _marked(self, label: str, problem: Problem, time: int = 0) -> Problem:
         if PART in problem.columns:
