@@ -151,7 +151,7 @@ class _NondeterministicAutomaton:
                 new = [target for target in self._free[waiting.pop()] if target not in closure]
                 closure.update(new)
                 waiting += new
-            pairs = frozenset(pair for one in closure if (pair := self._reads[one]) is not None)
+            pairs = frozenset(pair for state in closure if (pair := self._reads[state]) is not None)
             return pairs | {_ACCEPTS} if last in closure else pairs
 
         # Bytes that no row tells apart are one class.
@@ -170,13 +170,13 @@ class _NondeterministicAutomaton:
                         targets |= reached(end)
                     elif column[row] != NONE:
                         targets.add((column[row], ends[end]))
-                found = frozenset(targets)
-                if found not in number:
-                    number[found] = len(sets)
-                    sets.append(found)
+                target_set = frozenset(targets)
+                if target_set not in number:
+                    number[target_set] = len(sets)
+                    sets.append(target_set)
                     if len(sets) > MOST_STATES:
                         raise self._too_large()
-                moves[-1].append(number[found])
+                moves[-1].append(number[target_set])
         return np.array(moves, np.int32)[:, class_of.reshape(-1)], np.array([_ACCEPTS in pairs for pairs in sets])
 
 

@@ -41,8 +41,8 @@ class _ImportPath(list[str]):
 
     def extend(self, places: Iterable[str]) -> None:
         """Adds the places from which this process imports."""
-        own = {os.path.abspath(place) for place in sys.path}
-        super().extend(place for place in places if place in own)
+        import_paths = {os.path.abspath(path) for path in sys.path}
+        super().extend(path for path in places if path in import_paths)
 
 
 @contextmanager

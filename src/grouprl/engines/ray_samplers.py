@@ -88,17 +88,20 @@ class RemoteEngine:
         fresh = [request for request in requests if _key(request, sampling) not in self._begun]
         if not fresh:
             return
-        self._weights = self._weights or self._shipped()
+        if self._weights is None:
+            data = safetensors.torch.save(plain_tensors(self._policy, learned_only=has_adapter(self._policy)))
+            digest = hashlib.sha256(data).hexdigest()
+            self._weights = ShippedWeights(self._version, digest, self._samplers.ray.put(data), self._start)
         for part in _parts([request.completions for request in fresh], self._samplers.count, self._max_rows):
-            job = SamplerJob(self._weights, tuple(fresh[place] for place in part), sampling)
+            job = SamplerJob(self._weights, tuple(fresh[index] for index in part), sampling)
             future = self._samplers.submit(job, now=now)
-            self._begun |= {_key(one, sampling): (future, place) for place, one in enumerate(job.requests)}
+            self._begun |= {_key(request, sampling): (future, index) for index, request in enumerate(job.requests)}
 
     def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:
         """See `EarlyEngine.restore`."""
         done = Future[list[Group]]()
         done.set_result(list(groups))
-        self._begun |= {_key(one, sampling): (done, place) for place, one in enumerate(requests)}
+        self._begun |= {_key(request, sampling): (done, index) for index, request in enumerate(requests)}
 
     def generate(
         self,
@@ -112,28 +115,22 @@ class RemoteEngine:
         self.begin(requests, sampling, now=True)
         keys = [_key(request, sampling) for request in requests]
         wanted = defaultdict[Future[list[Group]], list[tuple[int, int]]](list)
-        for place, key in enumerate(keys):
+        for index, key in enumerate(keys):
             future, inside = self._begun[key]
-            wanted[future].append((place, inside))
+            wanted[future].append((index, inside))
         groups: dict[int, Group] = {}
         with PROGRESS.doing(lambda: f"waiting for samplers, {counted(len(requests) - len(groups), 'group')}"):
             for done in as_completed(wanted):
                 PROGRESS.mark()
-                for place, inside in wanted[done]:
-                    groups[place] = done.result()[inside]
+                for index, inside in wanted[done]:
+                    groups[index] = done.result()[inside]
                     if on_finished is not None:
-                        on_finished(len(groups[place].completions))
+                        on_finished(len(groups[index].completions))
                     if on_group is not None:
-                        on_group(place, groups[place])
+                        on_group(index, groups[index])
         for key in keys:
             self._begun.pop(key, None)
-        return [groups[place] for place in range(len(requests))]
-
-    def _shipped(self) -> ShippedWeights:
-        data = safetensors.torch.save(plain_tensors(self._policy, learned_only=has_adapter(self._policy)))
-        return ShippedWeights(
-            self._version, hashlib.sha256(data).hexdigest(), self._samplers.ray.put(data), self._start
-        )
+        return [groups[index] for index in range(len(requests))]
 
 
 def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[list[int]]:

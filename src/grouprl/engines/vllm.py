@@ -334,9 +334,11 @@ class VllmEngine:
             raise wrong("an empty prefix cache", repr(reset), "look at the server's output")
         await server.call("POST", "/update_weight_version", {"new_version": weights.label}, what="a new version")
         # Asked last: a server that was started again meanwhile has the version, but not the weights.
-        for found in await self._rpc(server, "grouprl_describe", what="a description of its model"):
-            if found.get("label") != weights.label:
-                raise wrong(f"the weights {weights.label}", repr(found.get("label")), "look at the server's output")
+        for description in await self._rpc(server, "grouprl_describe", what="a description of its model"):
+            if description.get("label") != weights.label:
+                raise wrong(
+                    f"the weights {weights.label}", repr(description.get("label")), "look at the server's output"
+                )
         await server.call("POST", "/resume", what="sampling resumed")
         self._served = weights.label
 
@@ -344,9 +346,9 @@ class VllmEngine:
         """Calls a method of `PublishedWeightsWorker` on every worker."""
         reply = await server.call("POST", "/collective_rpc", {"method": method, "args": list(arguments)}, what=what)
         results: Any = reply.get("results")
-        if not isinstance(results, list) or not results or not all(isinstance(one, dict) for one in results):
+        if not isinstance(results, list) or not results or not all(isinstance(result, dict) for result in results):
             raise self._client.wrong(what, repr(results), _START)
-        if errors := [str(one["error"]) for one in results if "error" in one]:
+        if errors := [str(result["error"]) for result in results if "error" in result]:
             raise self._client.wrong(what, errors[0], "start it with the model of this run (docs/scale.md)")
         return list(results)
 

@@ -125,32 +125,7 @@ class Connection:
                     if attempt and before_retry is not None:
                         await before_retry()
                     try:
-                        import httpx2
-
-                        client = self._client
-                        content = None if body is None else json.dumps(body).encode()
-                        try:
-                            async with self._pool.stream(method, client.address + path, content=content) as reply:
-                                found = await read_bounded(reply, LONGEST_REPLY)
-                        except httpx2.TransportError as error:
-                            raise _AgainError(f"{type(error).__name__} {error}".strip(), lost=True) from None
-                        status = reply.status_code
-                        if status >= 500:
-                            raise _AgainError(f"status {status}, {_message(found)},", lost=status in _NOT_REACHED)
-                        if status >= 300:
-                            remedy = _REMEDIES.get(
-                                status, "correct rollout.engine.address" if status < 400 else "see docs/scale.md"
-                            )
-                            refusal = client.wrong(expected, f"status {status}, {_message(found)}", remedy)
-                            raise NotFoundError(str(refusal)) if status == 404 else refusal
-                        value = None if found is None else parsed_json(found)
-                        if is_json and not isinstance(value, dict):
-                            raise client.wrong(
-                                expected,
-                                f"no object in JSON but {_message(found)}",
-                                "look at the server's output, or another proxy",
-                            )
-                        return value
+                        return await self._attempt(method, path, body, expected, is_json)
                     except _AgainError as error:
                         last = str(error)
                         failures += not error.lost  # else it still loads, or restarts
@@ -170,6 +145,32 @@ class Connection:
         raise client.wrong(
             expected, f"{last} {failures} times", "start the server (docs/scale.md), or look at its output"
         )
+
+    async def _attempt(
+        self, method: str, path: str, body: Mapping[str, Any] | None, expected: str, is_json: bool
+    ) -> Any:
+        import httpx2
+
+        client = self._client
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            async with self._pool.stream(method, client.address + path, content=content) as reply:
+                reply_content = await read_bounded(reply, LONGEST_REPLY)
+        except httpx2.TransportError as error:
+            raise _AgainError(f"{type(error).__name__} {error}".strip(), lost=True) from None
+        status = reply.status_code
+        if status >= 500:
+            raise _AgainError(f"status {status}, {_message(reply_content)},", lost=status in _NOT_REACHED)
+        if status >= 300:
+            remedy = _REMEDIES.get(status, "correct rollout.engine.address" if status < 400 else "see docs/scale.md")
+            refusal = client.wrong(expected, f"status {status}, {_message(reply_content)}", remedy)
+            raise NotFoundError(str(refusal)) if status == 404 else refusal
+        value = None if reply_content is None else parsed_json(reply_content)
+        if is_json and not isinstance(value, dict):
+            raise client.wrong(
+                expected, f"no object in JSON but {_message(reply_content)}", "look at the server's output, or another proxy"
+            )
+        return value
 
 
 def _message(content: bytes | None) -> str:

@@ -85,32 +85,35 @@ def timings(contest: Contest) -> Sequence[Timing]:
     with _LOCK:
         if contest not in _KNOWN:
             with _alone(compiled):
-                file = compiled.with_suffix(".json")
-                contents: dict[str, Any] = {}
-                with suppress(OSError, ValueError):  # missing or damaged
-                    contents = json.loads(file.read_text(encoding="utf-8"))
-                if not isinstance(contents, dict) or contents.get("torch") != torch.__version__:
-                    contents = {}
-                times: list[Timing] = []
-                with suppress(TypeError):  # missing or senseless
-                    times = [Timing(**entry) for entry in contents.get(contest.name, ())]
-                seconds = [number for timing in times for number in (timing.kernel, timing.torch)]
-                sound = all(isinstance(number, int | float) and 0 < number < math.inf for number in seconds)
-                if not sound or [(timing.width, timing.dtype) for timing in times] != _shapes(contest):
-                    with ThreadPoolExecutor(1) as pool:
-                        times = pool.submit(_measure, contest).result()
-                    contents |= {"torch": torch.__version__, contest.name: [asdict(timing) for timing in times]}
-                    # Renamed, so that no process reads half a file. Where that fails, the times stay in this process.
-                    with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
-                        new_file = Path(folder) / file.name
-                        new_file.write_text(json.dumps(contents, indent=1), encoding="utf-8")
-                        new_file.replace(file)
-                _KNOWN[contest] = times
+                _KNOWN[contest] = _read_or_measured(contest, compiled.with_suffix(".json"))
         return _KNOWN[contest]
 
 
 _LOCK = threading.Lock()
 _KNOWN: dict[Contest, Sequence[Timing]] = {}
+
+
+def _read_or_measured(contest: Contest, file: Path) -> Sequence[Timing]:
+    contents: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # missing or damaged
+        contents = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(contents, dict) or contents.get("torch") != torch.__version__:
+        contents = {}
+    times: list[Timing] = []
+    with suppress(TypeError):  # missing or senseless
+        times = [Timing(**entry) for entry in contents.get(contest.name, ())]
+    seconds = [number for timing in times for number in (timing.kernel, timing.torch)]
+    sound = all(isinstance(number, int | float) and 0 < number < math.inf for number in seconds)
+    if not sound or [(timing.width, timing.dtype) for timing in times] != _shapes(contest):
+        with ThreadPoolExecutor(1) as pool:
+            times = pool.submit(_measure, contest).result()
+        contents |= {"torch": torch.__version__, contest.name: [asdict(timing) for timing in times]}
+        # Renamed, so that no process reads half a file. Where writing fails, this process keeps its times to itself.
+        with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            new_file = Path(folder) / file.name
+            new_file.write_text(json.dumps(contents, indent=1), encoding="utf-8")
+            new_file.replace(file)
+    return times
 
 
 def _shapes(contest: Contest) -> list[tuple[int, str]]:

@@ -47,9 +47,9 @@ class LibraryAdamW:
         self._adamw: Any = make[bits, config.paged](groups, lr=config.learning_rate, betas=config.betas)
         self._whole = set(weights) & set(embeddings)  # tensors are hashed by identity
         self._place = {
-            weight: (group, weight, number, place)
+            weight: (group, weight, number, index)
             for number, group in enumerate(self._adamw.param_groups)
-            for place, weight in enumerate(group["params"])
+            for index, weight in enumerate(group["params"])
         }
 
     @property
@@ -72,8 +72,7 @@ class LibraryAdamW:
     def tensors(self, weight: Tensor) -> dict[str, Tensor]:
         """The state of a weight by name: step, state1, state2; absmax1, absmax2 with 8 bits. Empty before an update."""
         state: Mapping[str, Any] = self._adamw.state.get(weight, {})
-        found = {name: value for name, value in state.items() if name not in _CONSTANTS}
-        return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in found.items()}
+        return {name: torch.as_tensor(value) for name, value in state.items() if name not in _CONSTANTS}
 
     def load(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Loads what `tensors` returned, into the memory that the library chooses.

@@ -85,7 +85,7 @@ def check_name(path: str, what: str = "model") -> None:
     if leaf("received.hub").is_out_of_reach() and not is_cached:
         near = nearest_name(path, BUNDLED)
         folders = sorted(str(beside / path) for beside in Path().iterdir() if (beside / path).is_dir())
-        suggestion = (near and repr(near)) or (folders[0] if folders else "")
+        suggestion = repr(near) if near else folders[0] if folders else ""
         raise UserError(
             f"{what} {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a "
             "hub id, got no such folder, no cached copy and no network: "

@@ -69,7 +69,7 @@ class RewardCall:
     per_step: bool = False
     about: str = ""  # the problem, for messages
     state: TrainingState = OUTSIDE
-    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+    is_batch: bool = False  # it compares its completions, so that it is never called for a part of them
 
     def __len__(self) -> int:
         return len(self.keywords["completions"])
@@ -77,7 +77,7 @@ class RewardCall:
     @property
     def divides(self) -> bool:
         """Whether the function can be called for each of the completions."""
-        return not self.whole and len(self) > 1
+        return not self.is_batch and len(self) > 1
 
 
 class RewardLog:

@@ -122,8 +122,8 @@ def last_number(
     guesses counts. Raises ValueError for an empty gold answer.
     """
     values = [None if gold is None else parse_value(gold_text(gold)) for gold in answer]
-    found = [_NUMBER.findall(completion_text(completion)) for completion in completions]
+    numbers_N = [_NUMBER.findall(completion_text(completion)) for completion in completions]
     return [
         None if gold is None else float(bool(numbers) and value is not None and parse_value(numbers[-1]) == value)
-        for gold, value, numbers in zip(answer, values, found, strict=True)
+        for gold, value, numbers in zip(answer, values, numbers_N, strict=True)
     ]

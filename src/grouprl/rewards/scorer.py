@@ -307,7 +307,7 @@ def batch_calls(
     batch_rewards = [reward for reward in rewards if reward.has_one_call]
     keywords = call_keywords(groups) if batch_rewards else {}
     pending = {  # the workers run these beside the calls in this process
-        reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, whole=True))
+        reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, is_batch=True))
         for reward in batch_rewards
         if not reward.in_process
     }

@@ -66,12 +66,14 @@ def split_preferences(
     Raises:
         UserError: there are fewer than two different prompts.
     """
-    place = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
+    part_of = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
     split: dict[str, list[Preference]] = {"train": [], "test": []}
-    if share and len(place) < 2:
-        raise UserError(f"expected at least 2 different prompts, got {len(place)}: add pairs, so that one is held out")
+    if share and len(part_of) < 2:
+        raise UserError(
+            f"expected at least 2 different prompts, got {len(part_of)}: add pairs, so that one is held out"
+        )
     for pair in preferences:
-        split[place[pair.group.problem.prompt_text]].append(pair)
+        split[part_of[pair.group.problem.prompt_text]].append(pair)
     return tuple(split["train"]), tuple(split["test"])
 
 

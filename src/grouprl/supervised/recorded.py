@@ -54,15 +54,15 @@ def right_completions(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -
         UserError: there is none; or see `recorded_groups`.
     """
     groups = recorded_groups(config.run or "", config, tokenizer)
-    found = {
-        (one.group.problem.id, completion.token_ids): replace(one.group, completions=(completion,))
-        for one in groups
-        for outcome, completion in zip(one.outcomes, one.group.completions, strict=True)
+    rights = {
+        (recorded.group.problem.id, completion.token_ids): replace(recorded.group, completions=(completion,))
+        for recorded in groups
+        for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
         if outcome.correct
     }
-    if not found:
+    if not rights:
         raise UserError(
             f"{config.run}: expected completions that the task's verifier called right, found none in {len(groups)} "
             "groups: choose other steps with pairs.first_step and pairs.last_step, or another run"
         )
-    return list(found.values())
+    return list(rights.values())

@@ -70,7 +70,7 @@ class RewardPool:
     """Runs reward functions in worker processes. It is a context manager, whose end kills every process.
 
     When a call raises, hangs or dies, the pool calls the function again for each completion alone. Completions that
-    fail alone are `Invalid`; the others keep their value. After the failure of a `whole` call, or a wrong count of
+    fail alone are `Invalid`; the others keep their value. After the failure of an `is_batch` call, or a wrong count of
     values, all completions of the call are `Invalid`.
 
     Args:
@@ -209,7 +209,7 @@ class RewardPool:
 
 
 def _described(call: RewardCall, worker: Worker | None) -> str:
-    about = "the batch" if call.whole else f"problem {call.about or 'unknown'}"
+    about = "the batch" if call.is_batch else f"problem {call.about or 'unknown'}"
     return f"reward {call.name} of {about}, worker {worker.pid if worker else 'not started'}"
 
 
