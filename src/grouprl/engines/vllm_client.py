@@ -168,7 +168,9 @@ class Connection:
         value = None if reply_content is None else parsed_json(reply_content)
         if is_json and not isinstance(value, dict):
             raise client.wrong(
-                expected, f"no object in JSON but {_message(reply_content)}", "look at the server's output, or another proxy"
+                expected,
+                f"no object in JSON but {_message(reply_content)}",
+                "look at the server's output, or another proxy",
             )
         return value
 

@@ -197,7 +197,17 @@ class ToolConversation:
 
     def _answer(self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Answer:
         key = request.stream, request.problem.id, turns[-1].index
-        live = self._live.get(key) or self._begin(key, request.problem)
+        live = self._live.get(key)
+        if live is None:
+            begins = self._begins[request.problem.id]
+            live = self._live[key] = _Live(self._source.open(request.problem), time.monotonic())
+            # The prompt was made of the first opening: with another one the policy would have read of another world.
+            if (opening := live.environment.reset(begins.problem, _seed(request.problem))) != begins.opening:
+                raise UserError(
+                    f"environment of {request.problem.where}: expected `reset` to begin every episode of a problem "
+                    f"alike, got {opening.text!r:.80} after {begins.opening.text!r:.80}: draw with the seed that reset "
+                    "gets, or from the problem's columns"
+                )
         form, read = self.format_of(request.problem), read_tokens(request.prompt_ids, turns, observations)
         turn = turns[-1]
         text, after_results = form.turn_text(turn.token_ids), live.after_results
@@ -259,18 +269,6 @@ class ToolConversation:
                 held=verdict.held,
             )
         )
-
-    def _begin(self, key: tuple[str, str, int], problem: Problem) -> _Live:
-        begins, live = self._begins[problem.id], _Live(self._source.open(problem), time.monotonic())
-        self._live[key] = live
-        # The prompt was made of the first opening: with another one the policy would have read of another world.
-        if (opening := live.environment.reset(begins.problem, _seed(problem))) != begins.opening:
-            raise UserError(
-                f"environment of {problem.where}: expected `reset` to begin every episode of a problem alike, got "
-                f"{opening.text!r:.80} after {begins.opening.text!r:.80}: draw with the seed that reset gets, or from "
-                "the problem's columns"
-            )
-        return live
 
     def format_of(self, problem: Problem) -> ToolFormat:
         """The format of a problem's conversations.

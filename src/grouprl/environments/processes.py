@@ -269,8 +269,16 @@ class ProcessEnvironment:
         """Calls a function in a process that no other call has at the time."""
         if self._closed:
             return _Reply("cannot be called: the episode is closed", Fault.CRASH, lost=True)
+        worker: Worker | None = None
         try:
-            worker = self._spare()
+            while worker is None and self._spares:
+                with suppress(IndexError):  # another thread took the last
+                    spare = self._spares.pop()
+                    if is_quiet(spare.channel):
+                        worker = spare
+                    else:  # it wrote something after its last reply
+                        self._end(spare)
+            worker = self._forked() if worker is None else worker
         except (UserError, EOFError, OSError) as error:
             return _Reply(f"got no process: {type(error).__name__}: {error}", Fault.CRASH, lost=True)
         (reply,) = self._ask(worker, "call", wired, 1, self._source.limits.tool_seconds)
@@ -299,16 +307,6 @@ class ProcessEnvironment:
         with suppress(ValueError):
             self._workers.remove(worker)
         return self._source.processes.end(worker)
-
-    def _spare(self) -> Worker:
-        """A process for a function; one that wrote something after its last reply is killed, not used."""
-        while self._spares:
-            with suppress(IndexError):  # another thread took the last
-                worker = self._spares.pop()
-                if is_quiet(worker.channel):
-                    return worker
-                self._end(worker)
-        return self._forked()
 
     def _ask(self, worker: Worker, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
         """Sends a request; gives its replies in the order of the calls. Where one is lost, the process is killed."""

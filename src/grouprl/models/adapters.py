@@ -104,7 +104,17 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     Raises:
         UserError: PEFT is missing, or the folder holds no plain LoRA adapter for this model.
     """
-    config = _saved_config(import_extra("peft", "lora", "LoRA"), folder)
+    peft = import_extra("peft", "lora", "LoRA")
+    try:
+        config = peft.PeftConfig.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
+    defaults, saved_settings = peft.LoraConfig().to_dict(), config.to_dict()
+    odd = [
+        f"{key}={value}" for key, value in saved_settings.items() if key not in _PLAIN and defaults.get(key) != value
+    ]
+    if odd:
+        raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
     try:
         tensors = load_file(folder / WEIGHTS)
         widest = max((max(weight.shape, default=0) for weight in tensors.values()), default=0)
@@ -248,18 +258,6 @@ def linear_layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[
         read = {"out_proj"} if any(name == "conv1d" for name, _ in modules) else set()
         names = sorted(name for name in linear if name not in read and not name.isdigit())
     return names, any(linear[name] for name in names)
-
-
-def _saved_config(peft: Any, folder: Path) -> Any:
-    try:
-        config = peft.PeftConfig.from_pretrained(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
-    defaults, settings = peft.LoraConfig().to_dict(), config.to_dict()
-    odd = [f"{key}={value}" for key, value in settings.items() if key not in _PLAIN and defaults.get(key) != value]
-    if odd:
-        raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
-    return config
 
 
 def _reason(error: Exception) -> str:

@@ -55,7 +55,18 @@ def resolve_rewards(
         # Different functions whose code gives them one name are told apart: lambda, lambda_2.
         numbered: list[WeightedReward] = []
         for item in spec:
-            reward = _weighted(item, task_rewards)
+            if isinstance(item, WeightedReward):
+                reward = item
+            elif isinstance(item, str):
+                reward = built_in(item, task_rewards=task_rewards)
+            elif callable(item):
+                function: Any = item
+                while isinstance(function, partial):
+                    function = function.func
+                reward = WeightedReward(getattr(function, "__name__", type(function).__name__).strip("<>"), item)
+            else:
+                expected = "expected a name, a function or a WeightedReward"
+                raise UserError(f"rewards: {expected}, got {item!r}: give one of them")
             if not isinstance(item, str | WeightedReward) and all(r.function is not reward.function for r in numbered):
                 taken = {other.name for other in numbered}
                 names = (reward.name, *(f"{reward.name}_{count}" for count in range(2, len(spec) + 1)))
@@ -124,18 +135,3 @@ def verifier_of(
         return WeightedReward(function, FromFile(path, function))
     configured = next((reward for reward in rewards if reward.name == name), None)
     return built_in(name, task_rewards=task_rewards) if configured is None or name in task_rewards else configured
-
-
-def _weighted(
-    item: RewardFunction | WeightedReward | str, task_rewards: Mapping[str, RewardFunction] | None
-) -> WeightedReward:
-    if isinstance(item, WeightedReward):
-        return item
-    if isinstance(item, str):
-        return built_in(item, task_rewards=task_rewards)
-    if not callable(item):
-        raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
-    function = item
-    while isinstance(function, partial):
-        function = function.func
-    return WeightedReward(getattr(function, "__name__", type(function).__name__).strip("<>"), item)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.read import RecordedGroup
 from grouprl.supervised.recorded import NO_LIMIT, recorded_groups
 from grouprl.supervised.settings import PreferencesConfig
 from grouprl.tasks.base import partition
 from grouprl.tasks.files import Row, read_rows, text_or_messages
-from grouprl.types import Group, Message, Problem, UserError
+from grouprl.types import Group, Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,14 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
         )
     problem = Problem(where, prompt)
     prompt_ids = prompt_token_ids(problem, tokenizer, longest=NO_LIMIT)
-    texts = [_message_text(where, answer) for answer in answers]
+    texts = []
+    for answer in answers:
+        if not isinstance(answer, str) and (len(answer) > 1 or answer[0]["role"] != "assistant"):
+            raise UserError(
+                f"{where}: expected one message of the assistant in 'chosen' and in 'rejected', got "
+                f"{', '.join(message['role'] for message in answer)}: move what comes before it to 'prompt'"
+            )
+        texts.append(answer if isinstance(answer, str) else answer[0]["content"])
     chosen, rejected = (authored_completion(index, text, tokenizer) for index, text in enumerate(texts))
     if chosen.token_ids == rejected.token_ids:
         raise UserError(
@@ -113,23 +118,26 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
     return Preference(Group(problem, prompt_ids, (chosen, rejected)))
 
 
-def _message_text(where: str, answer: str | tuple[Message, ...]) -> str:
-    if isinstance(answer, str):
-        return answer
-    if len(answer) > 1 or answer[0]["role"] != "assistant":
-        raise UserError(
-            f"{where}: expected one message of the assistant in 'chosen' and in 'rejected', got "
-            f"{', '.join(message['role'] for message in answer)}: move what comes before it to 'prompt'"
-        )
-    return answer[0]["content"]
-
-
 # Runs
 
 
 def _of_run(directory: str, config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> list[Preference]:
     groups = recorded_groups(directory, config, tokenizer)
-    pairs = [pair for group in groups for pair in islice(_rank_pairs(group, config.rank), config.per_group)]
+    by_reward = config.rank == "reward"
+    pairs: list[Preference] = []
+    for recorded in groups:
+        judged = [
+            (outcome.total if by_reward else float(outcome.correct or 0), completion)
+            for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
+            if (outcome.valid if by_reward else outcome.correct is not None)
+        ]
+        ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal values the first sampled comes first
+        of_group = [
+            Preference(Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst)), (high, low))
+            for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True)
+            if high > low and best.token_ids != worst.token_ids
+        ]
+        pairs += of_group[: config.per_group]
     if not pairs:
         raise UserError(
             f"{directory}: expected groups whose completions have different rewards (preferences.rank={config.rank}), "
@@ -137,16 +145,3 @@ def _of_run(directory: str, config: PreferencesConfig, tokenizer: PreTrainedToke
             "preferences.last_step, or another run"
         )
     return pairs
-
-
-def _rank_pairs(recorded: RecordedGroup, rank: str) -> Iterator[Preference]:
-    judged = [
-        (outcome.total if rank == "reward" else float(outcome.correct or 0), completion)
-        for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
-        if (outcome.valid if rank == "reward" else outcome.correct is not None)
-    ]
-    ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal values the first sampled comes first
-    for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True):
-        if high > low and best.token_ids != worst.token_ids:
-            pair = Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst))
-            yield Preference(pair, (high, low))

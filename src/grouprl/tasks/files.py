@@ -315,7 +315,10 @@ def text_or_messages(row: Row, name: str, *, remedy: str = "rename or add") -> s
     if isinstance(value, str) or not isinstance(value, Sequence):
         return column(row, name)
     value = [_with_text(row[0], name, message) for message in value]
-    if not value or not all(map(_is_message, value)):
+    if not value or not all(
+        isinstance(item, Mapping) and item.get("role") in ROLES and isinstance(item.get("content"), str)
+        for item in value
+    ):
         raise UserError(
             f"{row[0]}: expected text in column {name!r}, got {short_repr(value)}: write text, or messages such as "
             f"[{{'role': 'user', 'content': '2 + 2 = ?'}}], with text and one of the roles {', '.join(ROLES)} in each"
@@ -391,10 +394,6 @@ def _with_text(where: str, name: str, message: Any) -> Any:
                 f"{short_repr(kind)}: GroupRL trains on text alone; remove the part"
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and value.get("role") in ROLES and isinstance(value.get("content"), str)
 
 
 def _is_finite(value: object) -> bool:
