@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,7 +67,7 @@ class Code(FileProblems):
                         "solution": None if solution is None else head + solution,
                     },
                 )
-            asserts = columns.get("test_list")
+            asserts: Any = columns.get("test_list")
             is_list = isinstance(asserts, Sequence) and not isinstance(asserts, str)
             if not is_list or not all(isinstance(test, str) for test in asserts):
                 raise UserError(
