@@ -117,16 +117,16 @@ def _probe(path: str, model: PreTrainedModel, least: int = 0) -> _Probe:
     branches = [torch.tensor(ids, device=device) % most for ids in ([4, 6, 8], [2, 1])]
     layout = TreeLayout((len(prompt),), ((3, 2),), device)
     try:
-        rows = [_own(model, torch.cat([prompt, branch])) for branch in branches]
+        rows = []
+        for branch in branches:
+            ids = torch.cat([prompt, branch])[None]
+            if model.get_output_embeddings() is None:
+                rows.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0].float())
+            else:
+                rows.append(torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), dim=-1))
     except Exception as error:
         raise _unsupported(path, model, f"{type(error).__name__} in its own forward pass") from error
     return _Probe((prompt, *branches), layout, torch.cat([rows[0], rows[1][len(prompt) :]]))
-
-
-def _own(model: PreTrainedModel, ids_T: Tensor) -> Tensor:
-    if model.get_output_embeddings() is None:
-        return model.get_decoder()(input_ids=ids_T[None], use_cache=False).last_hidden_state[0].float()  # type: ignore[no-any-return]
-    return torch.log_softmax(model(input_ids=ids_T[None], use_cache=False).logits[0].float(), dim=-1)
 
 
 def _found(model: PreTrainedModel, hidden: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def make_story(rng: Random, difficulty: int) -> Story:
     """One story of 1 to `difficulty` operations; every intermediate number is whole and in 1..25*difficulty."""
     limit, largest = 25 * difficulty, 5 + 5 * difficulty
     count = rng.randint(1, difficulty)
-    product_start = rng.random() < 0.25
+    product_start = rng.random() < 0.25  # the story opens with a product such as 4 boxes of 6
     value = rng.randint(2, 9) if product_start else rng.randint(4, limit * 3 // 5)
     chain = [Operation(value, "*", rng.randint(2, min(9, limit // value)))] if product_start else []
     while len(chain) < count:
@@ -159,6 +159,8 @@ def make_story(rng: Random, difficulty: int) -> Story:
         symbol = rng.choices(list(choices), weights)[0]
         chain.append(Operation(value, symbol, rng.choice(choices[symbol])))
     operations = tuple(chain)
+
+    # A clause of each operation, about its owner.
     first, rest = operations[0], operations[1:] if product_start else operations
     clauses: dict[str, list[str]] = {rng.choice(GIRLS + BOYS): []}  # of each owner
     items, boxes = rng.choice(ITEMS), rng.choice(list(CONTAINERS))
@@ -175,6 +177,7 @@ def make_story(rng: Random, difficulty: int) -> Story:
         items = names["others" if clause.becomes == "items" else "items"]
         questions = clause.questions
     question = rng.choice(questions).format(**_names(rng, clauses, items, boxes))
+    # The text in one of three forms, with 0 to 2 distractors.
     form = rng.choice(("list", "sentences", "if"))
     sentences: list[str] = []
     for owner, owner_clauses in clauses.items():
@@ -184,11 +187,8 @@ def make_story(rng: Random, difficulty: int) -> Story:
             sentences += [f"{link}{clause}." for link, clause in zip([f"{owner} ", *links], owner_clauses, strict=True)]
         else:
             comma = "," if len(owner_clauses) > 2 else ""
-            joined = (
-                f"{', '.join(owner_clauses[:-1])}{comma} and then {owner_clauses[-1]}"
-                if len(owner_clauses) > 1
-                else owner_clauses[0]
-            )
+            *earlier, joined = owner_clauses
+            joined = f"{', '.join(earlier)}{comma} and then {joined}" if earlier else joined
             sentences.append(f"{owner} {joined}.")
     if form == "if":
         last = sentences.pop()

@@ -198,25 +198,26 @@ def open_scorer(
                 f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
-    sources = {name: _source(reward) for name, reward in by_name.items() if not reward.in_process}
+    sources: dict[str, Source] = {}
+    for name, reward in by_name.items():
+        function = reward.function
+        if reward.in_process:
+            continue
+        if isinstance(function, FromFile):
+            sources[name] = function.path, function.function, dict(function.arguments), dict(function.code)
+            continue
+        try:
+            sources[name] = pack(function)
+        except ParcelError as error:
+            raise UserError(
+                f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
+                "and the values it uses, into a file such as my_rewards.py"
+            ) from error
     if elsewhere is None:
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         limits = limits.model_copy(update={"workers": workers})
     with (elsewhere or RewardPool)(sources, limits) as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, penalty, ranks, state)
-
-
-def _source(reward: WeightedReward) -> Source:
-    function = reward.function
-    if isinstance(function, FromFile):
-        return function.path, function.function, dict(function.arguments), dict(function.code)
-    try:
-        return pack(function)
-    except ParcelError as error:
-        raise UserError(
-            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
-            "and the values it uses, into a file such as my_rewards.py"
-        ) from error
 
 
 def measured_verifier(

@@ -155,7 +155,7 @@ class ListTask(RowRewards):
     verifier: str | None = None  # reward that verifies completions; None = the task has no verifier
     own_rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     gold_column: str | None = None  # holds a completion that solves the problem
-    named_splits: Collection[Split] = ()  # the splits that were given; the others were cut from train
+    given: Collection[Split] = ()  # the splits that were given; the others were cut from train
     verifier_named: bool = False  # whether somebody named the verifier
 
     @property
@@ -334,7 +334,7 @@ class Jsonl(RowRewards):
     @property
     def given(self) -> Collection[Split]:
         """The splits that the data has; see `ListTask`."""
-        return self._task.named_splits
+        return self._task.given
 
     @classmethod
     def example(cls) -> Problem:
