@@ -234,14 +234,16 @@ def measured_verifier(
     is_requested = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
     theirs = not type(task).__module__.startswith("grouprl.")
     unless_rewarded = verifier if is_requested or getattr(task, "verifier_given", theirs) else None
-    return next((reward for reward in rewards if _same(reward, verifier)), unless_rewarded)
-
-
-def _same(reward: WeightedReward, other: WeightedReward) -> bool:
-    ours, theirs = reward.function, other.function
-    if isinstance(ours, FromFile) and isinstance(theirs, FromFile):
-        return (Path(ours.path).resolve(), ours.function) == (Path(theirs.path).resolve(), theirs.function)
-    return ours is theirs or bool(ours == theirs)
+    for reward in rewards:
+        function, expected = reward.function, verifier.function
+        if isinstance(function, FromFile) and isinstance(expected, FromFile):
+            same_file = Path(function.path).resolve() == Path(expected.path).resolve()
+            is_same = same_file and function.function == expected.function
+        else:
+            is_same = function is expected or bool(function == expected)
+        if is_same:
+            return reward
+    return unless_rewarded
 
 
 def check_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> None:

@@ -94,7 +94,12 @@ class LearnedReward:
         for _, members in groupby(zip(prompts, completions, strict=True), key=lambda member: member[0]):
             told = [conversation_token_ids(prompt, text, self.tokenizer) for prompt, text in members]
             fits = [1 < len(ids) <= context_length(self.model) for ids in told]
-            common = _common([ids for ids, fit in zip(told, fits, strict=True) if fit])
+            fitting = [ids for ids, fit in zip(told, fits, strict=True) if fit]
+            common = 0  # tokens that all rows begin with, at most all but one of the shortest
+            if fitting:
+                first, last = min(fitting), max(fitting)  # in order, so what these two begin with, all do
+                pairs, shortest = enumerate(zip(first, last, strict=False)), min(map(len, fitting)) - 1
+                common = next((i for i, (a, b) in pairs if a != b or i == shortest), shortest)
             # Nothing in common: each row by itself, without its last token, where the score is read.
             yield from (
                 (ids[: common or -1], ids[common or -1 :]) if fit else None for ids, fit in zip(told, fits, strict=True)
@@ -128,15 +133,6 @@ def learned_reward(
     own_tokens = tokenizer.get_vocab() != load_tokenizer(policy).get_vocab()
     model = load_reward_model(path, device=device)
     return LearnedReward(model, tokenizer, device, dtype, micro_batch_tokens, own_tokens)
-
-
-def _common(rows: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all rows begin with, at most all but one of the shortest; 0 without rows."""
-    if not rows:
-        return 0
-    first, last = min(rows), max(rows)  # in order, so what these two begin with, all do
-    shortest = min(map(len, rows)) - 1
-    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b or i == shortest), shortest)
 
 
 def _packs(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:

@@ -334,7 +334,12 @@ def check_answer(row: Row, name: str = "answer") -> None:
     characters.
     """
     where, value = row[0], row[1][name]
-    if not isinstance(value, str) and not _is_finite(value):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if isinstance(value, Integral):
+        is_number &= int(value).bit_length() <= _MOST_BITS  # a number that can be formatted
+    elif isinstance(value, Real):
+        is_number = math.isfinite(value)
+    if not isinstance(value, str) and not is_number:
         raise UserError(
             f"{where}: expected text or a finite number in column {name!r}, got "
             f"{short_repr(value)}: write it as text such as '7'"
@@ -394,13 +399,6 @@ def _with_text(where: str, name: str, message: Any) -> Any:
                 f"{short_repr(kind)}: GroupRL trains on text alone; remove the part"
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
-
-
-def _is_finite(value: object) -> bool:
-    """Whether a value is a number that can be formatted."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return int(value).bit_length() <= _MOST_BITS if isinstance(value, Integral) else math.isfinite(value)
 
 
 def _refuse_half_characters(where: str, name: str, text: str) -> None:
