@@ -89,16 +89,14 @@ class _NondeterministicAutomaton:
                     state = _parser.State()
                     state.flags = flags
                     node = _parser.SubPattern(state, [(kind, value)])
-                    pattern = _compiler.compile(
-                        _parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))]), flags
-                    )
+                    repeated = _parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))])
+                    pattern = _compiler.compile(repeated, flags)
                     matches = np.zeros(len(_CHARACTERS), bool)
                     for run in pattern.finditer(_CHARACTERS):
                         matches[run.start() : run.end()] = True
-                    self._rows += _byte_rows(
-                        np.insert(matches, _SURROGATES.start, np.zeros(_SURROGATES.stop - _SURROGATES.start, bool)),
-                        len(self._rows) + 1,
-                    )
+                    surrogates = np.zeros(_SURROGATES.stop - _SURROGATES.start, bool)
+                    members = np.insert(matches, _SURROGATES.start, surrogates)
+                    self._rows += _byte_rows(members, len(self._rows) + 1)
                     self._sets[node_name] = len(self._rows)
                 first, end = self._new(), self._new()
                 self._free[start].append(first)

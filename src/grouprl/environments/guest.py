@@ -282,18 +282,14 @@ class _Guest:
 
     def _verdict(self) -> Reply:
         attributes: Reply = {}
-        properties = [
-            name for name, _ in inspect.getmembers(type(self._object), lambda member: isinstance(member, property))
-        ]
+        # Public attributes and properties that are text, numbers or None, which TRL's reward functions read.
+        properties = dict(inspect.getmembers(type(self._object), lambda member: isinstance(member, property)))
         for name in [*getattr(self._object, "__dict__", {}), *properties]:
             with suppress(Exception):  # a property may raise anything
                 value = None if name.startswith("_") else getattr(self._object, name)
-                plain = (
-                    value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**63)
-                )
-                if not name.startswith("_") and (
-                    plain or (isinstance(value, str) and len(value) <= _LONGEST_ATTRIBUTE)
-                ):
+                is_number = isinstance(value, int | float) and abs(value) < 2**63
+                is_text = isinstance(value, str) and len(value) <= _LONGEST_ATTRIBUTE
+                if not name.startswith("_") and (value is None or isinstance(value, bool) or is_number or is_text):
                     attributes[name] = value
         verdict: Reply = {"reward": None, "text": "", "attributes": attributes}
         if self._work.wrap is None:  # what GroupRL wraps around an agent is nobody's object

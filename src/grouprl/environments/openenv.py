@@ -98,9 +98,8 @@ class OpenEnvSource:
                 if self.calls_tools:
                     connection = _Session(self.url, self.limits.tool_seconds)
                     try:
-                        tools = connection.request({"type": "step", "data": {"type": "list_tools"}})["data"][
-                            "observation"
-                        ]["tools"]
+                        reply = connection.request({"type": "step", "data": {"type": "list_tools"}})
+                        tools = reply["data"]["observation"]["tools"]
                     finally:
                         connection.close()
                     self._tools = tuple(

@@ -152,7 +152,7 @@ class TreeLayout:
     def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
         first = before or (None, None)
-        if rule.window not in self._biases:
+        if rule.window not in self._biases:  # to prefix, unpadded tokens of the prompt, and the completion's past
             L, T = self.before + self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
             lengths_P = self.before + torch.tensor(self.prompt_lengths, device=self.device)
             prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)

@@ -109,10 +109,8 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         config = peft.PeftConfig.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
-    defaults, saved_settings = peft.LoraConfig().to_dict(), config.to_dict()
-    odd = [
-        f"{key}={value}" for key, value in saved_settings.items() if key not in _PLAIN and defaults.get(key) != value
-    ]
+    defaults, saved = peft.LoraConfig().to_dict(), config.to_dict()
+    odd = [f"{key}={value}" for key, value in saved.items() if key not in _PLAIN and defaults.get(key) != value]
     if odd:
         raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
     try:
@@ -134,7 +132,7 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         adapted = [name for name, module in heads.items() if hasattr(module, "base_layer")]
         if adapted:
             raise _not_an_adapter(folder, "an adapter of the decoder's layers", f"one of {' and '.join(adapted)}")
-        result = import_extra("peft", "lora", "LoRA").set_peft_model_state_dict(model, tensors)
+        result = peft.set_peft_model_state_dict(model, tensors)
     except _WRONG as error:
         raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
     lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(result.missing_keys)

@@ -69,9 +69,8 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
         raise
     except Exception as error:  # whatever a damaged or hostile file makes transformers raise
         raise _not_loadable(base, what, error) from error
-    auto = (
-        AutoModelForImageTextToText if type(config) in _SEES and type(config) not in _SPEAKS else AutoModelForCausalLM
-    )
+    sees_images = type(config) in _SEES and type(config) not in _SPEAKS
+    auto = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
 
     rounded = weights != "float32"
     load_device = torch.device("cpu") if rounded else device

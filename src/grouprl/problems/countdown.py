@@ -59,9 +59,8 @@ class Countdown(DrawnProblems, BoxedAnswers):
                 symbol = rng.choice([symbol for symbol, result in results.items() if result > 0])
                 kind = "sum" if symbol in "+-" else "product"
                 left = f"({left})" if kind == "product" and a_kind == "sum" else left
-                right = (
-                    f"({right})" if b_kind != "atom" and (kind, b_kind, symbol) != ("sum", "product", symbol) else right
-                )
+                binds = b_kind == "atom" or (kind, b_kind) == ("sum", "product")
+                right = right if binds else f"({right})"
                 parts.append((results[symbol], f"{left} {symbol} {right}", kind))
             target, solution, _ = parts[0]
             if target not in TARGETS or target in chosen:

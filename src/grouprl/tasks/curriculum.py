@@ -140,6 +140,7 @@ def beta_probability(x: float, a: float, b: float) -> float:
     if x > (a + 1) / (a + b + 2):
         return 1 - beta_probability(1 - x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    # 1 / (1 + d1 / (1 + d2 / (1 + ...))), with enough terms that the rest is below a rounding error.
     terms = 40 + int(4 * math.sqrt(max(a, b)))
     value = 1.0
     for m in range(terms, 0, -1):

@@ -41,11 +41,8 @@ class PartReward:
 
     def bound(self, built_in: Callable[[str], Any]) -> PartReward:
         """The reward with functions in the place of names."""
-        functions = {
-            part: built_in(function) if isinstance(function, str) else function
-            for part, function in self.functions.items()
-        }
-        return PartReward(functions)
+        pairs = self.functions.items()
+        return PartReward({part: built_in(reward) if isinstance(reward, str) else reward for part, reward in pairs})
 
     @property
     def longest_call_seconds(self) -> float:

@@ -209,47 +209,7 @@ def _parted(text: str, *, letters: bool = False) -> tuple[str, set[Unit | None]]
     text = re.sub(r"\bUS(?=\\?\$)", "", text.translate(_CHARACTERS).replace("{,}", ","))
     text = re.sub(r"(?<=,)\\!\s*", "", text)
     text = _THIN.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
-    out: list[str] = []
-    open_braces: list[tuple[str, int]] = []  # how each is closed, and how many arguments follow it
-    missing, depth = 0, 0
-    for token in _TOKENS.findall(text):
-        token = _NAMES.get(token, token)
-        if token[:1] == "\\" and token[-1:] == "}" and len(token) > 2:
-            gap = _GAP if out[-1:] == [" "] else ""  # the space before it
-            token = "\\text{" + gap + _IN_TEXT.sub(_GAP, token[token.index("{") + 1 : -1]) + "}"
-        before = out[-1] if out else ""
-        if token == " " and before.startswith("\\text{"):
-            out[-1] = before[:-1] + _GAP + "}"
-        elif token == " " and not missing:
-            # In brackets a comma ends a number; elsewhere 5, 100 are two numbers and 5,100 is one.
-            out += [] if depth and before == "," else [" "]
-        elif token == "{":
-            groups = missing > 0 or before == "}" or (before[:1] == "\\" and before[-1].isalpha())
-            open_braces.append(("}" if groups else "", max(missing - 1, 0)))
-            out += ["{"] if groups else []
-            missing = 0
-        elif token == "}":
-            closing, missing = open_braces.pop() if open_braces else ("}", 0)
-            out += [closing] if closing else []
-        elif token not in ("", " "):
-            single = missing > 0 and token[-1].isalnum() and token not in _ARGUMENTS
-            out.append("{" + token + "}" if single else token)
-            missing = missing - 1 if single else _ARGUMENTS.get(token.partition("[")[0].strip(), 0)
-            depth += (token in ("(", "[", "\\{")) - (token in (")", "]", "\\}"))
-    # A space parts a command and a letter behind it.
-    spelled = _STOP.sub(
-        "",
-        re.sub(
-            " +",
-            " ",
-            "".join(
-                [
-                    token + " " if token[:1] == "\\" and token[-1].isalpha() and after[0].isalpha() else token
-                    for token, after in zip(out, [*out[1:], " "], strict=False)
-                ]
-            ),
-        ).strip(),
-    )
+    spelled = _STOP.sub("", re.sub(" +", " ", "".join(_spelled(text))).strip())
     if money := _MONEY_FIRST.match(spelled):
         spelled = spelled[money.end() :]
         units.add(unit_of(money[1], upright=True))
@@ -281,6 +241,42 @@ def bare_text(text: str) -> str:
 def unwrapped(spelled: str) -> str:
     r"""Text of `without_units` with the content in place of each `\text{}`."""
     return _spaced(_STOP.sub("", _TEXT.sub(r"\1", spelled).replace(_GAP, " ")))
+
+
+def _spelled(text: str) -> list[str]:
+    r"""The tokens in one spelling: `\frac12` as `\frac{1}{2}`, x^2 as x^{2}; braces that group nothing are dropped."""
+    out: list[str] = []
+    open_braces: list[tuple[str, int]] = []  # how each is closed, and how many arguments follow it
+    missing, depth = 0, 0
+    for token in _TOKENS.findall(text):
+        token = _NAMES.get(token, token)
+        if token[:1] == "\\" and token[-1:] == "}" and len(token) > 2:
+            gap = _GAP if out[-1:] == [" "] else ""  # the space before it
+            token = "\\text{" + gap + _IN_TEXT.sub(_GAP, token[token.index("{") + 1 : -1]) + "}"
+        before = out[-1] if out else ""
+        if token == " " and before.startswith("\\text{"):
+            out[-1] = before[:-1] + _GAP + "}"
+        elif token == " " and not missing:
+            # In brackets a comma ends a number; elsewhere 5, 100 are two numbers and 5,100 is one.
+            out += [] if depth and before == "," else [" "]
+        elif token == "{":
+            groups = missing > 0 or before == "}" or (before[:1] == "\\" and before[-1].isalpha())
+            open_braces.append(("}" if groups else "", max(missing - 1, 0)))
+            out += ["{"] if groups else []
+            missing = 0
+        elif token == "}":
+            closing, missing = open_braces.pop() if open_braces else ("}", 0)
+            out += [closing] if closing else []
+        elif token not in ("", " "):
+            single = missing > 0 and token[-1].isalnum() and token not in _ARGUMENTS
+            out.append("{" + token + "}" if single else token)
+            missing = missing - 1 if single else _ARGUMENTS.get(token.partition("[")[0].strip(), 0)
+            depth += (token in ("(", "[", "\\{")) - (token in (")", "]", "\\}"))
+    # A space parts a command and a letter behind it.
+    return [
+        token + " " if token[:1] == "\\" and token[-1].isalpha() and after[0].isalpha() else token
+        for token, after in zip(out, [*out[1:], " "], strict=False)
+    ]
 
 
 def _spaced(text: str) -> str:
