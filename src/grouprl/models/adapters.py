@@ -236,7 +236,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
 def linear_layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[str], bool]:
     """Names of the decoder's layers that get an adapter, and whether one keeps its weights transposed (GPT-2).
 
-    `_refuse_heads` gives the reason for the decoder alone.
+    Embeddings get none: their weights are used as they are, without the module.
 
     Raises:
         UserError: the decoder has no such layers.
