@@ -99,7 +99,7 @@ def _resolved(reward: RewardConfig, config: RunConfig, task: Task) -> WeightedRe
     function = reward.function or reward.name
     if reward.path is None:
         return built_in(
-            function, name=reward.name, weight=reward.weight, arguments=reward.arguments, task_rewards=task.own_rewards
+            function, name=reward.name, weight=reward.weight, arguments=reward.arguments, own=task.own_rewards
         )
     if reward.path.endswith(".py"):
         return WeightedReward(reward.name, FromFile(reward.path, function, reward.arguments), reward.weight)

@@ -34,13 +34,13 @@ STEP_REWARDS = LeafNames("step_reward", {})
 
 def resolve_rewards(
     spec: Mapping[str, float] | Sequence[RewardFunction | WeightedReward | str],
-    task_rewards: Mapping[str, RewardFunction] | None = None,
+    own: Mapping[str, RewardFunction] | None = None,
 ) -> tuple[WeightedReward, ...]:
     """Makes rewards from names and weights, or from a list of names, functions (weight 1.0) and `WeightedReward`s.
 
     Args:
         spec: the user's names, functions or rewards.
-        task_rewards: functions of the task; their names take precedence over the built-in ones.
+        own: functions of the task; their names take precedence over the built-in ones.
 
     Raises:
         UserError: an unknown name, two rewards with one name, no reward, or an item of another type.
@@ -50,7 +50,7 @@ def resolve_rewards(
             f"rewards: expected a list such as ['correct_answer', my_function], got {spec!r}: name at least one"
         )
     if isinstance(spec, Mapping):
-        rewards = tuple(built_in(name, weight=weight, task_rewards=task_rewards) for name, weight in spec.items())
+        rewards = tuple(built_in(name, weight=weight, own=own) for name, weight in spec.items())
     else:
         # Different functions whose code gives them one name are told apart: lambda, lambda_2.
         numbered: list[WeightedReward] = []
@@ -58,7 +58,7 @@ def resolve_rewards(
             if isinstance(item, WeightedReward):
                 reward = item
             elif isinstance(item, str):
-                reward = built_in(item, task_rewards=task_rewards)
+                reward = built_in(item, own=own)
             elif callable(item):
                 function: Any = item
                 while isinstance(function, partial):
@@ -87,14 +87,14 @@ def built_in(
     name: str | None = None,
     weight: float = 1.0,
     arguments: Mapping[str, Any] | None = None,
-    task_rewards: Mapping[str, RewardFunction] | None = None,
+    own: Mapping[str, RewardFunction] | None = None,
 ) -> WeightedReward:
     """Makes a built-in reward from the name of its function; its values are recorded under `name`.
 
     Raises:
         UserError: there is no such function, or it does not take the arguments.
     """
-    functions = ChainMap(STEP_REWARDS, dict(task_rewards or {}), REWARDS)  # type: ignore[arg-type]  # it only reads
+    functions = ChainMap(STEP_REWARDS, dict(own or {}), REWARDS)  # type: ignore[arg-type]  # it only reads
     if function not in functions:
         raise unknown_name("rewards", function, functions)
     reward: Any = functions[function]
@@ -121,7 +121,7 @@ def built_in(
 
 
 def verifier_of(
-    name: str | None, rewards: Sequence[WeightedReward], task_rewards: Mapping[str, RewardFunction]
+    name: str | None, rewards: Sequence[WeightedReward], own: Mapping[str, RewardFunction]
 ) -> WeightedReward | None:
     """Finds the verifier by name among the run's, the task's and the built-in rewards, or as FILE.py:FUNCTION.
 
@@ -134,4 +134,4 @@ def verifier_of(
     if colon and path.endswith(".py"):
         return WeightedReward(function, FromFile(path, function))
     configured = next((reward for reward in rewards if reward.name == name), None)
-    return built_in(name, task_rewards=task_rewards) if configured is None or name in task_rewards else configured
+    return built_in(name, own=own) if configured is None or name in own else configured
