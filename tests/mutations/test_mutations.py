@@ -169,8 +169,8 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("last = max(at for at", "last = min(at for at", TEACHER),
         ("not all(outcome.correct", "not any(outcome.correct", TEACHER),
         (
-            "[row for row in pack.rows if row in hidden_by_row]",
-            "sorted(row for row in pack.rows if row in hidden_by_row)",
+            "for row in pack.rows if row in hidden_by_row]",
+            "for row in sorted(pack.rows) if row in hidden_by_row]",
             "tests/learner/test_distillation.py::test_packed_rows_are_single_rows",
         ),
     ),
@@ -237,7 +237,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             ENDS,
         ),
     ),
-    "rollout/decoding.py": ((" if ended.get(row) is not StopReason.END", "", ENDS),),
+    "rollout/decoding.py": ((" and ended.get(row) is not StopReason.END", "", ENDS),),
     "tools/proof/branch_engine.py": (
         (
             "before_T = prompt +",

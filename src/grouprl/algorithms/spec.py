@@ -109,7 +109,21 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
     if a.group_filter.drop_equal and (_mixes(a.advantage) or not a.advantage.compares_totals):
         yield "drop_equal", f"credit={a.advantage.credit!r}", "True: groups of equal rewards have a signal there"
     if a.distill is not None:
-        yield from _teacher_misfits(a, a.distill)
+        part = a.distill
+        if a.critic is not None:
+            why = f"{part.distill_coef}: a critic has a signal in every group: remove it"
+            yield "distill_coef", "baseline='critic'", why
+        if part.distill_teacher == "reference" and a.kl is None:
+            why = "'reference', which is not loaded: set kl_coef, or distill_teacher=policy"
+            yield "distill_teacher", "kl_coef=0", why
+        if part.reads == "prompt" and part.distill_teacher == "policy":
+            why = "'prompt': a model that reads no more cannot teach itself: set distill_teacher to another one"
+            yield "distill_reads", "distill_teacher='policy'", why
+        if part.distill_where == "no_signal" and a.group_filter.drop_equal:
+            yield "distill_where", "drop_equal=True", "'no_signal', which is dropped: set drop_equal=false"
+        if part.distill_where == "no_signal" and (_mixes(a.advantage) or not a.advantage.compares_totals):
+            why = "'no_signal': groups of equal rewards have a signal there: set distill_where=all"
+            yield "distill_where", f"credit={a.advantage.credit!r}", why
     if a.objective.of_completions:
         name, per_token = ("surrogate", "clip") if a.objective.ratio == "token" else ("ratio", "token")
         got = getattr(a.objective, name)
@@ -123,22 +137,6 @@ def _misfits(a: Algorithm) -> Iterator[tuple[str, str, str]]:
         for limit in ("divergence_tv", "divergence_kl"):
             if getattr(a.objective, limit) is not None:
                 yield name, limit, why
-
-
-def _teacher_misfits(a: Algorithm, part: Distill) -> Iterator[tuple[str, str, str]]:
-    if a.critic is not None:
-        why = f"{part.distill_coef}: a critic has a signal in every group: remove it"
-        yield "distill_coef", "baseline='critic'", why
-    if part.distill_teacher == "reference" and a.kl is None:
-        yield "distill_teacher", "kl_coef=0", "'reference', which is not loaded: set kl_coef, or distill_teacher=policy"
-    if part.reads == "prompt" and part.distill_teacher == "policy":
-        why = "'prompt': a model that reads no more cannot teach itself: set distill_teacher to another one"
-        yield "distill_reads", "distill_teacher='policy'", why
-    if part.distill_where == "no_signal" and a.group_filter.drop_equal:
-        yield "distill_where", "drop_equal=True", "'no_signal', which is dropped: set drop_equal=false"
-    if part.distill_where == "no_signal" and (_mixes(a.advantage) or not a.advantage.compares_totals):
-        why = "'no_signal': groups of equal rewards have a signal there: set distill_where=all"
-        yield "distill_where", f"credit={a.advantage.credit!r}", why
 
 
 def _mixes(advantage: Advantage) -> bool:

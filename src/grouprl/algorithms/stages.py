@@ -49,9 +49,16 @@ def group_stages(
     ]
     sums = zip((slope for _, slope, _ in results), tokens.weights_NT.sum(1).tolist(), strict=True)
     logprobs = zip(_sums(tokens, tokens.logprobs_NT), _sums(tokens, updated_GT.double()), strict=True)
+    kls: list[dict[str, float]] | None = None
+    if tokens.reference_NT is not None and algorithm.kl is not None:
+        # What is taken off the reward was known before the update.
+        policy_GT = tokens.logprobs_NT if algorithm.kl.kl_in == "loss" else tokens.old_logprobs_NT
+        totals = _sums(tokens, kl_estimate(policy_GT, tokens.reference_NT, kind=algorithm.kl.kl_estimator))
+        lengths = tokens.mask_NT.sum(1).clamp(min=1).tolist()
+        kls = [{"mean": total / length, "sum": total} for total, length in zip(totals, lengths, strict=True)]
     return {
         "ratio": {"completions": ratios},
-        "kl": {"coefficient": kl_coef, "completions": _kl(algorithm, tokens)},
+        "kl": {"coefficient": kl_coef, "completions": kls},
         "loss": {"completions": losses, "share": sum(losses), "surrogate": surrogate, "kl": sum(losses) - surrogate},
         "gradient": {"completions": [{"sum": slope, "weight": weight} for slope, weight in sums]},
         "update": {"completions": [{"before": before, "after": after} for before, after in logprobs]},
@@ -82,13 +89,3 @@ def _loss(algorithm: Algorithm, completion: TokenGrid, kl_coef: float) -> tuple[
 
 def _sums(tokens: TokenGrid, values_GT: Tensor) -> list[float]:
     return torch.where(tokens.mask_NT, values_GT, 0.0).sum(1).tolist()
-
-
-def _kl(algorithm: Algorithm, tokens: TokenGrid) -> list[dict[str, float]] | None:
-    if tokens.reference_NT is None or algorithm.kl is None:
-        return None
-    # What is taken off the reward was known before the update.
-    policy_GT = tokens.logprobs_NT if algorithm.kl.kl_in == "loss" else tokens.old_logprobs_NT
-    sums = _sums(tokens, kl_estimate(policy_GT, tokens.reference_NT, kind=algorithm.kl.kl_estimator))
-    lengths = tokens.mask_NT.sum(1).clamp(min=1).tolist()
-    return [{"mean": total / length, "sum": total} for total, length in zip(sums, lengths, strict=True)]

@@ -167,7 +167,16 @@ class _CallExtractor(ast.NodeTransformer):
         if not isinstance(cut, ast.expr):
             return cut
         parts = [child for child in ast.iter_child_nodes(cut) if isinstance(child, ast.expr)]
-        self._check_constants(cut, parts)
+        constants: list[object] = [part.value for part in (cut, *parts) if isinstance(part, ast.Constant)]
+        inside = isinstance(cut, ast.Compare) and {type(operation) for operation in cut.ops} <= {ast.In, ast.NotIn}
+        if any(constant is ... or (isinstance(constant, range) and not inside) for constant in constants):
+            raise SplitError(f"expected something that a program can return, got {self._source!r}")
+        if isinstance(cut, ast.Compare):
+            for operation, *sides in zip(cut.ops, (cut.left, *cut.comparators), cut.comparators, strict=False):
+                values = [side.value for side in sides if isinstance(side, ast.Constant)]
+                singleton = any(constant is None or isinstance(constant, bool) for constant in values)
+                if isinstance(operation, ast.Is | ast.IsNot) and not singleton:
+                    raise SplitError(f"expected `is` with None, True or False, got {self._source!r}")
         return self._fold_constants(cut, parts)
 
     def _call(self, node: ast.Call) -> ast.expr:
@@ -187,19 +196,6 @@ class _CallExtractor(ast.NodeTransformer):
             raise SplitError(f"expected a call of the program's function, got {ast.unparse(node)[:60]!r}")
         self.calls.append(ast.unparse(node))
         return ast.Name(str(len(self.calls) - 1), ast.Load())
-
-    def _check_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> None:
-        """Raises SplitError for constants that no return value equals: another object under `is`, or another type."""
-        constants: list[object] = [part.value for part in (node, *parts) if isinstance(part, ast.Constant)]
-        inside = isinstance(node, ast.Compare) and {type(operation) for operation in node.ops} <= {ast.In, ast.NotIn}
-        if any(constant is ... or (isinstance(constant, range) and not inside) for constant in constants):
-            raise SplitError(f"expected something that a program can return, got {self._source!r}")
-        if isinstance(node, ast.Compare):
-            for operation, *sides in zip(node.ops, (node.left, *node.comparators), node.comparators, strict=False):
-                values = [side.value for side in sides if isinstance(side, ast.Constant)]
-                singleton = any(constant is None or isinstance(constant, bool) for constant in values)
-                if isinstance(operation, ast.Is | ast.IsNot) and not singleton:
-                    raise SplitError(f"expected `is` with None, True or False, got {self._source!r}")
 
     def _fold_constants(self, node: ast.expr, parts: Sequence[ast.expr]) -> ast.expr:
         if not all(isinstance(part, ast.Constant) for part in parts):

@@ -54,7 +54,35 @@ class Code(FileProblems):
     def read(self, row: Row) -> PromptRow:
         """The text of the prompt, and the tests with the solution."""
         try:
-            return _human_eval(row) if "entry_point" in row[1] else _mbpp(row, self.shown_tests)
+            where, columns = row
+            if "entry_point" in columns:
+                head, solution = column(row, "prompt"), columns.get("canonical_solution")
+                tests = asserts_of_check(column(row, "test"), column(row, "entry_point"))
+                parse_asserts(tests)
+                return (
+                    f"Complete this function:\n```python\n{head.rstrip()}\n```\n{FENCE}",
+                    {
+                        "test_list": tests,
+                        "test_setup_code": head,  # a completion may continue it instead of repeating it
+                        "solution": None if solution is None else head + solution,
+                    },
+                )
+            asserts: Any = columns.get("test_list")
+            is_list = isinstance(asserts, Sequence) and not isinstance(asserts, str)
+            if not is_list or not all(isinstance(test, str) for test in asserts):
+                raise UserError(
+                    f"{where}: expected asserts in column 'test_list', got {asserts!r:.60}: write a list of texts"
+                )
+            function = parse_asserts(asserts)[0].function
+            shown = "\n".join(asserts[: self.shown_tests])
+            pass_this = f"\nIt should pass this test:\n```python\n{shown}\n```" if shown else ""
+            text = column(row, "text" if "text" in columns else "prompt")
+            imports = [*(columns.get("test_imports") or ()), columns.get("test_setup_code") or ""]
+            return f"{text}\nName the function `{function}`.{pass_this}\n{FENCE}", {
+                "test_list": list(asserts),
+                "test_setup_code": "\n".join(imports).strip(),
+                "solution": columns.get("code"),
+            }
         except SplitError as error:
             if self.leave_out:
                 return row[0], None
@@ -74,31 +102,3 @@ class Code(FileProblems):
     def traits(self, text: str) -> Mapping[str, bool]:
         """`fenced`: the completion has a ```python block."""
         return {"fenced": "```python" in text}
-
-
-def _mbpp(row: Row, shown_tests: int) -> PromptRow:
-    columns = row[1]
-    tests = columns.get("test_list")
-    if not isinstance(tests, Sequence) or isinstance(tests, str) or not all(isinstance(test, str) for test in tests):
-        raise UserError(f"{row[0]}: expected asserts in column 'test_list', got {tests!r:.60}: write a list of texts")
-    function = parse_asserts(tests)[0].function
-    shown = "\n".join(tests[:shown_tests])
-    pass_this = f"\nIt should pass this test:\n```python\n{shown}\n```" if shown else ""
-    text = column(row, "text" if "text" in columns else "prompt")
-    imports = [*(columns.get("test_imports") or ()), columns.get("test_setup_code") or ""]
-    return f"{text}\nName the function `{function}`.{pass_this}\n{FENCE}", {
-        "test_list": list(tests),
-        "test_setup_code": "\n".join(imports).strip(),
-        "solution": columns.get("code"),
-    }
-
-
-def _human_eval(row: Row) -> PromptRow:
-    head, solution = column(row, "prompt"), row[1].get("canonical_solution")
-    tests = asserts_of_check(column(row, "test"), column(row, "entry_point"))
-    parse_asserts(tests)
-    return f"Complete this function:\n```python\n{head.rstrip()}\n```\n{FENCE}", {
-        "test_list": tests,
-        "test_setup_code": head,  # its imports and names; a completion may continue the head instead of repeating it
-        "solution": None if solution is None else head + solution,
-    }

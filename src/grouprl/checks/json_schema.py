@@ -55,21 +55,6 @@ class JsonSchema:
 
 def _is_valid(text: str, schema: Mapping[str, Any] | str) -> bool:
     validator = _validator(_as_text(schema))
-    fenced = _last_fence(text)
-    try:
-        value = json.loads(
-            text if fenced is None else fenced,
-            object_pairs_hook=strict_members,
-            parse_float=_finite,
-            parse_constant=_finite,
-        )
-    except (ValueError, RecursionError):  # not JSON; Python before 3.14 stops at about 1,000 levels
-        return False
-    return not is_deeper(value, _DEEPEST) and bool(validator.is_valid(value))
-
-
-def _last_fence(text: str) -> str | None:
-    """Returns the content of the last closed ```json fence; None without one."""
     content: str | None = None
     lines: list[str] | None = None
     for line in text.split("\n"):
@@ -80,7 +65,16 @@ def _last_fence(text: str) -> str | None:
                 content, lines = "\n".join(lines), None
             case _ if lines is not None:
                 lines.append(line)
-    return content
+    try:
+        value = json.loads(
+            text if content is None else content,
+            object_pairs_hook=strict_members,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
+    except (ValueError, RecursionError):  # not JSON; Python before 3.14 stops at about 1,000 levels
+        return False
+    return not is_deeper(value, _DEEPEST) and bool(validator.is_valid(value))
 
 
 def _as_text(schema: Mapping[str, Any] | str) -> str:

@@ -79,7 +79,14 @@ class ReasoningGym(DrawnProblems, BoxedAnswers):
         """Problems with random numbers; the key is the question."""
         rng = random.Random(f"reasoning_gym/{self.seed}/{split}/{index}")
         for _ in range(ATTEMPTS):
-            entry = _entry(self.dataset, self.arguments, rng.randrange(2**31))
+            number = rng.randrange(2**31)
+            if self.dataset in _EAGER_DATASETS:
+                batch, position = number % _BATCHES, number // _BATCHES % _BATCH
+                library = _library(self.dataset, self.arguments, batch, _BATCH)
+            else:
+                library, position = _library(self.dataset, self.arguments, 0, 2**31), number
+            with _isolate(number):
+                entry: Mapping[str, Any] = library[position]
             # Through JSON, so that a problem in memory is scored like the same problem from a record.
             metadata = json.loads(json.dumps(entry["metadata"], default=str))
             columns = {"answer": entry["answer"], "metadata": metadata}
@@ -169,17 +176,6 @@ def _created(dataset: str, arguments: str, seed: int, size: int) -> Any:
 
 def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def _entry(dataset: str, arguments: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    if dataset in _EAGER_DATASETS:
-        batch, index = number % _BATCHES, number // _BATCHES % _BATCH
-        library = _library(dataset, arguments, batch, _BATCH)
-    else:
-        library, index = _library(dataset, arguments, 0, 2**31), number
-    with _isolate(number):
-        entry: Mapping[str, Any] = library[index]
-    return entry
 
 
 @contextlib.contextmanager

@@ -160,10 +160,10 @@ def _without_same_name(answer: str, gold: str) -> tuple[str, str]:
     return (answer, gold) if "=" in gold else (answer[name.end() :], gold)
 
 
-def _is_readable(text: str) -> bool:
-    """Whether math-verify may parse a cleaned text."""
+def _tree(text: str) -> Any | None:
+    """Parses a cleaned text to unevaluated sympy objects; None when it cannot be parsed."""
     depths = accumulate((letter in "([{") - (letter in ")]}") for letter in text)
-    return (
+    if not (
         0 < len(text) <= LONGEST_FORMULA
         and _PIECES.fullmatch(text) is not None
         and not _is_text(text)
@@ -171,12 +171,7 @@ def _is_readable(text: str) -> bool:
         and max(depths) <= DEEPEST_FORMULA
         and _COSTLY.search(text) is None
         and _COMBINATORIAL.search(_CHEAP.sub("", text)) is None
-    )
-
-
-def _tree(text: str) -> Any | None:
-    """Parses a cleaned text to unevaluated sympy objects; None when it cannot be parsed."""
-    if not _is_readable(text):
+    ):
         return None
     library, config = _library()
     # No search for LaTeX in the text, no further candidates, no signals (workers have their own limits).

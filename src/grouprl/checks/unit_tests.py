@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -122,27 +122,12 @@ def program(text: str, function: str) -> str:
     answer = text[tags[-1].end() :] if tags else text
     before, tag, _ = answer.rpartition("</answer>")
     text = before if tags and tag else answer
-    blocks = list(_blocks(_GLUED.sub(r"\g<0>\n", text.removeprefix(_BYTE_ORDER_MARK))))
-    named = [code for info, code in blocks if _PYTHON.match(info)]
-    unnamed = [code for info, code in blocks if not info]
-    name = re.escape(function)
-    defines = re.compile(
-        rf"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
-    )
-    for codes in (list(filter(defines.search, named)), list(filter(defines.search, unnamed)), named, unnamed):
-        if codes:
-            return codes[-1].removeprefix(_BYTE_ORDER_MARK)
-    return text.removeprefix(_BYTE_ORDER_MARK)
-
-
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the closed blocks, each as the text after its opening fence and its code.
-
-    One pass, because a search for pairs takes long on a thousand openings.
-    """
+    # The closed blocks, each as the text after its opening fence and its code. One pass, because a search for pairs
+    # takes long on a thousand openings.
+    blocks: list[tuple[str, str]] = []
     opening: re.Match[str] | None = None
     lines: list[str] = []
-    for line in text.split("\n"):
+    for line in _GLUED.sub(r"\g<0>\n", text.removeprefix(_BYTE_ORDER_MARK)).split("\n"):
         if opening is None:
             match = _OPENING.match(line)
             # A fence of backquotes has no further backquotes on its line: ```x``` is text.
@@ -154,11 +139,21 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
             and set(mark) == {opening["mark"][0]}
             and _indent(line) <= len(opening["indent"]) + _DEEPER
         ):
-            yield opening["info"].strip(), "".join(lines)
+            blocks.append((opening["info"].strip(), "".join(lines)))
             opening = None
         else:
             # Without up to as many blanks as stand in front of the fence.
             lines.append(f"{line[min(len(opening['indent']), _indent(line)) :]}\n")
+    named = [code for info, code in blocks if _PYTHON.match(info)]
+    unnamed = [code for info, code in blocks if not info]
+    name = re.escape(function)
+    defines = re.compile(
+        rf"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE
+    )
+    for codes in (list(filter(defines.search, named)), list(filter(defines.search, unnamed)), named, unnamed):
+        if codes:
+            return codes[-1].removeprefix(_BYTE_ORDER_MARK)
+    return text.removeprefix(_BYTE_ORDER_MARK)
 
 
 def _indent(line: str) -> int:

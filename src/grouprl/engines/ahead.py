@@ -52,7 +52,9 @@ class Ahead:
             asked = self._requests(step)
             try:
                 rows = [completions_of(parse(line, path)) for line in text.splitlines()]
-                groups = [Group(one.problem, one.prompt_ids, row) for one, row in zip(asked, rows, strict=True)]
+                groups = [
+                    Group(request.problem, request.prompt_ids, row) for request, row in zip(asked, rows, strict=True)
+                ]
             except (TypeError, ValueError) as error:
                 raise UserError(f"{path}: expected the groups of step {step}, got {error}: restore the file") from error
             self._engine.restore(asked, self._parts.sampling, groups)

@@ -86,7 +86,17 @@ class _NondeterministicAutomaton:
             if name in _SINGLE:
                 node_name = f"{kind} {value} {flags}"
                 if node_name not in self._sets:
-                    self._rows += _byte_rows(_matching(kind, value, flags), len(self._rows) + 1)
+                    state = _parser.State()
+                    state.flags = flags
+                    node = _parser.SubPattern(state, [(kind, value)])
+                    repeated = _parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))])
+                    pattern = _compiler.compile(repeated, flags)
+                    matches = np.zeros(len(_CHARACTERS), bool)
+                    for run in pattern.finditer(_CHARACTERS):
+                        matches[run.start() : run.end()] = True
+                    surrogates = np.zeros(_SURROGATES.stop - _SURROGATES.start, bool)
+                    members = np.insert(matches, _SURROGATES.start, surrogates)
+                    self._rows += _byte_rows(members, len(self._rows) + 1)
                     self._sets[node_name] = len(self._rows)
                 first, end = self._new(), self._new()
                 self._free[start].append(first)
@@ -139,7 +149,7 @@ class _NondeterministicAutomaton:
                 new = [target for target in self._free[waiting.pop()] if target not in closure]
                 closure.update(new)
                 waiting += new
-            pairs = frozenset(pair for one in closure if (pair := self._reads[one]) is not None)
+            pairs = frozenset(pair for state in closure if (pair := self._reads[state]) is not None)
             return pairs | {_ACCEPTS} if last in closure else pairs
 
         # Bytes that no row tells apart are one class.
@@ -158,26 +168,14 @@ class _NondeterministicAutomaton:
                         targets |= reached(end)
                     elif column[row] != NONE:
                         targets.add((column[row], ends[end]))
-                found = frozenset(targets)
-                if found not in number:
-                    number[found] = len(sets)
-                    sets.append(found)
+                target_set = frozenset(targets)
+                if target_set not in number:
+                    number[target_set] = len(sets)
+                    sets.append(target_set)
                     if len(sets) > MOST_STATES:
                         raise self._too_large()
-                moves[-1].append(number[found])
+                moves[-1].append(number[target_set])
         return np.array(moves, np.int32)[:, class_of.reshape(-1)], np.array([_ACCEPTS in pairs for pairs in sets])
-
-
-def _matching(kind: Any, value: Any, flags: int) -> np.ndarray:
-    """[0x110000] bool: which characters Python's matcher takes for a node."""
-    state = _parser.State()
-    state.flags = flags
-    node = _parser.SubPattern(state, [(kind, value)])
-    pattern = _compiler.compile(_parser.SubPattern(state, [(_parser.MAX_REPEAT, (1, _parser.MAXREPEAT, node))]), flags)
-    matches = np.zeros(len(_CHARACTERS), bool)
-    for run in pattern.finditer(_CHARACTERS):
-        matches[run.start() : run.end()] = True
-    return np.insert(matches, _SURROGATES.start, np.zeros(_SURROGATES.stop - _SURROGATES.start, bool))
 
 
 def _byte_rows(members: np.ndarray, number: int) -> list[np.ndarray]:

@@ -44,7 +44,13 @@ def publish(
     with atomic_directory(target) as new:
         save_model(model, tokenizer, new, tensors=tensors)
         _seal(new, version)
-    _keep_newest(target, version)
+    path_by_version = {int(name[1]): path for path in target.parent.iterdir() if (name := _NAME.fullmatch(path.name))}
+    before = path_by_version.get(
+        max((earlier for earlier in path_by_version if earlier < version), default=version), target
+    )
+    for path in target.parent.iterdir():
+        if path.name.startswith("version-") and path not in (target, before):
+            remove_directory(path)
     return PublishedWeights(target, version, digest_of(target))
 
 
@@ -52,8 +58,8 @@ def publish_base(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Ten
     """Writes the weights below an adapter, which do not change, as version 0 into `folder`/base."""
     target = folder.resolve() / "base"
     with atomic_directory(target) as new:
-        whole = plain_tensors(model) if tensors is None else tensors
-        base = {name.replace(".base_layer.", "."): one for name, one in whole.items() if ".lora_" not in name}
+        weights = plain_tensors(model) if tensors is None else tensors
+        base = {name.replace(".base_layer.", "."): weight for name, weight in weights.items() if ".lora_" not in name}
         save_file(base, new / "model.safetensors")
         _seal(new, 0)
     return PublishedWeights(target, 0, digest_of(target))
@@ -62,12 +68,3 @@ def publish_base(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Ten
 def _seal(folder: Path, version: int) -> None:
     (folder / VERSION).write_text(json.dumps({"version": version}) + "\n", encoding="utf-8")
     write_manifest(folder)
-
-
-def _keep_newest(target: Path, version: int) -> None:
-    """Removes all but this version and the newest before it: later ones of a run that went back, remains of a kill."""
-    found = {int(name[1]): path for path in target.parent.iterdir() if (name := _NAME.fullmatch(path.name))}
-    before = found.get(max((one for one in found if one < version), default=version), target)
-    for path in target.parent.iterdir():
-        if path.name.startswith("version-") and path not in (target, before):
-            remove_directory(path)

@@ -63,7 +63,7 @@ class _Member:
     """An actor."""
 
     actor: Any
-    place: int
+    index: int
     name: str
     process: tuple[int, str] = (0, "")  # id and host; known when it has started
     started: bool = False
@@ -116,8 +116,8 @@ class ActorPool(Generic[Job, Result]):
         self._error: UserError | None = None  # why the pool can do nothing any more
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name=f"{what}s")
-        for place in range(count):
-            self._start(place)
+        for index in range(count):
+            self._start(index)
         self._thread.start()
 
     def submit(self, job: Job, *, now: bool = False) -> Future[Result]:
@@ -156,11 +156,11 @@ class ActorPool(Generic[Job, Result]):
                 self._give()
                 if self._turns:
                     done, _ = self.ray.wait(list(self._turns), timeout=_TICK)
-                    for one in done:
-                        self._take(one)
+                    for reference in done:
+                        self._take(reference)
                     now = time.monotonic()
-                    for one in [one for one, turn in self._turns.items() if turn.deadline < now]:
-                        self._lose(self._turns[one].member, "did not answer in time")
+                    for late in [turn for turn in self._turns.values() if turn.deadline < now]:
+                        self._lose(late.member, "did not answer in time")
                 else:
                     time.sleep(_TICK)
         except UserError as error:
@@ -172,7 +172,7 @@ class ActorPool(Generic[Job, Result]):
             self._refuse_all()
 
     def _give(self) -> None:
-        for member in sorted(self._members, key=lambda one: one.busy):
+        for member in sorted(self._members, key=lambda candidate: candidate.busy):
             if member.started and member.busy < self._at_once and self._waiting:
                 asked = self._waiting.popleft()
                 member.busy += 1
@@ -185,53 +185,53 @@ class ActorPool(Generic[Job, Result]):
             return
         member = turn.member
         try:
-            found = self.ray.get(reference, timeout=self._seconds)
+            answer = self.ray.get(reference, timeout=self._seconds)
         except self.ray.exceptions.RayActorError as error:
             self._lose(member, f"ended ({_first_line(error)})")
             return
         del self._turns[reference]
         if turn.asked is None:
-            pid, host, reason = found
+            pid, host, reason = answer
             if reason:
-                raise UserError(f"{self._what} {member.place} on {host}: {reason}")
+                raise UserError(f"{self._what} {member.index} on {host}: {reason}")
             member.process, member.started = (pid, host), True
-            member.name = f"{self._what} {member.place} (process {pid} on {host})"
+            member.name = f"{self._what} {member.index} (process {pid} on {host})"
             return
         member.busy -= 1
-        self._failed[member.place] = 0
-        reason, result = found
+        self._failed[member.index] = 0
+        reason, result = answer
         if reason:
             turn.asked.future.set_exception(UserError(reason))
         else:
             turn.asked.future.set_result(result)
 
-    def _start(self, place: int) -> None:
+    def _start(self, index: int) -> None:
         actor = self._made.remote(self._build)
-        member = _Member(actor, place, f"{self._what} {place}")
+        member = _Member(actor, index, f"{self._what} {index}")
         self._members.append(member)
         self._turns[actor.describe.remote()] = _ActorTurn(member, None, time.monotonic() + _START_SECONDS)
 
     def _lose(self, member: _Member, reason: str) -> None:
         """Replaces an actor, and puts its jobs before all others."""
-        own = {one: turn for one, turn in self._turns.items() if turn.member is member}
-        for one in own:
-            del self._turns[one]
+        lost_turns = {reference: turn for reference, turn in self._turns.items() if turn.member is member}
+        for reference in lost_turns:
+            del self._turns[reference]
         self._members.remove(member)
         self._kill(member)
-        self._failed[member.place] += 1
-        again = [turn.asked for turn in own.values() if turn.asked is not None]
+        self._failed[member.index] += 1
+        again = [turn.asked for turn in lost_turns.values() if turn.asked is not None]
         for asked in again:
             asked.lost.append(f"{member.name} {reason}")
             if len(asked.lost) >= _ATTEMPTS:
                 asked.future.set_exception(self._gave_up(asked.lost))
             else:
                 self._waiting.appendleft(asked)
-        if self._failed[member.place] >= _ATTEMPTS:
+        if self._failed[member.index] >= _ATTEMPTS:
             raise self._gave_up([f"{member.name} {reason}"])
         self._say(
             f"{member.name} {reason}: it is replaced{f', and its jobs, {len(again)}, run again' if again else ''}."
         )
-        self._start(member.place)
+        self._start(member.index)
 
     def _gave_up(self, lost: Sequence[str]) -> UserError:
         return UserError(

@@ -41,8 +41,8 @@ class _ImportPath(list[str]):
 
     def extend(self, places: Iterable[str]) -> None:
         """Adds the places from which this process imports."""
-        own = {os.path.abspath(place) for place in sys.path}
-        super().extend(place for place in places if place in own)
+        import_paths = {os.path.abspath(path) for path in sys.path}
+        super().extend(path for path in places if path in import_paths)
 
 
 @contextmanager
@@ -74,49 +74,40 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
     ray._raylet.Config.initialize("")
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
     try:
-        _connect(ray, settings)
+        job = ray.job_config.JobConfig()
+        job._py_driver_sys_path = _ImportPath()
+        if settings.address is not None:
+            command = [sys.executable, "-P", "-c", _PROBE, settings.address]
+            try:
+                tried = subprocess.run(
+                    command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, check=False
+                )
+                said, failed = tried.stderr, tried.returncode != 0
+            except subprocess.TimeoutExpired:
+                said, failed = f"no answer within {_PROBE_SECONDS:g} s", True
+            if failed:
+                lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()] or ["no reason"]
+                reason = lines[-1][:120].rstrip(". ")
+                raise UserError(
+                    f"cluster.address: expected a Ray {ray.__version__} cluster at {settings.address} that takes this "
+                    f"process and its token, got: {reason}. Start it with `ray start --head`, check address, version "
+                    "and RAY_AUTH_TOKEN, or leave the address out to start a cluster here"
+                )
+            ray.init(address=settings.address, job_config=job, log_to_driver=False, logging_level="error")
+        else:
+            # More logical CPUs than cores are allowed: samplers and scorers take turns.
+            needed = max(os.cpu_count() or 1, (settings.samplers + settings.scorers) * settings.cpus + 1)
+            ray.init(
+                address="local",
+                job_config=job,
+                include_dashboard=False,
+                num_cpus=needed,
+                object_store_memory=_STORE_BYTES,
+                log_to_driver=False,
+                logging_level="error",
+            )
         yield Cluster(ray, settings, say)
     finally:
         ray.shutdown()
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-
-
-def _connect(ray: Any, settings: ClusterConfig) -> None:
-    job = ray.job_config.JobConfig()
-    job._py_driver_sys_path = _ImportPath()
-    if settings.address is not None:
-        _probe(ray, settings.address)
-        ray.init(address=settings.address, job_config=job, log_to_driver=False, logging_level="error")
-        return
-    # More logical CPUs than cores are allowed: samplers and scorers take turns.
-    needed = max(os.cpu_count() or 1, (settings.samplers + settings.scorers) * settings.cpus + 1)
-    ray.init(
-        address="local",
-        job_config=job,
-        include_dashboard=False,
-        num_cpus=needed,
-        object_store_memory=_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="error",
-    )
-
-
-def _probe(ray: Any, address: str) -> None:
-    """Connects in a process of its own: Ray ends the process that asks where nobody, or nobody known, answers."""
-    command = [sys.executable, "-P", "-c", _PROBE, address]
-    try:
-        tried = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, check=False
-        )
-        said, failed = tried.stderr, tried.returncode != 0
-    except subprocess.TimeoutExpired:
-        said, failed = f"no answer within {_PROBE_SECONDS:g} s", True
-    if failed:
-        lines = [_PREFIX.sub("", line.strip()) for line in said.splitlines() if line.strip()] or ["no reason"]
-        reason = lines[-1][:120].rstrip(". ")
-        raise UserError(
-            f"cluster.address: expected a Ray {ray.__version__} cluster at {address} that takes this process and its "
-            f"token, got: {reason}. Start it with `ray start --head`, check address, version and "
-            "RAY_AUTH_TOKEN, or leave the address out to start a cluster here"
-        )

@@ -88,17 +88,20 @@ class RemoteEngine:
         fresh = [request for request in requests if _key(request, sampling) not in self._begun]
         if not fresh:
             return
-        self._weights = self._weights or self._shipped()
+        if self._weights is None:
+            data = safetensors.torch.save(plain_tensors(self._policy, learned_only=has_adapter(self._policy)))
+            digest = hashlib.sha256(data).hexdigest()
+            self._weights = ShippedWeights(self._version, digest, self._samplers.ray.put(data), self._start)
         for part in _parts([request.completions for request in fresh], self._samplers.count, self._max_rows):
-            job = SamplerJob(self._weights, tuple(fresh[place] for place in part), sampling)
+            job = SamplerJob(self._weights, tuple(fresh[index] for index in part), sampling)
             future = self._samplers.submit(job, now=now)
-            self._begun |= {_key(one, sampling): (future, place) for place, one in enumerate(job.requests)}
+            self._begun |= {_key(request, sampling): (future, index) for index, request in enumerate(job.requests)}
 
     def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:
         """See `EarlyEngine.restore`."""
         done = Future[list[Group]]()
         done.set_result(list(groups))
-        self._begun |= {_key(one, sampling): (done, place) for place, one in enumerate(requests)}
+        self._begun |= {_key(request, sampling): (done, index) for index, request in enumerate(requests)}
 
     def generate(
         self,
@@ -112,28 +115,22 @@ class RemoteEngine:
         self.begin(requests, sampling, now=True)
         keys = [_key(request, sampling) for request in requests]
         wanted = defaultdict[Future[list[Group]], list[tuple[int, int]]](list)
-        for place, key in enumerate(keys):
+        for index, key in enumerate(keys):
             future, inside = self._begun[key]
-            wanted[future].append((place, inside))
+            wanted[future].append((index, inside))
         groups: dict[int, Group] = {}
         with PROGRESS.doing(lambda: f"waiting for samplers, {counted(len(requests) - len(groups), 'group')}"):
             for done in as_completed(wanted):
                 PROGRESS.mark()
-                for place, inside in wanted[done]:
-                    groups[place] = done.result()[inside]
+                for index, inside in wanted[done]:
+                    groups[index] = done.result()[inside]
                     if on_finished is not None:
-                        on_finished(len(groups[place].completions))
+                        on_finished(len(groups[index].completions))
                     if on_group is not None:
-                        on_group(place, groups[place])
+                        on_group(index, groups[index])
         for key in keys:
             self._begun.pop(key, None)
-        return [groups[place] for place in range(len(requests))]
-
-    def _shipped(self) -> ShippedWeights:
-        data = safetensors.torch.save(plain_tensors(self._policy, learned_only=has_adapter(self._policy)))
-        return ShippedWeights(
-            self._version, hashlib.sha256(data).hexdigest(), self._samplers.ray.put(data), self._start
-        )
+        return [groups[index] for index in range(len(requests))]
 
 
 def _parts(completions: Sequence[int], samplers: int, max_rows: int) -> list[list[int]]:
@@ -162,24 +159,21 @@ class _SamplerActor:
 
     def __call__(self, job: SamplerJob) -> list[Group]:
         if job.weights.digest != self._digest:
-            self._pull(job.weights)
+            if self._start != job.weights.start:
+                raise UserError(
+                    f"a sampler's {self._path}: expected the model that the run started with ({job.weights.start}), "
+                    f"got another ({self._start}): give every machine of the cluster the same one"
+                )
+            data = self._ray.get(job.weights.bytes)
+            if (digest := hashlib.sha256(data).hexdigest()) != job.weights.digest:
+                raise UserError(
+                    f"weights of version {job.weights.version}: expected the bytes with SHA-256 {job.weights.digest}, "
+                    f"got {digest}: check the cluster's memory and disks"
+                )
+            lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
+            learned = {name for name, weight in self._model.named_parameters() if weight.requires_grad}
+            if unknown or learned & set(lacking):
+                raise UserError(f"weights of version {job.weights.version}: expected those of {self._path}, got others")
+            self._digest = job.weights.digest
         self._engine.load_weights(job.weights.version)
         return self._engine.generate(job.requests, job.sampling)
-
-    def _pull(self, weights: ShippedWeights) -> None:
-        if self._start != weights.start:
-            raise UserError(
-                f"a sampler's {self._path}: expected the model that the run started with ({weights.start}), "
-                f"got another ({self._start}): give every machine of the cluster the same one"
-            )
-        data = self._ray.get(weights.bytes)
-        if (digest := hashlib.sha256(data).hexdigest()) != weights.digest:
-            raise UserError(
-                f"weights of version {weights.version}: expected the bytes with SHA-256 {weights.digest}, got "
-                f"{digest}: check the cluster's memory and disks"
-            )
-        lacking, unknown = self._model.load_state_dict(safetensors.torch.load(data), strict=False)
-        learned = {name for name, weight in self._model.named_parameters() if weight.requires_grad}
-        if unknown or learned & set(lacking):
-            raise UserError(f"weights of version {weights.version}: expected those of {self._path}, got others")
-        self._digest = weights.digest

@@ -160,15 +160,6 @@ def structure_of(regex: str, vocabulary: Vocabulary) -> TokenAutomaton:
             row_V[longer_v] = next_XB[row_V[longer_v], bytes_v]
     for end in vocabulary.ends:
         table_XV[:, end] = np.where(accepting, np.arange(states), NONE)
-    alive = _reaching(table_XV, accepting)
-    if not alive[0]:
-        raise UserError(f"{KEY}: expected an expression that this model's tokens can match, got {regex!r}: change it")
-    table_XV[~np.append(alive, False)[table_XV]] = NONE  # -1 is the appended False
-    return TokenAutomaton(regex, vocabulary, torch.from_numpy(table_XV))
-
-
-def _reaching(table_XV: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """[states] bool: whether tokens lead from a state to an accepting one."""
     sources: list[set[int]] = [set() for _ in table_XV]
     for state, row in enumerate(table_XV):
         for target in np.unique(row[row != NONE]):
@@ -179,4 +170,7 @@ def _reaching(table_XV: np.ndarray, accepting: np.ndarray) -> np.ndarray:
             if not alive[source]:
                 alive[source] = True
                 waiting.append(source)
-    return alive
+    if not alive[0]:
+        raise UserError(f"{KEY}: expected an expression that this model's tokens can match, got {regex!r}: change it")
+    table_XV[~np.append(alive, False)[table_XV]] = NONE  # -1 is the appended False
+    return TokenAutomaton(regex, vocabulary, torch.from_numpy(table_XV))

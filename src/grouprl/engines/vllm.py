@@ -108,52 +108,51 @@ class VllmEngine:
     ) -> list[Group]:
         """See `Engine.generate`."""
         if self._published is None and (requests or self._ranks.world > 1):
-            self._publish()
+            # Rank 0 alone writes the weights; with several ranks each server has them before any samples.
+            ranks, policy = self._ranks, self._policy
+            tensors = plain_tensors(policy, keep=ranks.leads) if is_sharded(policy) else None
+
+            def write() -> list[tuple[str, int, str]]:
+                published = [publish(policy, self._tokenizer, self._folder, self._version, tensors)]
+                if published[0].is_adapter and self._base is None:
+                    published.append(publish_base(policy, self._folder, tensors))
+                return [(str(weights.folder), weights.version, weights.digest) for weights in published]
+
+            published = [
+                PublishedWeights(Path(path), *rest) for path, *rest in ranks.decided(write, "published weights")
+            ]
+            self._published, self._base = published[0], published[1] if len(published) > 1 else self._base
+            if ranks.world > 1:
+                if self._updates_server:
+                    run_in_thread(self._bring())
+                ranks.gather(None, "weights on the servers")
+                self._served = self._published.label
         if not requests:
             return []
-        made: list[list[Completion]] = [[] for _ in requests]
+        completions_by_request: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
-        found = SimpleQueue[_Found]()  # to this thread, in which the callbacks run
+        sampled = SimpleQueue[_Found]()  # to this thread, in which the callbacks run
         with (
             PROGRESS.doing(
                 lambda: (
                     f"sampling groups of {counted(len(requests) - len(groups), 'problem')} on {self._client.address}"
                 )
             ),
-            started_in_thread(self._sample(requests, sampling, found.put), name="vllm") as running,
+            started_in_thread(self._sample(requests, sampling, sampled.put), name="vllm") as running,
         ):
-            while (item := found.get()) is not None:
+            while (item := sampled.get()) is not None:
                 PROGRESS.mark()
                 index, completions = item
-                made[index] += completions
+                completions_by_request[index] += completions
                 if on_finished is not None:
                     on_finished(len(completions))
-                if len(made[index]) == requests[index].completions:
-                    ordered = tuple(sorted(made[index], key=lambda one: one.index))
+                if len(completions_by_request[index]) == requests[index].completions:
+                    ordered = tuple(sorted(completions_by_request[index], key=lambda completion: completion.index))
                     groups[index] = Group(requests[index].problem, requests[index].prompt_ids, ordered)
                     if on_group is not None:
                         on_group(index, groups[index])
             running.result()
         return [groups[index] for index in range(len(requests))]
-
-    def _publish(self) -> None:
-        """Writes the weights, by rank 0 alone; with several ranks, brings them to each server before any samples."""
-        ranks, policy = self._ranks, self._policy
-        tensors = plain_tensors(policy, keep=ranks.leads) if is_sharded(policy) else None
-
-        def write() -> list[tuple[str, int, str]]:
-            made = [publish(policy, self._tokenizer, self._folder, self._version, tensors)]
-            if made[0].is_adapter and self._base is None:
-                made.append(publish_base(policy, self._folder, tensors))
-            return [(str(one.folder), one.version, one.digest) for one in made]
-
-        made = [PublishedWeights(Path(path), *rest) for path, *rest in ranks.decided(write, "published weights")]
-        self._published, self._base = made[0], made[1] if len(made) > 1 else self._base
-        if ranks.world > 1:
-            if self._updates_server:
-                run_in_thread(self._bring())
-            ranks.gather(None, "weights on the servers")
-            self._served = self._published.label
 
     async def _bring(self) -> None:
         async with self._client.connected() as server:
@@ -165,7 +164,13 @@ class VllmEngine:
             async with self._client.connected() as server:
                 restore = partial(self._restore, server, asyncio.Lock())
                 await restore()
-                self._check_lengths(requests, sampling)
+                longest = max(len(request.prompt_ids) for request in requests)
+                if longest + sampling.max_tokens > self._context:
+                    raise self._client.wrong(
+                        f"a context of {longest} prompt tokens and {sampling.max_tokens} completion tokens",
+                        f"one of {self._context}",
+                        "start it with a larger --max-model-len, or lower rollout.max_tokens",
+                    )
                 rows = min(self._max_rows, self._rows)
                 units = [
                     _ServerUnit(index, first, min(rows, request.completions - first))
@@ -198,7 +203,27 @@ class VllmEngine:
         what = f"{counted(unit.count, 'completion')} of problem {request.problem.id!r}"
         stale = ""
         for _ in range(_RELOADS):
-            body = self._body(request, unit.count, seed, sampling, adapter)
+            # Everything that decides the completions, so that a repeated call is the same call.
+            parameters = {
+                "n": unit.count,
+                "seed": seed,
+                "max_tokens": sampling.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "min_p": sampling.min_p,
+                "stop": list(sampling.stop),
+                "stop_token_ids": list(self._ends),
+                "ignore_eos": True,  # the end tokens are those of this run, whatever the server's model folder says
+                "detokenize": bool(sampling.stop),
+                "logprobs": 0,  # of the sampled token alone
+            }
+            if sampling.stop and hidden_tags(self._tokenizer):  # a stop string may be one of them
+                parameters["skip_special_tokens"] = False
+            if sampling.penalizes:
+                parameters["repetition_penalty"] = sampling.repetition_penalty
+            body = {"token_ids": list(request.prompt_ids), "sampling_params": parameters}
+            body |= {"model": adapter} if adapter else {}
             try:
                 reply = await server.call("POST", "/inference/v1/generate", body, what=what, before_retry=restore)
             except NotFoundError:
@@ -230,45 +255,15 @@ class VllmEngine:
             "give every run a server of its own, of vLLM 0.32 or newer, and look at its output",
         )
 
-    def _body(self, request: Request, count: int, seed: int, sampling: Sampling, adapter: str) -> dict[str, Any]:
-        """The body of one call: everything that decides its completions, so that a repeated call is the same call."""
-        parameters = {
-            "n": count,
-            "seed": seed,
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "stop": list(sampling.stop),
-            "stop_token_ids": list(self._ends),
-            "ignore_eos": True,  # the end tokens are those of this run, whatever the server's model folder says
-            "detokenize": bool(sampling.stop),
-            "logprobs": 0,  # of the sampled token alone
-        }
-        if sampling.stop and hidden_tags(self._tokenizer):  # a stop string may be one of them
-            parameters["skip_special_tokens"] = False
-        if sampling.penalizes:
-            parameters["repetition_penalty"] = sampling.repetition_penalty
-        body = {"token_ids": list(request.prompt_ids), "sampling_params": parameters}
-        return body | ({"model": adapter} if adapter else {})
-
-    def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        longest = max(requests, key=lambda request: len(request.prompt_ids))
-        if len(longest.prompt_ids) + sampling.max_tokens > self._context:
-            raise self._client.wrong(
-                f"a context of {len(longest.prompt_ids)} prompt tokens and {sampling.max_tokens} completion tokens",
-                f"one of {self._context}",
-                "start it with a larger --max-model-len, or lower rollout.max_tokens",
-            )
-
     # The server's model and weights
 
     async def _restore(self, server: Connection, lock: asyncio.Lock) -> None:
         """Makes sure that the server has the newest published weights: at first, and after it was restarted."""
         async with lock:
             assert self._published is not None
-            label = await _label(server)
+            label = str(
+                (await server.call("GET", "/weight_info", what="the version of its weights")).get("weight_version")
+            )
             if label == self._published.label == self._served:
                 return
             if label != self._served:
@@ -289,19 +284,6 @@ class VllmEngine:
             return ""
         return f"the server runs vLLM {self._vllm or 'of an unknown version'}; GroupRL is tested with {_TESTED}."
 
-    async def _check_version(self, server: Connection) -> None:
-        """Checks the server's program: older ones do not say which weights sampled a token."""
-        try:
-            found = str((await server.call("GET", "/version", what="its version")).get("version"))
-        except NotFoundError:
-            found = ""
-        number = re.match(r"(\d+)\.(\d+)", found)
-        if found and (number is None or (int(number[1]), int(number[2])) < tuple(map(int, _TESTED.split(".")))):
-            raise self._client.wrong(f"vLLM {_TESTED} or newer", f"version {found!r:.40}", _START)
-        if self._vllm not in (None, found):
-            raise self._client.wrong(f"vLLM {self._vllm}, as before", f"version {found!r:.40}", _START)
-        self._vllm = found
-
     async def _check_model(self, server: Connection) -> None:
         wrong, tokenizer = self._client.wrong, self._tokenizer
         match await server.call("GET", "/v1/models", what="its models"):
@@ -309,13 +291,22 @@ class VllmEngine:
                 self._name = name
             case other:
                 raise wrong("the name of its model", repr(other), _START)
-        await self._check_version(server)
-        (found, *_) = await self._rpc(server, "grouprl_describe", what="a description of its model")
-        if difference := shape_difference(shape_of(self._policy.config), found["shape"]):
-            raise wrong(f"the model {self._policy.name_or_path}", f"{found['model']}, with {difference}", _START)
-        if found["logprobs_mode"] != "processed_logprobs":
-            raise wrong("--logprobs-mode processed_logprobs", found["logprobs_mode"], _START)
-        if has_adapter(self._policy) and not found["lora"]:
+        try:
+            version = str((await server.call("GET", "/version", what="its version")).get("version"))
+        except NotFoundError:
+            version = ""
+        number = re.match(r"(\d+)\.(\d+)", version)
+        if version and (number is None or (int(number[1]), int(number[2])) < tuple(map(int, _TESTED.split(".")))):
+            raise self._client.wrong(f"vLLM {_TESTED} or newer", f"version {version!r:.40}", _START)
+        if self._vllm not in (None, version):
+            raise self._client.wrong(f"vLLM {self._vllm}, as before", f"version {version!r:.40}", _START)
+        self._vllm = version
+        (description, *_) = await self._rpc(server, "grouprl_describe", what="a description of its model")
+        if difference := shape_difference(shape_of(self._policy.config), description["shape"]):
+            raise wrong(f"the model {self._policy.name_or_path}", f"{description['model']}, with {difference}", _START)
+        if description["logprobs_mode"] != "processed_logprobs":
+            raise wrong("--logprobs-mode processed_logprobs", description["logprobs_mode"], _START)
+        if has_adapter(self._policy) and not description["lora"]:
             raise wrong("--enable-lora for a run with model.lora", "a server without it", _START)
         ids = list(range(len(tokenizer)))
         reply = await server.call("POST", "/detokenize", {"tokens": ids}, what="the text of every token")
@@ -323,7 +314,7 @@ class VllmEngine:
             raise wrong(
                 f"the tokenizer of {self._policy.name_or_path}", "another one", f"{_START}, and its --tokenizer"
             )
-        self._context, self._rows = int(found["context"]), int(found["rows"])
+        self._context, self._rows = int(description["context"]), int(description["rows"])
 
     async def _update(self, server: Connection, weights: PublishedWeights) -> None:
         """Replaces the server's weights while it is paused; a server whose update failed stays paused."""
@@ -332,33 +323,32 @@ class VllmEngine:
         arguments = [str(weights.folder), str(weights.version), weights.digest]
         await self._rpc(server, "grouprl_load", arguments, what="the published weights loaded")
         if weights.is_adapter:
-            await self._replace_adapter(server, weights)
+            old, self._adapter = self._adapter, _adapter_name(weights)
+            body = {"lora_name": self._adapter, "lora_path": str(weights.folder), "load_inplace": True}
+            await server.call("POST", "/v1/load_lora_adapter", body, what="the adapter loaded", is_json=False)
+            if old not in ("", self._adapter):
+                body = {"lora_name": old}
+                await server.call("POST", "/v1/unload_lora_adapter", body, what="the adapter unloaded", is_json=False)
         reset = await server.call("POST", "/reset_prefix_cache", what="an empty prefix cache")
         if reset.get("success") is not True:
             raise wrong("an empty prefix cache", repr(reset), "look at the server's output")
         await server.call("POST", "/update_weight_version", {"new_version": weights.label}, what="a new version")
         # Asked last: a server that was started again meanwhile has the version, but not the weights.
-        for found in await self._rpc(server, "grouprl_describe", what="a description of its model"):
-            if found.get("label") != weights.label:
-                raise wrong(f"the weights {weights.label}", repr(found.get("label")), "look at the server's output")
+        for description in await self._rpc(server, "grouprl_describe", what="a description of its model"):
+            if description.get("label") != weights.label:
+                raise wrong(
+                    f"the weights {weights.label}", repr(description.get("label")), "look at the server's output"
+                )
         await server.call("POST", "/resume", what="sampling resumed")
         self._served = weights.label
-
-    async def _replace_adapter(self, server: Connection, weights: PublishedWeights) -> None:
-        old, self._adapter = self._adapter, _adapter_name(weights)
-        body = {"lora_name": self._adapter, "lora_path": str(weights.folder), "load_inplace": True}
-        await server.call("POST", "/v1/load_lora_adapter", body, what="the adapter loaded", is_json=False)
-        if old not in ("", self._adapter):
-            body = {"lora_name": old}
-            await server.call("POST", "/v1/unload_lora_adapter", body, what="the adapter unloaded", is_json=False)
 
     async def _rpc(self, server: Connection, method: str, arguments: Sequence[str] = (), *, what: str) -> list[Any]:
         """Calls a method of `PublishedWeightsWorker` on every worker."""
         reply = await server.call("POST", "/collective_rpc", {"method": method, "args": list(arguments)}, what=what)
         results: Any = reply.get("results")
-        if not isinstance(results, list) or not results or not all(isinstance(one, dict) for one in results):
+        if not isinstance(results, list) or not results or not all(isinstance(result, dict) for result in results):
             raise self._client.wrong(what, repr(results), _START)
-        if errors := [str(one["error"]) for one in results if "error" in one]:
+        if errors := [str(result["error"]) for result in results if "error" in result]:
             raise self._client.wrong(what, errors[0], "start it with the model of this run (docs/scale.md)")
         return list(results)
 
@@ -366,8 +356,3 @@ class VllmEngine:
 def _adapter_name(weights: PublishedWeights) -> str:
     """The name of published weights on the server; '' = they are a whole model."""
     return f"grouprl-{weights.label}" if weights.is_adapter else ""
-
-
-async def _label(server: Connection) -> str:
-    """The label of the server's weights."""
-    return str((await server.call("GET", "/weight_info", what="the version of its weights")).get("weight_version"))

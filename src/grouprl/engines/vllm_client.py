@@ -155,20 +155,22 @@ class Connection:
         content = None if body is None else json.dumps(body).encode()
         try:
             async with self._pool.stream(method, client.address + path, content=content) as reply:
-                found = await read_bounded(reply, LONGEST_REPLY)
+                reply_content = await read_bounded(reply, LONGEST_REPLY)
         except httpx2.TransportError as error:
             raise _AgainError(f"{type(error).__name__} {error}".strip(), lost=True) from None
         status = reply.status_code
         if status >= 500:
-            raise _AgainError(f"status {status}, {_message(found)},", lost=status in _NOT_REACHED)
+            raise _AgainError(f"status {status}, {_message(reply_content)},", lost=status in _NOT_REACHED)
         if status >= 300:
             remedy = _REMEDIES.get(status, "correct rollout.engine.address" if status < 400 else "see docs/scale.md")
-            refusal = client.wrong(expected, f"status {status}, {_message(found)}", remedy)
+            refusal = client.wrong(expected, f"status {status}, {_message(reply_content)}", remedy)
             raise NotFoundError(str(refusal)) if status == 404 else refusal
-        value = None if found is None else parsed_json(found)
+        value = None if reply_content is None else parsed_json(reply_content)
         if is_json and not isinstance(value, dict):
             raise client.wrong(
-                expected, f"no object in JSON but {_message(found)}", "look at the server's output, or another proxy"
+                expected,
+                f"no object in JSON but {_message(reply_content)}",
+                "look at the server's output, or another proxy",
             )
         return value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +56,15 @@ def completions_of(
     if reply.get("model") != expected.model:
         raise wrong(f"completions of the model {expected.model}", f"completions of {reply.get('model')!r}", _LOOK)
     choices = reply.get("choices")
-    choices = choices if isinstance(choices, list) and all(isinstance(one, dict) for one in choices) else []
-    if sorted(str(one.get("index")) for one in choices) != sorted(map(str, range(expected.count))):
-        got = [one.get("index") for one in choices]
+    choices = choices if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices) else []
+    if sorted(str(choice.get("index")) for choice in choices) != sorted(map(str, range(expected.count))):
+        got = [choice.get("index") for choice in choices]
         raise wrong(f"{expected.count} completions of a group, numbered from 0", f"the numbers {got}", _LOOK)
-    if any(one.get("finish_reason") == "abort" for one in choices):
+    if any(choice.get("finish_reason") == "abort" for choice in choices):
         raise StaleReplyError("abort")
     return [
-        _completion(one, expected, tokenizer, wrong) for one in sorted(choices, key=lambda choice: int(choice["index"]))
+        _completion(choice, expected, tokenizer, wrong)
+        for choice in sorted(choices, key=lambda choice: int(choice["index"]))
     ]
 
 
@@ -71,13 +72,47 @@ def _completion(
     choice: Mapping[str, Any], expected: ReplyForm, tokenizer: PreTrainedTokenizerBase, wrong: Wrong
 ) -> Completion:
     ids, sampling = choice.get("token_ids"), expected.sampling
-    known = isinstance(ids, list) and all(type(one) is int and 0 <= one < expected.vocabulary for one in ids)
-    if not known or not isinstance(ids, list) or not 1 <= len(ids) <= sampling.max_tokens:
+    are_ids = isinstance(ids, list) and all(type(token) is int and 0 <= token < expected.vocabulary for token in ids)
+    if not are_ids or not isinstance(ids, list) or not 1 <= len(ids) <= sampling.max_tokens:
         raise wrong(f"1 to {sampling.max_tokens} token ids below {expected.vocabulary}", f"{ids!r:.80}", _LOOK)
-    _check_versions(choice, len(ids), expected)
-    reported = _logprobs(choice, ids, wrong)
+    spans = choice.get("weight_versions")
+    versions = [span for span in spans if isinstance(span, dict)] if isinstance(spans, list) else []
+    if [(span.get("version"), span.get("start"), span.get("end")) for span in versions] != [
+        (expected.label, 0, len(ids))
+    ]:
+        raise StaleReplyError(", then ".join(str(span.get("version")) for span in versions) or "none")
+    match choice.get("logprobs"):
+        case {"content": list(content)} if all(isinstance(entry, dict) for entry in content):
+            pass
+        case _:
+            content = []
+    if [entry.get("token_id") for entry in content] != list(ids):
+        raise wrong(f"log-probs of these {len(ids)} token ids", f"{len(content)} or those of other ids", _LOOK)
+    values = [entry.get("logprob") for entry in content]
+    for index, value in enumerate(values):
+        if type(value) not in (int, float) or not _IMPOSSIBLE < value <= _ROUNDING:  # NaN too
+            raise wrong(
+                "a finite log-prob of each token", f"{value!r:.40} for token {index}",
+                "start the server with --logprobs-mode processed_logprobs, and look at its weights and its dtype",
+            )  # fmt: skip
+    reported = tuple(map(float, values))
     (text,) = completion_texts([ids], tokenizer)
-    reason = _stop_reason(choice, ids, text, expected, wrong)
+    # Why it ended, by the rules of the native engine, with which the server must agree.
+    finish, is_full, has_end = choice.get("finish_reason"), len(ids) == sampling.max_tokens, ids[-1] in expected.ends
+    # The server may hold back bytes that are not yet a letter, and see a stop text one token late.
+    has_stop = any(stop in text for stop in sampling.stop) and (finish == "stop" or is_full)
+    if has_end:
+        reason = StopReason.END if finish == "stop" else None
+    elif has_stop:
+        reason = StopReason.STOP_STRING
+    else:
+        reason = StopReason.LENGTH if is_full and finish == "length" else None
+    if reason is None or not expected.ends.isdisjoint(ids[:-1]):
+        raise wrong(
+            f"a completion that ends with its first end token, with a stop text, or after {sampling.max_tokens} tokens",
+            f"one of {len(ids)} tokens with finish_reason {finish!r}, stop_reason {choice.get('stop_reason')!r}",
+            "look at the server's --model, --tokenizer and --max-model-len, and its output",
+        )
     greedy, unchanged = sampling.temperature == 0.0, sampling.temperature == 1.0 and sampling.only_scales
     return Completion(
         index=expected.first + int(choice["index"]),
@@ -88,51 +123,4 @@ def _completion(
         text=text,
         stop_reason=reason,
         weights_version=expected.version,
-    )
-
-
-def _check_versions(choice: Mapping[str, Any], length: int, expected: ReplyForm) -> None:
-    spans = choice.get("weight_versions")
-    found = [span for span in spans if isinstance(span, dict)] if isinstance(spans, list) else []
-    if [(span.get("version"), span.get("start"), span.get("end")) for span in found] != [(expected.label, 0, length)]:
-        raise StaleReplyError(", then ".join(str(span.get("version")) for span in found) or "none")
-
-
-def _logprobs(choice: Mapping[str, Any], ids: Sequence[int], wrong: Wrong) -> tuple[float, ...]:
-    """The log-probs of the sampled tokens."""
-    match choice.get("logprobs"):
-        case {"content": list(content)} if all(isinstance(one, dict) for one in content):
-            pass
-        case _:
-            content = []
-    if [one.get("token_id") for one in content] != list(ids):
-        raise wrong(f"log-probs of these {len(ids)} token ids", f"{len(content)} or those of other ids", _LOOK)
-    values = [one.get("logprob") for one in content]
-    for place, value in enumerate(values):
-        if type(value) not in (int, float) or not _IMPOSSIBLE < value <= _ROUNDING:  # NaN too
-            raise wrong(
-                "a finite log-prob of each token", f"{value!r:.40} for token {place}",
-                "start the server with --logprobs-mode processed_logprobs, and look at its weights and its dtype",
-            )  # fmt: skip
-    return tuple(map(float, values))
-
-
-def _stop_reason(
-    choice: Mapping[str, Any], ids: Sequence[int], text: str, expected: ReplyForm, wrong: Wrong
-) -> StopReason:
-    """Decides why a completion ended, by the rules of the native engine, and checks that the server agrees."""
-    finish, sampling = choice.get("finish_reason"), expected.sampling
-    whole, ended = len(ids) == sampling.max_tokens, ids[-1] in expected.ends
-    if expected.ends.isdisjoint(ids[:-1]):
-        if ended and finish == "stop":
-            return StopReason.END
-        # The server may hold back bytes that are not yet a letter, and see a stop text one token late.
-        if not ended and any(stop in text for stop in sampling.stop) and (finish == "stop" or whole):
-            return StopReason.STOP_STRING
-        if not ended and whole and finish == "length":
-            return StopReason.LENGTH
-    raise wrong(
-        f"a completion that ends with its first end token, with a stop text, or after {sampling.max_tokens} tokens",
-        f"one of {len(ids)} tokens with finish_reason {finish!r}, stop_reason {choice.get('stop_reason')!r}",
-        "look at the server's --model, --tokenizer and --max-model-len, and its output",
     )

@@ -197,13 +197,39 @@ class ToolConversation:
 
     def _answer(self, request: Request, turns: Sequence[Completion], observations: Sequence[ObservedTokens]) -> Answer:
         key = request.stream, request.problem.id, turns[-1].index
-        live = self._live.get(key) or self._begin(key, request.problem)
+        live = self._live.get(key)
+        if live is None:
+            begins = self._begins[request.problem.id]
+            live = self._live[key] = _Live(self._source.open(request.problem), time.monotonic())
+            # The prompt was made of the first opening: with another one the policy would have read of another world.
+            if (opening := live.environment.reset(begins.problem, _seed(request.problem))) != begins.opening:
+                raise UserError(
+                    f"environment of {request.problem.where}: expected `reset` to begin every episode of a problem "
+                    f"alike, got {opening.text!r:.80} after {begins.opening.text!r:.80}: draw with the seed that reset "
+                    "gets, or from the problem's columns"
+                )
         form, read = self.format_of(request.problem), read_tokens(request.prompt_ids, turns, observations)
-        entries = _add_turn(live, turns[-1], form)
+        turn = turns[-1]
+        text, after_results = form.turn_text(turn.token_ids), live.after_results
+        live.said.append({"role": "assistant", "content": text})
+        live.thinks |= form.thinks(text, after_results=after_results)
+        cut = turn.stop_reason is StopReason.LENGTH
+        entries = [] if cut else form.calls(text, after_results=after_results)
+        if isinstance(live.environment, AgentEnvironment) and not all(isinstance(entry, Call) for entry in entries):
+            entries = []  # the agent reads what is no call as text
+        live.after_results = bool(entries)
+        said = form.said(text, after_results=after_results) if entries else text
+        message: dict[str, Any] = {"role": "assistant", "content": said}
+        calls = [entry for entry in entries if isinstance(entry, Call)]
+        functions = [{"name": call.tool, "arguments": dict(call.arguments)} for call in calls]
+        if calls:
+            message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        live.messages.append(message)
+        live.rewards.append(None)
+        live.ended = "length" if cut else ""
         ids: tuple[int, ...] = ()
         kept_count = None
         if not live.ended and isinstance(live.environment, AgentEnvironment):
-            calls = [entry for entry in entries if isinstance(entry, Call)]
             try:
                 ids, kept_count = self._ask_agent(live, live.environment, calls, turns, read, request.problem)
             except UserError as error:  # a request that the template cannot write harms its own episode alone
@@ -226,19 +252,23 @@ class ToolConversation:
         if not live.ended:
             return Answer(ids, kept_count)
         del self._live[key]
-        return Answer(episode=_episode(live))
-
-    def _begin(self, key: tuple[str, str, int], problem: Problem) -> _Live:
-        begins, live = self._begins[problem.id], _Live(self._source.open(problem), time.monotonic())
-        self._live[key] = live
-        # The prompt was made of the first opening: with another one the policy would have read of another world.
-        if (opening := live.environment.reset(begins.problem, _seed(problem))) != begins.opening:
-            raise UserError(
-                f"environment of {problem.where}: expected `reset` to begin every episode of a problem alike, got "
-                f"{opening.text!r:.80} after {begins.opening.text!r:.80}: draw with the seed that reset gets, or from "
-                "the problem's columns"
+        try:
+            verdict = live.environment.verdict()
+        finally:
+            live.environment.close()
+        return Answer(
+            episode=Episode(
+                observations=(),
+                messages=tuple(live.messages),
+                calls=tuple(live.calls),
+                turn_rewards=tuple(live.rewards),
+                reward=verdict.reward,
+                ended=live.ended,
+                invalid=live.invalid or verdict.reason,
+                attributes=verdict.attributes,
+                held=verdict.held,
             )
-        return live
+        )
 
     def format_of(self, problem: Problem) -> ToolFormat:
         """The format of a problem's conversations.
@@ -338,43 +368,3 @@ class ToolConversation:
                 live.ended = observation.fault.value
             if choice == "invalid":
                 live.invalid = f"{observation.fault.value}: {observation.text}"
-
-
-def _add_turn(live: _Live, turn: Completion, form: ToolFormat) -> list[Entry]:
-    """Adds a turn of the policy to the episode; gives its calls, or ends the episode where it was cut."""
-    text, after_results = form.turn_text(turn.token_ids), live.after_results
-    live.said.append({"role": "assistant", "content": text})
-    live.thinks |= form.thinks(text, after_results=after_results)
-    cut = turn.stop_reason is StopReason.LENGTH
-    entries = [] if cut else form.calls(text, after_results=after_results)
-    if isinstance(live.environment, AgentEnvironment) and not all(isinstance(entry, Call) for entry in entries):
-        entries = []  # the agent reads what is no call as text
-    live.after_results = bool(entries)
-    said = form.said(text, after_results=after_results) if entries else text
-    message: dict[str, Any] = {"role": "assistant", "content": said}
-    calls = [entry for entry in entries if isinstance(entry, Call)]
-    functions = [{"name": call.tool, "arguments": dict(call.arguments)} for call in calls]
-    if calls:
-        message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    live.messages.append(message)
-    live.rewards.append(None)
-    live.ended = "length" if cut else ""
-    return entries
-
-
-def _episode(live: _Live) -> Episode:
-    try:
-        verdict = live.environment.verdict()
-    finally:
-        live.environment.close()
-    return Episode(
-        observations=(),
-        messages=tuple(live.messages),
-        calls=tuple(live.calls),
-        turn_rewards=tuple(live.rewards),
-        reward=verdict.reward,
-        ended=live.ended,
-        invalid=live.invalid or verdict.reason,
-        attributes=verdict.attributes,
-        held=verdict.held,
-    )

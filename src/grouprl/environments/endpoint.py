@@ -189,8 +189,35 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, {"error": {"message": said, "type": "invalid_request_error"}})
             return
         self.server.events.put(request)
+        answer = request.answers.get()
+        numbers = [
+            {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
+            for token, value in zip(answer["token_ids"], answer["logprobs"], strict=True)
+        ]
+        choice = {
+            "index": 0,
+            "finish_reason": answer["finish_reason"],
+            "logprobs": {"content": numbers} if body.get("logprobs") else None,
+            "token_ids": answer["token_ids"],
+        }
+        counts = len(answer["prompt_token_ids"]), len(answer["token_ids"])
+        completion = {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "created": 0,
+            "model": body.get("model", _MODEL),
+            "prompt_token_ids": answer["prompt_token_ids"],
+            "usage": {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)},
+        }
         with suppress(ConnectionError):  # an agent that no longer waits for it
-            self._complete(body, request.answers.get())
+            if body.get("stream"):
+                calls = [{"index": index, **call} for index, call in enumerate(answer["message"].get("tool_calls", ()))]
+                delta = answer["message"] | ({"tool_calls": calls} if calls else {})
+                completion |= {"object": "chat.completion.chunk", "choices": [choice | {"delta": delta}]}
+                chunk = f"data: {json.dumps(completion)}\n\ndata: [DONE]\n\n"
+                self._write(200, "text/event-stream", chunk.encode())
+            else:
+                completion |= {"object": "chat.completion", "choices": [choice | {"message": answer["message"]}]}
+                self._send(200, completion)
 
     def handle_expect_100(self) -> bool:
         """Asks for the body only where it will be read."""
@@ -213,30 +240,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True  # what follows is a body that nobody reads
         self._send(status, {"error": {"message": said}})
         return None
-
-    def _complete(self, body: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": 0, "model": body.get("model", _MODEL)}
-        numbers = [
-            {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
-            for token, value in zip(answer["token_ids"], answer["logprobs"], strict=True)
-        ]
-        choice = {
-            "index": 0,
-            "finish_reason": answer["finish_reason"],
-            "logprobs": {"content": numbers} if body.get("logprobs") else None,
-            "token_ids": answer["token_ids"],
-        }
-        counts = len(answer["prompt_token_ids"]), len(answer["token_ids"])
-        usage = {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
-        rest = {"prompt_token_ids": answer["prompt_token_ids"], "usage": usage}
-        if not body.get("stream"):
-            choices = [choice | {"message": answer["message"]}]
-            self._send(200, {**head, "object": "chat.completion", "choices": choices, **rest})
-            return
-        calls = [{"index": index, **call} for index, call in enumerate(answer["message"].get("tool_calls", ()))]
-        delta = answer["message"] | ({"tool_calls": calls} if calls else {})
-        chunk = {**head, "object": "chat.completion.chunk", "choices": [choice | {"delta": delta}], **rest}
-        self._write(200, "text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
 
     def _send(self, status: int, value: object) -> None:
         self._write(status, "application/json", json.dumps(value).encode())

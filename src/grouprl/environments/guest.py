@@ -281,7 +281,17 @@ class _Guest:
         return {"text": self._cut(_content(observation)), "reward": self._rewards[-1], "done": bool(done)}
 
     def _verdict(self) -> Reply:
-        verdict: Reply = {"reward": None, "text": "", "attributes": _attributes(self._object)}
+        attributes: Reply = {}
+        # Public attributes and properties that are text, numbers or None, which TRL's reward functions read.
+        properties = dict(inspect.getmembers(type(self._object), lambda member: isinstance(member, property)))
+        for name in [*getattr(self._object, "__dict__", {}), *properties]:
+            with suppress(Exception):  # a property may raise anything
+                value = None if name.startswith("_") else getattr(self._object, name)
+                is_number = isinstance(value, int | float) and abs(value) < 2**63
+                is_text = isinstance(value, str) and len(value) <= _LONGEST_ATTRIBUTE
+                if not name.startswith("_") and (value is None or isinstance(value, bool) or is_number or is_text):
+                    attributes[name] = value
+        verdict: Reply = {"reward": None, "text": "", "attributes": attributes}
         if self._work.wrap is None:  # what GroupRL wraps around an agent is nobody's object
             verdict["held"] = base64.b64encode(pack_object(self._object, _LARGEST_OBJECT)).decode()
         if self._work.is_game:
@@ -360,16 +370,3 @@ def _number(method: str, value: Any) -> float:
             got = f"{value!r:.80} ({got})"
         raise TypeError(f"expected a finite number as the reward of {method}, got {got}")
     return number
-
-
-def _attributes(held: object) -> Reply:
-    """The public attributes and properties that are text, numbers or None, which TRL's reward functions read."""
-    attributes: Reply = {}
-    properties = [name for name, _ in inspect.getmembers(type(held), lambda member: isinstance(member, property))]
-    for name in [*getattr(held, "__dict__", {}), *properties]:
-        with suppress(Exception):  # a property may raise anything
-            value = None if name.startswith("_") else getattr(held, name)
-            plain = value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**63)
-            if not name.startswith("_") and (plain or (isinstance(value, str) and len(value) <= _LONGEST_ATTRIBUTE)):
-                attributes[name] = value
-    return attributes

@@ -96,7 +96,15 @@ class OpenEnvSource:
                 action = json.loads(fetch(f"{self.url}/schema", self.limits.tool_seconds, _LONGEST))["action"]
                 self.calls_tools = "tool_name" in action["properties"]
                 if self.calls_tools:
-                    self._tools = self._listed()
+                    connection = _Session(self.url, self.limits.tool_seconds)
+                    try:
+                        reply = connection.request({"type": "step", "data": {"type": "list_tools"}})
+                        tools = reply["data"]["observation"]["tools"]
+                    finally:
+                        connection.close()
+                    self._tools = tuple(
+                        _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools
+                    )
                 else:  # the form of an action as a tool
                     properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
                     rest = {name: action[name] for name in ("required", "$defs") if name in action}
@@ -110,14 +118,6 @@ class OpenEnvSource:
                     f"openenv {_VERSION} there"
                 ) from error
         return self
-
-    def _listed(self) -> tuple[Schema, ...]:
-        connection = _Session(self.url, self.limits.tool_seconds)
-        try:
-            tools = connection.request({"type": "step", "data": {"type": "list_tools"}})["data"]["observation"]["tools"]
-        finally:
-            connection.close()
-        return tuple(_tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools)
 
     def open(self, problem: Problem) -> OpenEnvEnvironment:
         """Makes the environment of an episode; it connects with `reset`. Raises UserError as `ready`."""

@@ -269,8 +269,16 @@ class ProcessEnvironment:
         """Calls a function in a process that no other call has at the time."""
         if self._closed:
             return _Reply("cannot be called: the episode is closed", Fault.CRASH, lost=True)
+        worker: Worker | None = None
         try:
-            worker = self._spare()
+            while worker is None and self._spares:
+                with suppress(IndexError):  # another thread took the last
+                    spare = self._spares.pop()
+                    if is_quiet(spare.channel):
+                        worker = spare
+                    else:  # it wrote something after its last reply
+                        self._end(spare)
+            worker = self._forked() if worker is None else worker
         except (UserError, EOFError, OSError) as error:
             return _Reply(f"got no process: {type(error).__name__}: {error}", Fault.CRASH, lost=True)
         (reply,) = self._ask(worker, "call", wired, 1, self._source.limits.tool_seconds)
@@ -300,16 +308,6 @@ class ProcessEnvironment:
             self._workers.remove(worker)
         return self._source.processes.end(worker)
 
-    def _spare(self) -> Worker:
-        """A process for a function; one that wrote something after its last reply is killed, not used."""
-        while self._spares:
-            with suppress(IndexError):  # another thread took the last
-                worker = self._spares.pop()
-                if is_quiet(worker.channel):
-                    return worker
-                self._end(worker)
-        return self._forked()
-
     def _ask(self, worker: Worker, kind: str, arguments: object, count: int, seconds: float) -> list[_Reply]:
         """Sends a request; gives its replies in the order of the calls. Where one is lost, the process is killed."""
         worker.jobs += 1
@@ -322,7 +320,13 @@ class ProcessEnvironment:
                 raise ValueError if worker.channel.recv(1, socket.MSG_PEEK) else EOFError
             send_frame(worker.channel, message, seconds=seconds)
             while len(replies) < count:
-                _wait(worker, until)
+                poll = select.poll()
+                poll.register(worker.channel, select.POLLIN)
+                while not poll.poll(1000 * min(_CHECK_SECONDS, max(0.0, until - time.monotonic()))):
+                    if time.monotonic() >= until:
+                        raise TimeoutError
+                    if _descendants(worker.pid) > _MOST_PROCESSES:
+                        raise ChildProcessError
                 left = max(_CHECK_SECONDS, until - time.monotonic())
                 reply = json.loads(receive_frame(worker.channel, seconds=left, most=_LONGEST_REPLY))
                 if reply["request"] != worker.jobs:
@@ -340,17 +344,6 @@ class ProcessEnvironment:
             why = "wrote into the connection of its process"
         self._end(worker)
         return [replies.get(index, _Reply(why, fault, lost=True)) for index in range(count)]
-
-
-def _wait(worker: Worker, until: float) -> None:
-    """Waits for the start of a reply. Raises TimeoutError, or ChildProcessError when it started too many."""
-    poll = select.poll()
-    poll.register(worker.channel, select.POLLIN)
-    while not poll.poll(1000 * min(_CHECK_SECONDS, max(0.0, until - time.monotonic()))):
-        if time.monotonic() >= until:
-            raise TimeoutError
-        if _descendants(worker.pid) > _MOST_PROCESSES:
-            raise ChildProcessError
 
 
 def _descendants(pid: int) -> int:

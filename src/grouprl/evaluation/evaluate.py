@@ -89,7 +89,13 @@ def evaluate(
         correct = tuple(sum(bool(outcome.correct) for outcome in row) for row in several) or (0,) * len(prompts)
         results = replace(results, greedy=hits, correct=correct)
         failed = [outcome.correct is None for row in (*one_each, *several) for outcome in row]
-        metrics |= _accuracies(results) | (_of_parts(prompts, hits) if isinstance(task, Mixture) else {})
+        metrics |= _accuracies(results)
+        parts = [prompt.problem.columns[PART] for prompt in prompts] if isinstance(task, Mixture) else []
+        for label in dict.fromkeys(parts):
+            of_part = [hit for part, hit in zip(parts, hits, strict=True) if part == label]
+            name = f"{label}_solved_share"
+            metrics[name] = sum(of_part) / len(of_part)
+            metrics[f"{name}_interval"] = wilson_interval(sum(of_part), len(of_part))
         metrics |= {"unverified_share": statistics.fmean(failed)} if any(failed) else {}
     is_scored = scorer.rewards and not uncalled
     invalid = tuple(outcome.reason for row in measured for outcome in row if outcome.reason and is_scored)
@@ -146,18 +152,3 @@ def _accuracies(results: ProblemResults) -> Metrics:
     return metrics | {
         f"pass_at_{k}_interval": ends for k, ends in zip(counts, zip(lows, highs, strict=True), strict=True)
     }
-
-
-def _of_parts(prompts: Sequence[Request], hits: Sequence[int]) -> Metrics:
-    """The greedy accuracy of each part of a mixture."""
-    hits_by_part: dict[str, list[int]] = {}
-    for prompt, hit in zip(prompts, hits, strict=True):
-        hits_by_part.setdefault(prompt.problem.columns[PART], []).append(hit)
-    metrics: Metrics = {}
-    for part, part_hits in hits_by_part.items():
-        name = f"{part}_solved_share"
-        metrics |= {
-            name: sum(part_hits) / len(part_hits),
-            f"{name}_interval": wilson_interval(sum(part_hits), len(part_hits)),
-        }
-    return metrics

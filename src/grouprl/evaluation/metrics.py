@@ -75,7 +75,12 @@ def step_metrics(
     metrics["completions/mean_length"] = _mean(lengths)
     metrics["completions/max_length"] = max(lengths)
     metrics["completions/clipped_ratio"] = _mean([c.stop_reason is StopReason.LENGTH for c in completions])
-    metrics["completions/repeated"] = _mean([_repeated(c.token_ids) for c in completions])
+    repeated_shares = []
+    for completion in completions:
+        ids, count = completion.token_ids, len(completion) - 3  # sequences of 4 tokens
+        distinct = {tuple(ids[at : at + 4]) for at in range(count)}
+        repeated_shares.append(1 - len(distinct) / count if count > 0 else 0.0)
+    metrics["completions/repeated"] = _mean(repeated_shares)
     metrics["completion_tokens"] = sum(lengths)
 
     episodes = [completion.episode for completion in completions if completion.episode is not None]
@@ -115,12 +120,6 @@ def correct_without_work_share(
             [correct and not traits["worked"] for traits, correct in traits_and_verdicts]
         )
     }
-
-
-def _repeated(ids: Sequence[int], n: int = 4) -> float:
-    """The share of the sequences of n tokens that occurred before."""
-    count = len(ids) - n + 1
-    return 1 - len({tuple(ids[at : at + n]) for at in range(count)}) / count if count > 0 else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -102,18 +102,6 @@ class TreeLayout:
     def _biases(self) -> dict[int | None, Tensor]:
         return {}  # of each window
 
-    def _bias(self, window: int | None) -> Tensor:
-        """[P, 1, T, F + L + T]: completions attend to prefix, unpadded tokens of their prompt, and their own past."""
-        if window not in self._biases:
-            L, T = self.before + self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
-            lengths_P = self.before + torch.tensor(self.prompt_lengths, device=self.device)
-            prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)
-            if window is not None:
-                prompt_PTL = prompt_PTL & (_ages(T, L, self.device) + lengths_P[:, None, None] < window)
-            seen = torch.cat([prompt_PTL, _past(T, window, self.device).expand(len(lengths_P), -1, -1)], dim=-1)
-            self._biases[window] = _bias_of(seen)[:, None]
-        return self._biases[window]
-
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """Attention of a layer: the packed queries [S, heads, d] to the keys that each token may see."""
         before = None
@@ -164,13 +152,21 @@ class TreeLayout:
     def _attend_completions(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block) -> Tensor:
         index, (_, heads, d), kv_heads = self.completion_index_PGT, query.shape, key.shape[1]
         first = before or (None, None)
+        if rule.window not in self._biases:  # to prefix, unpadded tokens of the prompt, and the completion's past
+            L, T = self.before + self.prompt_index_PL.shape[1], self.completion_index_PGT.shape[2]
+            lengths_P = self.before + torch.tensor(self.prompt_lengths, device=self.device)
+            prompt_PTL = (torch.arange(L, device=self.device) < lengths_P[:, None])[:, None].expand(-1, T, -1)
+            if rule.window is not None:
+                prompt_PTL = prompt_PTL & (_ages(T, L, self.device) + lengths_P[:, None, None] < rule.window)
+            seen = torch.cat([prompt_PTL, _past(T, rule.window, self.device).expand(len(lengths_P), -1, -1)], dim=-1)
+            self._biases[rule.window] = _bias_of(seen)[:, None]
         attended = merged_attention(
             (_take(query, index) * rule.scaling).view(*index.shape, kv_heads, heads // kv_heads, d).transpose(2, 3),
             self._beside(first[0], _take(key, self.prompt_index_PL).transpose(1, 2)),
             self._beside(first[1], _take(value, self.prompt_index_PL).transpose(1, 2)),
             _take(key, index).transpose(2, 3),
             _take(value, index).transpose(2, 3),
-            self._bias(rule.window).to(query.dtype),
+            self._biases[rule.window].to(query.dtype),
             rule,
         )
         return attended.transpose(2, 3).reshape(*index.shape, heads, d)
@@ -200,28 +196,22 @@ class TreeLayout:
     def _block_masks(self) -> dict[int | None, Any]:
         return {}  # of each window
 
-    def _block_mask(self, window: int | None) -> Any:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        if window not in self._block_masks:
-            mask = create_block_mask(
-                self.sees(window), None, None, self.size, self.before + self.size, device=self.device
-            )
-            self._block_masks[window] = mask
-        return self._block_masks[window]
-
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, before: _Block = None) -> Tensor:
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
         if before is not None:
             key, value = torch.cat([before[0], key]), torch.cat([before[1], value])
         # Under autocast rotations leave queries and keys in float32; flex_attention takes one dtype.
         q, k, v = (tensor.to(value.dtype).transpose(0, 1)[None] for tensor in (query, key, value))
         score_mod = None if rule.softcap is None else _cap(rule.softcap, q.device)
-        mask, flex = self._block_mask(rule.window), _compiled_flex()
+        if rule.window not in self._block_masks:
+            self._block_masks[rule.window] = create_block_mask(
+                self.sees(rule.window), None, None, self.size, self.before + self.size, device=self.device
+            )
+        mask, flex = self._block_masks[rule.window], _compiled_flex()
         named = {"score_mod": score_mod, "block_mask": mask, "scale": rule.scaling, "enable_gqa": True}
         if rule.sinks is None:
             return flex(q, k, v, **named)[0].transpose(0, 1)  # type: ignore[no-any-return]
-        from torch.nn.attention.flex_attention import AuxRequest
-
         attended, aux = flex(q, k, v, **named, return_aux=AuxRequest(lse=True))
         # A sink leaves this share of the weights for the values: exp(lse) / (exp(lse) + exp(sink)).
         share = torch.sigmoid(aux.lse - rule.sinks[:, None]).to(attended.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -62,7 +62,17 @@ def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> 
         device_type: "cpu" or "cuda".
     """
     budget = pack_tokens(setting, device_type, largest=max((group.tokens for group in groups), default=0))
-    units = [unit for index, group in enumerate(groups) for unit in _divide(index, group, budget)]
+    units = []
+    for index, group in enumerate(groups):
+        part: list[int] = []
+        used = group.prompt
+        for number, length in enumerate(group.completions):
+            if part and used + length > budget:
+                units.append(_unit(index, group, part))
+                part, used = [], group.prompt
+            part.append(number)
+            used += length
+        units.append(_unit(index, group, part))
     units.sort(key=lambda unit: unit.longest, reverse=True)
     packs = _filled(units, budget)
     if setting or device_type != "cpu" or len(packs) < 2:
@@ -85,18 +95,6 @@ def _filled(units: Sequence[PackedUnit], budget: int) -> list[list[PackedUnit]]:
         packs[-1].append(unit)
         room -= unit.tokens
     return packs
-
-
-def _divide(index: int, group: GroupSize, budget: int) -> Iterator[PackedUnit]:
-    part: list[int] = []
-    used = group.prompt
-    for number, length in enumerate(group.completions):
-        if part and used + length > budget:
-            yield _unit(index, group, part)
-            part, used = [], group.prompt
-        part.append(number)
-        used += length
-    yield _unit(index, group, part)
 
 
 def _unit(index: int, group: GroupSize, part: Sequence[int]) -> PackedUnit:

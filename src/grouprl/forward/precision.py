@@ -80,15 +80,14 @@ def faster_dtype(device: torch.device) -> Literal["float32", "bfloat16"]:
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     if is_emulated(device, "bfloat16"):
         return "float32"
+    gains = []
     with one_thread():
-        gains = [_gain(torch.ones(rows, inner), torch.ones(outer, inner)) for rows, inner, outer in _SIZES]
+        for rows, inner, outer in _SIZES:
+            x, weight = torch.ones(rows, inner), torch.ones(outer, inner)
+            products = partial(F.linear, x, weight), partial(F.linear, x.bfloat16(), weight.bfloat16())
+            full, half = shortest_times(products, time.perf_counter() + _SECONDS)
+            gains.append(full / half)
     return "bfloat16" if min(gains) >= _GAIN else "float32"
-
-
-def _gain(x: Tensor, weight: Tensor) -> float:
-    products = partial(F.linear, x, weight), partial(F.linear, x.bfloat16(), weight.bfloat16())
-    full, half = shortest_times(products, time.perf_counter() + _SECONDS)
-    return full / half
 
 
 def shortest_times(forms: tuple[Form, Form], end: float) -> tuple[float, float]:

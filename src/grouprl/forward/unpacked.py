@@ -8,7 +8,6 @@ causal model does not see it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -26,30 +25,22 @@ def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Te
     A prompt's states are those of its first row.
     """
     starts, lengths = layout.tree
-    rows = [
-        torch.cat([torch.arange(start, start + tokens) for start, tokens in spans])
-        for spans in _rows(starts.tolist(), lengths.tolist())
-    ]
+    rows = []
+    for group_starts, group_lengths in zip(starts.tolist(), lengths.tolist(), strict=True):
+        prompt, *completions = zip(group_starts, group_lengths, strict=True)
+        pairs = [[prompt, span] for span in completions if span[1]]
+        for spans in pairs or [[prompt]]:  # a group may be a prompt alone
+            rows.append(torch.cat([torch.arange(start, start + tokens) for start, tokens in spans]))
     width = max(map(len, rows))
     index_NT = torch.stack([torch.cat([row, row.new_full((width - len(row),), -1)]) for row in rows])
     ids_NT = input_ids_S[index_NT.clamp(min=0).to(input_ids_S.device)]
-    place_S = _first_places(index_NT.flatten(), len(input_ids_S)).to(ids_NT.device)
+    index = index_NT.flatten()
+    places = torch.full((len(input_ids_S),), len(index))
+    real = index >= 0
+    place_S = places.scatter_reduce(0, index[real], torch.arange(len(index))[real], "amin").to(ids_NT.device)
     with noted_in_order(place_S):
         hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
     return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, place_S))
-
-
-def _rows(starts: list[list[int]], lengths: list[list[int]]) -> Iterator[list[tuple[int, int]]]:
-    """Start and tokens of the prompt and of the completion of each row; a group may be a prompt alone."""
-    for group in (list(zip(*pair, strict=True)) for pair in zip(starts, lengths, strict=True)):
-        yield from [[group[0], span] for span in group[1:] if span[1]] or [group[:1]]
-
-
-def _first_places(index: Tensor, size: int) -> Tensor:
-    """[size]: where each of 0, 1, ... size - 1 first stands in index."""
-    places = torch.full((size,), len(index))
-    real = index >= 0
-    return places.scatter_reduce(0, index[real], torch.arange(len(index))[real], "amin")
 
 
 class _AllTokens(DynamicLayer):  # type: ignore[misc]

@@ -32,16 +32,24 @@ class LibraryAdamW:
         groups = list(groups)
         weights = [weight for group in groups for weight in group["params"]]
         setting = "learner.moments=8bit" if config.moments == "8bit" else "learner.paged=true"
-        _check(weights, config, setting)
+        if any(weight.dtype != torch.float32 for weight in weights):
+            dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
+            raise UserError(
+                f"{setting}: expected trained weights in float32, got {', '.join(dtypes)}, for which bitsandbytes "
+                "rounds to the nearest number and loses small updates: set learner.moments=bfloat16 and "
+                "learner.paged=false, or model.weights=float32, or train an adapter (model.lora={})"
+            )
+        for device in {weight.device.type for weight in weights}:
+            refuse_paged(config, device)
         library = import_extra("bitsandbytes", "qlora", setting).optim
         bits = 8 if config.moments == "8bit" else 32
         make = {(8, False): library.AdamW8bit, (8, True): library.PagedAdamW8bit, (32, True): library.PagedAdamW32bit}
         self._adamw: Any = make[bits, config.paged](groups, lr=config.learning_rate, betas=config.betas)
         self._whole = set(weights) & set(embeddings)  # tensors are hashed by identity
         self._place = {
-            weight: (group, weight, number, place)
+            weight: (group, weight, number, index)
             for number, group in enumerate(self._adamw.param_groups)
-            for place, weight in enumerate(group["params"])
+            for index, weight in enumerate(group["params"])
         }
 
     @property
@@ -64,8 +72,7 @@ class LibraryAdamW:
     def tensors(self, weight: Tensor) -> dict[str, Tensor]:
         """The state of a weight by name: step, state1, state2; absmax1, absmax2 with 8 bits. Empty before an update."""
         state: Mapping[str, Any] = self._adamw.state.get(weight, {})
-        found = {name: value for name, value in state.items() if name not in _CONSTANTS}
-        return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in found.items()}
+        return {name: torch.as_tensor(value) for name, value in state.items() if name not in _CONSTANTS}
 
     def load(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Loads what `tensors` returned, into the memory that the library chooses.
@@ -97,18 +104,3 @@ class LibraryAdamW:
         state["step"] = 0
         for name in ("state1", "state2"):
             state[name] = self._adamw.get_state_buffer(weight, dtype=torch.float32)
-
-
-def _check(weights: Collection[Tensor], config: UpdateConfig, setting: str) -> None:
-    if any(weight.dtype != torch.float32 for weight in weights):
-        raise UserError(
-            f"{setting}: expected trained weights in float32, got {_dtypes(weights)}, for which bitsandbytes rounds to "
-            "the nearest number and loses small updates: set learner.moments=bfloat16 and learner.paged=false, or "
-            "model.weights=float32, or train an adapter (model.lora={})"
-        )
-    for device in {weight.device.type for weight in weights}:
-        refuse_paged(config, device)
-
-
-def _dtypes(weights: Iterable[Tensor]) -> str:
-    return ", ".join(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights}))

@@ -56,18 +56,13 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _depends_on_values(func, args) or _crosses_devices(args, result):
+        if func in _INDEXING:
+            depends_on_values = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        else:
+            depends_on_values = not _VALUE_TAGS.isdisjoint(func.tags)
+        tensors = (leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor))
+        # A CPU tensor without dimensions is passed to a kernel by value.
+        devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.is_cuda}
+        if depends_on_values or len(devices) > 1:
             self.found.append(str(func))
         return result
-
-
-def _depends_on_values(operation: Any, arguments: Any) -> bool:
-    if operation in _INDEXING:
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
-    return not _VALUE_TAGS.isdisjoint(operation.tags)
-
-
-def _crosses_devices(arguments: Any, result: Any) -> bool:
-    tensors = (leaf for leaf in tree_leaves((arguments, result)) if isinstance(leaf, Tensor))
-    # A CPU tensor without dimensions is passed to a kernel by value.
-    return len({tensor.device for tensor in tensors if tensor.dim() or tensor.is_cuda}) > 1

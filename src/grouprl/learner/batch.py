@@ -89,6 +89,12 @@ def assign_credit(
 
     `reward_weights` has the weight of each reward in the total, by name; `kl_coef` is of this step.
     """
+    # The KL penalty subtracted from each token's reward; exactly 0 at the reference.
+    kl, kl_NT = algorithm.kl, torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
+    if kl is not None and kl.kl_in == "reward" and before.reference_NT is not None and not before.at_reference:
+        policy_NT = batch.old_logprobs_NT if before.policy_NT is None else before.policy_NT.cpu()
+        kl_NT = kl_estimate(policy_NT.double(), before.reference_NT.cpu().double(), kind=kl.kl_estimator)
+        kl_NT = kl_coef * torch.where(batch.mask_NT, kl_NT, 0.0)
     credit = algorithm.advantage.assign(
         BatchRewards(
             rewards_N=torch.tensor([outcome.total for outcome in outcomes_N], dtype=torch.float64),
@@ -98,7 +104,7 @@ def assign_credit(
             components={name: component(outcomes_N, name) for name in reward_weights},
             weights=reward_weights,
             steps=[[(step.reward, step.end) for step in outcome.steps] for outcome in outcomes_N],
-            kl_NT=_kl_in_reward(batch, before, algorithm, kl_coef),
+            kl_NT=kl_NT,
             values_NT=None if before.values_NT is None else before.values_NT.cpu(),
         )
     )
@@ -113,16 +119,6 @@ def component(outcomes_N: Sequence[RewardOutcome], name: str) -> Tensor:
     """Returns [N] float64 values of one reward; NaN where it does not apply or the completion is invalid."""
     values = [outcome.components.get(name) if outcome.valid else None for outcome in outcomes_N]
     return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
-
-
-def _kl_in_reward(batch: Batch, before: PolicyEvaluation, algorithm: Algorithm, kl_coef: float) -> Tensor:
-    """Returns [N, T] float64, the KL penalty subtracted from each token's reward; exactly 0 at the reference."""
-    kl = algorithm.kl
-    if kl is None or kl.kl_in != "reward" or before.reference_NT is None or before.at_reference:
-        return torch.zeros(batch.mask_NT.shape, dtype=torch.float64)
-    policy_NT = batch.old_logprobs_NT if before.policy_NT is None else before.policy_NT.cpu()
-    kl_NT = kl_estimate(policy_NT.double(), before.reference_NT.cpu().double(), kind=kl.kl_estimator)
-    return kl_coef * torch.where(batch.mask_NT, kl_NT, 0.0)
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ class Learner:
     @property
     def runner(self) -> PackRunner:
         """Runs networks over packs, by the learner's settings of now."""
-        whole = is_packed(self.policy) and self.ranks.mesh is None
-        once = whole and all(term.reads_prefix_once for term in self.terms)
+        is_local = is_packed(self.policy) and self.ranks.mesh is None
+        once = is_local and all(term.reads_prefix_once for term in self.terms)
         return PackRunner(self.policy, self.device, self.dtype, self.micro_batch_tokens, self.ranks, once)
 
     def evaluate(self, batch: Batch) -> PolicyEvaluation:

@@ -78,7 +78,7 @@ class Optimizer:
             embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
             self._adamw = leaf("moments")(groups, config, embeddings)
         elif config.moments == "bfloat16" or any(weight.dtype == torch.bfloat16 for weight in self._named.values()):
-            names: dict[Tensor, str] = {one: name for name, one in self._named.items()}
+            names: dict[Tensor, str] = {weight: name for name, weight in self._named.items()}
             self._adamw = RoundedAdamW(groups, rate, betas, names, seed, getattr(torch, config.moments))
         else:
             self._adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
@@ -154,12 +154,14 @@ class Optimizer:
             raise UserError(f"expected optimizer state for the weights of this model, got a difference in {wrong[:3]}")
         for name in sorted(got):
             weight = self._named[name]
-            own = {moment: state[f"{name}/{moment}"] for moment in moments[name]}
+            tensors = {moment: state[f"{name}/{moment}"] for moment in moments[name]}
             if isinstance(self._adamw, LeanAdamW):
-                self._adamw.load(weight, own)
+                self._adamw.load(weight, tensors)
             else:
                 # Fused AdamW keeps the step count too on the weight's device.
-                self._adamw.state[weight] = {moment: part_like(value, weight).clone() for moment, value in own.items()}
+                self._adamw.state[weight] = {
+                    moment: part_like(value, weight).clone() for moment, value in tensors.items()
+                }
         self.updates = self.turn = updates
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grouprl.algorithms import policy_ratios
-from grouprl.algorithms.losses import Objective, TokenGrid
+from grouprl.algorithms.losses import TokenGrid
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.stages import cut_sides, group_stages
 from grouprl.algorithms.surrogates import left_out
@@ -86,57 +86,68 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
     """Computes the recorded numbers of a batch's tokens from its updates."""
     if result.inputs is None:
         return LearnTrace({}, [], {})
-    unused = _unused_tokens(algorithm.objective, result.inputs, result)
-    stages = _watched_stages(algorithm, result.inputs, result)
-    return LearnTrace(unused, _recorded_tokens(result.inputs, result), stages)
+    inputs, objective, last_pass = result.inputs, algorithm.objective, result.last_pass
+    batch, advantages_NT, reference_NT = inputs.batch, inputs.advantages_NT, inputs.before.reference_NT
+    own_denominator = inputs.ratio_denominator_NT is None
+    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
+    logprobs_NT = _grid(old_NT, last_pass)
+    below_NT = logprobs_NT if own_denominator else old_NT
 
-
-def _recorded_tokens(inputs: UpdateInputs, result: BatchUpdates) -> list[tuple[list[float], TokenTrace]]:
-    """[N] advantages and trace of each completion's tokens."""
-    batch, old_NT, reference_NT = inputs.batch, inputs.ratio_denominator_NT, inputs.before.reference_NT
-    count, sampled, last_pass = len(batch.mask_NT), old_NT is batch.old_logprobs_NT, result.last_pass
-    logprobs = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
-    traces = zip(
-        logprobs,
-        _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
-        [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
-        _rows(count, [(part.pack, part.logprobs_C) for part in result.again]),
-        logprobs if old_NT is None else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
-        strict=True,
-    )
-    advantages_NT = inputs.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
-    return list(zip(token_rows(advantages_NT, batch), (TokenTrace(*row) for row in traces), strict=True))
-
-
-def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
-    """The values of each completion's tokens, without padding."""
-    return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
-
-
-def _unused_tokens(objective: Objective, inputs: UpdateInputs, result: BatchUpdates) -> dict[str, Tensor]:
-    """[N, T] bool by category of `evaluation.ledger`: tokens without a gradient in the updates of the last pass."""
-    batch, advantages_NT = inputs.batch, inputs.advantages_NT
+    # Tokens without a gradient in the updates of the last pass, by category of `evaluation.ledger`.
     broken_N = torch.zeros(len(batch.mask_NT), 1, dtype=torch.bool)
     for update in result.updates:
         for part in update.passes:
             broken_N[list(part.pack.rows)] = not math.isfinite(update.metrics["grad_norm"])
-
     # The tokens whose gradient the clip, the dual clip or `left_out` removes.
-    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
-    logprobs_NT = _grid(old_NT, result.last_pass)
-    below_NT = logprobs_NT if inputs.ratio_denominator_NT is None else old_NT
     ratios_NT = policy_ratios(logprobs_NT, below_NT, batch.mask_NT, ratio=objective.ratio)
     limits = objective.off_policy_delta, objective.divergence_tv, objective.divergence_kl
     clipped_NT = left_out(logprobs_NT, batch.old_logprobs_NT, advantages_NT, batch.mask_NT, *limits)
     for side_NT in cut_sides(objective, ratios_NT, advantages_NT).values():
         clipped_NT = clipped_NT | side_NT
-    return dict(inputs.masked) | {
+    unused = dict(inputs.masked) | {
         "truncated": ~batch.trained_NT,
         "no_signal": (inputs.credit.advantages_NT == 0) & ~inputs.has_teacher_N[:, None],
         "critic_only": torch.full_like(broken_N, result.critic_only),
         "not_finite": broken_N,
         "clipped": clipped_NT,
     }
+
+    # The loss of the watched rows in stages, as if the whole batch were one update.
+    stages: dict[str, Mapping[str, object]] = {}
+    rows = list(result.watched)
+    if rows:
+        tokens = TokenGrid(
+            logprobs_NT[rows],
+            below_NT[rows],
+            advantages_NT[rows],
+            objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)[rows],
+            batch.mask_NT[rows],
+            sampler_logprobs_NT=batch.old_logprobs_NT[rows],
+            reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
+        )
+        updated_GT = _grid(logprobs_NT, result.again)[rows]
+        stages |= group_stages(algorithm, tokens, updated_GT, kl_coef=result.metrics.get("kl_coef", 0.0))
+        batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
+        stages["loss"] = {**stages["loss"], "batch": batch_size}
+
+    count, sampled = len(batch.mask_NT), old_NT is batch.old_logprobs_NT and not own_denominator
+    logprobs = _rows(count, [(part.pack, part.logprobs_C) for part in last_pass])
+    traces = zip(
+        logprobs,
+        _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
+        [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
+        _rows(count, [(part.pack, part.logprobs_C) for part in result.again]),
+        logprobs if own_denominator else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
+        strict=True,
+    )
+    recorded_NT = inputs.credit.advantages_NT.nan_to_num(0.0, 0.0, 0.0)  # the record has no place for other values
+    token_traces = [TokenTrace(*row) for row in traces]
+    return LearnTrace(unused, list(zip(token_rows(recorded_NT, batch), token_traces, strict=True)), stages)
+
+
+def token_rows(values_NT: Tensor, batch: Batch) -> list[list[float]]:
+    """The values of each completion's tokens, without padding."""
+    return [row[mask].tolist() for row, mask in zip(values_NT, batch.mask_NT, strict=True)]
 
 
 def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
@@ -149,33 +160,6 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
     moved_N = (advantages_NT != 0).any(1).tolist()
     group = next(compress(batch.group_of_N, moved_N), None)
     return [row for row, row_group in enumerate(batch.group_of_N) if row_group == group]
-
-
-def _watched_stages(
-    algorithm: Algorithm, inputs: UpdateInputs, result: BatchUpdates
-) -> Mapping[str, Mapping[str, object]]:
-    """The loss of the watched rows in stages (`group_stages`), as if the whole batch were one update."""
-    rows = list(result.watched)
-    if not rows:
-        return {}
-    batch, reference_NT = inputs.batch, inputs.before.reference_NT
-    old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
-    logprobs_NT = _grid(old_NT, result.last_pass)
-    weights_NT = algorithm.objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)
-    tokens = TokenGrid(
-        logprobs_NT[rows],
-        (logprobs_NT if inputs.ratio_denominator_NT is None else old_NT)[rows],
-        inputs.advantages_NT[rows],
-        weights_NT[rows],
-        batch.mask_NT[rows],
-        sampler_logprobs_NT=batch.old_logprobs_NT[rows],
-        reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
-    )
-    stages = group_stages(
-        algorithm, tokens, _grid(logprobs_NT, result.again)[rows], kl_coef=result.metrics.get("kl_coef", 0.0)
-    )
-    batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
-    return {**stages, "loss": {**stages["loss"], "batch": batch_size}}
 
 
 def _grid(start_NT: Tensor, parts: Sequence[TokenPass]) -> Tensor:

@@ -77,11 +77,13 @@ def add_adapter(model: PreTrainedModel, lora: LoraSettings, *, seed: int) -> Pre
             "remove them to continue with that adapter, or merge it into its base model first (docs/models.md)"
         )
     names, transposed = linear_layers(model, lora.targets)
+    decoder = model.get_decoder()
+    [name] = [name for name, module in model.named_modules() if module is decoder]
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=names,
-        exclude_modules=_beside_decoder(model),
+        exclude_modules=rf"(?!{re.escape(name)}\.).*" if "." in name else None,
         fan_in_fan_out=transposed,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
@@ -102,13 +104,35 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     Raises:
         UserError: PEFT is missing, or the folder holds no plain LoRA adapter for this model.
     """
-    config = _saved_config(import_extra("peft", "lora", "LoRA"), folder)
+    peft = import_extra("peft", "lora", "LoRA")
+    try:
+        config = peft.PeftConfig.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
+    defaults, saved = peft.LoraConfig().to_dict(), config.to_dict()
+    odd = [f"{key}={value}" for key, value in saved.items() if key not in _PLAIN and defaults.get(key) != value]
+    if odd:
+        raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
     try:
         tensors = load_file(folder / WEIGHTS)
-        _refuse_bombs(config, tensors)
+        widest = max((max(weight.shape, default=0) for weight in tensors.values()), default=0)
+        rank = max([config.r, *config.rank_pattern.values()])
+        if rank > widest:
+            raise ValueError(f"a rank of {rank}, and weights of {widest} at most")
+        settings = [config.target_modules, config.exclude_modules, config.layers_pattern]
+        patterns = [name for names in settings for name in ([names] if isinstance(names, str) else names or ())]
+        for pattern in [*patterns, *config.rank_pattern, *config.alpha_pattern]:
+            if len(_REPEAT.findall(pattern)) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
+                raise ValueError(f"a pattern with too many repetitions: {pattern:.80}")
         _inject(model, config, seed=0)
-        _refuse_heads(model, folder)
-        result = import_extra("peft", "lora", "LoRA").set_peft_model_state_dict(model, tensors)
+        heads = {
+            "the input embedding": model.get_input_embeddings(),
+            "the output embedding": model.get_output_embeddings(),
+        }
+        adapted = [name for name, module in heads.items() if hasattr(module, "base_layer")]
+        if adapted:
+            raise _not_an_adapter(folder, "an adapter of the decoder's layers", f"one of {' and '.join(adapted)}")
+        result = peft.set_peft_model_state_dict(model, tensors)
     except _WRONG as error:
         raise _not_an_adapter(folder, f"a LoRA adapter for {model.name_or_path}", _reason(error)) from error
     lacking = {name for name, weight in model.named_parameters() if weight.requires_grad} & set(result.missing_keys)
@@ -116,19 +140,6 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         wrong = sorted([*lacking, *result.unexpected_keys])
         raise _not_an_adapter(folder, f"an adapter for {model.name_or_path}", f"a difference in {wrong[:3]}")
     return model
-
-
-def _refuse_bombs(config: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for a rank larger than the weights, and for a pattern of names that may take hours to match."""
-    widest = max((max(weight.shape, default=0) for weight in tensors.values()), default=0)
-    rank = max([config.r, *config.rank_pattern.values()])
-    if rank > widest:
-        raise ValueError(f"a rank of {rank}, and weights of {widest} at most")
-    settings = [config.target_modules, config.exclude_modules, config.layers_pattern]
-    patterns = [name for names in settings for name in ([names] if isinstance(names, str) else names or ())]
-    for pattern in [*patterns, *config.rank_pattern, *config.alpha_pattern]:
-        if len(_REPEAT.findall(pattern)) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern):
-            raise ValueError(f"a pattern with too many repetitions: {pattern:.80}")
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -222,18 +233,10 @@ def merge_adapter(model: PreTrainedModel) -> None:
     model._hf_peft_config_loaded = False  # the mark by which save_pretrained writes an adapter alone
 
 
-def _refuse_heads(model: PreTrainedModel, folder: Path) -> None:
-    """Raises UserError for an adapter on an embedding, whose weights are used as they are, without its module."""
-    heads = {"the input embedding": model.get_input_embeddings(), "the output embedding": model.get_output_embeddings()}
-    adapted = [name for name, module in heads.items() if hasattr(module, "base_layer")]
-    if adapted:
-        raise _not_an_adapter(folder, "an adapter of the decoder's layers", f"one of {' and '.join(adapted)}")
-
-
 def linear_layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[str], bool]:
     """Names of the decoder's layers that get an adapter, and whether one keeps its weights transposed (GPT-2).
 
-    `_refuse_heads` gives the reason for the decoder alone.
+    Embeddings get none: their weights are used as they are, without the module.
 
     Raises:
         UserError: the decoder has no such layers.
@@ -253,25 +256,6 @@ def linear_layers(model: PreTrainedModel, targets: Sequence[str]) -> tuple[list[
         read = {"out_proj"} if any(name == "conv1d" for name, _ in modules) else set()
         names = sorted(name for name in linear if name not in read and not name.isdigit())
     return names, any(linear[name] for name in names)
-
-
-def _beside_decoder(model: PreTrainedModel) -> str | None:
-    """A pattern of the layers outside the decoder, as those that see images; None for a model of text alone."""
-    decoder = model.get_decoder()
-    [name] = [name for name, module in model.named_modules() if module is decoder]
-    return rf"(?!{re.escape(name)}\.).*" if "." in name else None
-
-
-def _saved_config(peft: Any, folder: Path) -> Any:
-    try:
-        config = peft.PeftConfig.from_pretrained(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _not_an_adapter(folder, f"a readable {CONFIG}", _reason(error)) from error
-    defaults, settings = peft.LoraConfig().to_dict(), config.to_dict()
-    odd = [f"{key}={value}" for key, value in settings.items() if key not in _PLAIN and defaults.get(key) != value]
-    if odd:
-        raise _not_an_adapter(folder, "a plain LoRA adapter", ", ".join(odd))
-    return config
 
 
 def _reason(error: Exception) -> str:

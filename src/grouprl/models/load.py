@@ -62,7 +62,15 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
         check_manifest(Path(folder))
     if is_adapter(folder):
         (base, revision), what = _base(folder), f"{what}, the base of the adapter {path!r}"
-    auto = _auto_class(base, what, revision)
+    try:
+        _refuse_adapter(base, what, revision)
+        config = AutoConfig.from_pretrained(_resolve(base), revision=revision, trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a damaged or hostile file makes transformers raise
+        raise _not_loadable(base, what, error) from error
+    sees_images = type(config) in _SEES and type(config) not in _SPEAKS
+    auto = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
 
     rounded = weights != "float32"
     load_device = torch.device("cpu") if rounded else device
@@ -87,20 +95,6 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     if weights == "nf4":
         leaf("four_bits")(model, device)
     return model.to(device)
-
-
-def _auto_class(path: str, what: str, revision: str) -> Any:
-    """The Auto class of transformers for a checkpoint: of language models, or of those that see images, too."""
-    try:
-        _refuse_adapter(path, what, revision)
-        config = AutoConfig.from_pretrained(_resolve(path), revision=revision, trust_remote_code=False)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a damaged or hostile file makes transformers raise
-        raise _not_loadable(path, what, error) from error
-    return (
-        AutoModelForImageTextToText if type(config) in _SEES and type(config) not in _SPEAKS else AutoModelForCausalLM
-    )
 
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:

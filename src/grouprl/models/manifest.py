@@ -37,7 +37,16 @@ def check_manifest(folder: Path) -> None:
             them.
     """
     entries = _found(folder)  # first, because it refuses a manifest that is a pipe
-    faults = [*_faults(_recorded(folder), entries)]
+    recorded = _recorded(folder)
+    missing = [f"no {name}" for name in recorded if name not in entries]
+    added = [f"{name}, which was added" for name in entries if name not in recorded]
+    changed = [
+        f"{name} of {entry['bytes']} bytes with SHA-256 {entry['sha256'][:12]} instead of "
+        f"{recorded[name].get('bytes')} bytes with {str(recorded[name].get('sha256'))[:12]}"
+        for name, entry in entries.items()
+        if name in recorded and entry != recorded[name]
+    ]
+    faults = [*(missing + changed + added)]
     if faults:
         raise UserError(
             f"{folder}: expected the files of {MANIFEST}, got {'; '.join(faults[:5])}: restore the folder, or remove "
@@ -77,15 +86,3 @@ def _entry(path: Path) -> dict[str, Any]:
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
     except OSError as error:
         raise UserError(f"{path}: expected a file that can be read, got '{error}': restore it") from None
-
-
-def _faults(recorded: Mapping[str, Any], entries: Mapping[str, Any]) -> list[str]:
-    missing = [f"no {name}" for name in recorded if name not in entries]
-    added = [f"{name}, which was added" for name in entries if name not in recorded]
-    changed = [
-        f"{name} of {entry['bytes']} bytes with SHA-256 {entry['sha256'][:12]} instead of "
-        f"{recorded[name].get('bytes')} bytes with {str(recorded[name].get('sha256'))[:12]}"
-        for name, entry in entries.items()
-        if name in recorded and entry != recorded[name]
-    ]
-    return missing + changed + added

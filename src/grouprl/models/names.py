@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -71,37 +72,27 @@ def check_name(path: str, what: str = "model") -> None:
         raise UserError(f"{what} {path!r}: expected a folder in Hugging Face layout, got a file: give its folder")
     # `runs/x` beside a folder `runs` is one of ours; OWNER/NAME is the hub's.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir()):
-        raise UserError(
-            f"{what} {path!r}: expected a folder in Hugging Face layout, got no such folder: {_near_folder(folder)}"
-        )
+        near = None
+        with suppress(OSError):
+            beside = [sibling.name for sibling in folder.expanduser().parent.iterdir() if sibling.is_dir()]
+            near = nearest_name(folder.name, beside)
+        remedy = f"did you mean {folder.parent / near}?" if near else "check the path"
+        raise UserError(f"{what} {path!r}: expected a folder in Hugging Face layout, got no such folder: {remedy}")
     from huggingface_hub.constants import HF_HUB_CACHE
 
     # Any revision in the hub's cache will do here; loading asks for the one that is wanted.
     is_cached = (Path(HF_HUB_CACHE) / f"models--{path.replace('/', '--')}").is_dir()
     if leaf("received.hub").is_out_of_reach() and not is_cached:
         near = nearest_name(path, BUNDLED)
+        folders = sorted(str(beside / path) for beside in Path().iterdir() if (beside / path).is_dir())
+        suggestion = repr(near) if near else folders[0] if folders else ""
         raise UserError(
             f"{what} {path!r}: expected a bundled name ({', '.join(BUNDLED)}), a folder in Hugging Face layout or a "
             "hub id, got no such folder, no cached copy and no network: "
-            + (f"did you mean {near!r}?" if near else _below(path))
+            + (f"did you mean {suggestion}?" if suggestion else "check the name")
         )
 
 
 def is_gguf(path: str) -> bool:
     """Whether a model is named by a GGUF file, which is imported before it is loaded."""
     return path.lower().endswith(".gguf") and not Path(path).is_dir()
-
-
-def _near_folder(folder: Path) -> str:
-    try:
-        beside = [path.name for path in folder.expanduser().parent.iterdir() if path.is_dir()]
-    except OSError:
-        return "check the path"
-    near = nearest_name(folder.name, beside)
-    return f"did you mean {folder.parent / near}?" if near else "check the path"
-
-
-def _below(name: str) -> str:
-    """Names a folder inside one of the folders here, such as runs/demo for demo."""
-    folders = sorted(folder / name for folder in Path().iterdir() if (folder / name).is_dir())
-    return f"did you mean {folders[0]}?" if folders else "check the name"

@@ -36,7 +36,13 @@ def new_reward_model(
         UserError: there is no such model, it cannot score, or the tokenizer has no token to pad with.
     """
     path, revision = located(source)
-    padding = _padding_token_id(path, tokenizer)
+    candidates = (tokenizer.pad_token_id, *tokenizer.all_special_ids)
+    padding = next((int(token) for token in candidates if token not in (None, tokenizer.eos_token_id)), None)
+    if padding is None:
+        raise UserError(
+            f"model {path!r}: expected a tokenizer with a special token besides its end token, to pad with, got none: "
+            "add a pad_token to it"
+        )
     model, missing = _classifier(path, device, {"num_labels": 1, "revision": revision})
     if _HEAD in missing:
         weight = model.score.weight
@@ -89,16 +95,6 @@ def _classifier(
         return model.to(device).eval()
 
     return in_right_form(path, load), missing
-
-
-def _padding_token_id(path: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    for candidate in (tokenizer.pad_token_id, *tokenizer.all_special_ids):
-        if candidate not in (None, tokenizer.eos_token_id):
-            return int(candidate)
-    raise UserError(
-        f"model {path!r}: expected a tokenizer with a special token besides its end token, to pad with, got none: "
-        "add a pad_token to it"
-    )
 
 
 def completion_scores(model: PreTrainedModel, input_ids_S: Tensor, layout: TreeLayout) -> Tensor:

@@ -137,21 +137,16 @@ def folder_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     written = Path(tempfile.mkdtemp(prefix=".writing-", dir=parent))
     try:
         save_model(model, tokenizer, written)
-        target = parent / _digest(written)
+        digest = hashlib.sha256()
+        for path in sorted(written.rglob("*")):
+            if path.is_file():
+                digest.update(f"{path.relative_to(written)}\0{path.stat().st_size}\0".encode())
+                with path.open("rb") as file:
+                    while part := file.read(1 << 20):
+                        digest.update(part)
+        target = parent / digest.hexdigest()[:16]
         if not target.exists():
             written.replace(target)
     finally:
         shutil.rmtree(written, ignore_errors=True)
     return target
-
-
-def _digest(folder: Path) -> str:
-    """Hash of the names and contents of all files, in 16 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-            with path.open("rb") as file:
-                while part := file.read(1 << 20):
-                    digest.update(part)
-    return digest.hexdigest()[:16]

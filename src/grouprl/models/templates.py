@@ -91,41 +91,32 @@ def prepare_template(
     elif template is not None:
         what = f"model.chat_template: expected null, {PLAIN}, {QUESTION}, {TOOLS} or a file with a Jinja template"
         tokenizer.chat_template = read_needed(Path(template), what, most=_MOST_TEMPLATE)
-    _set_arguments(tokenizer, path, arguments)
-    if tokenizer.chat_template is not None and _lacks_system(tokenizer):
-        tokenizer.chat_template = _FOLD + tokenizer.get_chat_template()
-
-
-def _set_arguments(
-    tokenizer: PreTrainedTokenizerBase, path: str, arguments: Mapping[str, bool | int | float | str]
-) -> None:
-    if not arguments:
-        return
-    template = "" if tokenizer.chat_template is None else tokenizer.get_chat_template()
-    variables = set(re.findall(r"\w+", template)) - {"messages", "add_generation_prompt"}
-    unknown = [name for name in arguments if name not in variables]
-    if unknown:
-        raise UserError(
-            f"model.chat_template_kwargs: expected variables of the chat template of {path}, got "
-            f"{', '.join(unknown)}, which {'it does not read' if template else 'has none'}: check the names"
+    if arguments:
+        text = "" if tokenizer.chat_template is None else tokenizer.get_chat_template()
+        variables = set(re.findall(r"\w+", text)) - {"messages", "add_generation_prompt"}
+        unknown = [name for name in arguments if name not in variables]
+        if unknown:
+            raise UserError(
+                f"model.chat_template_kwargs: expected variables of the chat template of {path}, got "
+                f"{', '.join(unknown)}, which {'it does not read' if text else 'has none'}: check the names"
+            )
+        # A caller's value comes first, as with any variable that a template sets where it is not defined.
+        defaults = "".join(
+            f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}"
+            for name, value in arguments.items()
         )
-    # A caller's own value comes first, as with any variable that a template sets where it is not defined.
-    defaults = "".join(
-        f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{% endif %}}"
-        for name, value in arguments.items()
-    )
-    tokenizer.chat_template = defaults + "{{ '' }}" + template
-
-
-def _lacks_system(tokenizer: PreTrainedTokenizerBase) -> bool:
-    template = str(tokenizer.chat_template)
-    if template not in _FOLDED:
+        tokenizer.chat_template = defaults + "{{ '' }}" + text
+    if tokenizer.chat_template is None:
+        return
+    text = str(tokenizer.chat_template)
+    if text not in _FOLDED:
         for messages in ((_SYSTEM, _USER), (_USER,)):
             try_template(messages, tokenizer)
         # A template that fails without a system message, too, is reported where a prompt is rendered.
         fails = lost_contents((_USER,), tokenizer)
-        _FOLDED[template] = not fails and _SYSTEM["content"] in lost_contents((_SYSTEM, _USER), tokenizer)
-    return _FOLDED[template]
+        _FOLDED[text] = not fails and _SYSTEM["content"] in lost_contents((_SYSTEM, _USER), tokenizer)
+    if _FOLDED[text]:
+        tokenizer.chat_template = _FOLD + tokenizer.get_chat_template()
 
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

@@ -68,21 +68,17 @@ def _packed(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedMode
     """The model on GroupRL's attention; None = it is wrong there, and its memory is free for the next attempt."""
     try:
         model = load(NAME)
-        return model if _is_right_packed(path, model) else None
+        # Each model's own reference is "eager": scaled_dot_product_attention has no soft-cap.
+        model.set_attn_implementation("eager")
+        exchanged = not is_packed(model)
+        probe = _probe(path, model)
+        model.set_attn_implementation(NAME)
+        fits = exchanged and _fit_the_cache(model)
+        return model if fits and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe) else None
     except torch.OutOfMemoryError:
         raise
     except _OTHER_LAYERS:
         return None
-
-
-def _is_right_packed(path: str, model: PreTrainedModel) -> bool:
-    # Each model's own reference is "eager": scaled_dot_product_attention has no soft-cap.
-    model.set_attn_implementation("eager")
-    exchanged = not is_packed(model)
-    probe = _probe(path, model)
-    model.set_attn_implementation(NAME)
-    fits = exchanged and _fit_the_cache(model)
-    return fits and _gap(model, probe) <= TOLERANCE and not _leaks(model, probe)
 
 
 def _fit_the_cache(model: PreTrainedModel) -> bool:
@@ -121,16 +117,16 @@ def _probe(path: str, model: PreTrainedModel, least: int = 0) -> _Probe:
     branches = [torch.tensor(ids, device=device) % most for ids in ([4, 6, 8], [2, 1])]
     layout = TreeLayout((len(prompt),), ((3, 2),), device)
     try:
-        rows = [_own(model, torch.cat([prompt, branch])) for branch in branches]
+        rows = []
+        for branch in branches:
+            ids = torch.cat([prompt, branch])[None]
+            if model.get_output_embeddings() is None:
+                rows.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0].float())
+            else:
+                rows.append(torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), dim=-1))
     except Exception as error:
         raise _unsupported(path, model, f"{type(error).__name__} in its own forward pass") from error
     return _Probe((prompt, *branches), layout, torch.cat([rows[0], rows[1][len(prompt) :]]))
-
-
-def _own(model: PreTrainedModel, ids_T: Tensor) -> Tensor:
-    if model.get_output_embeddings() is None:
-        return model.get_decoder()(input_ids=ids_T[None], use_cache=False).last_hidden_state[0].float()  # type: ignore[no-any-return]
-    return torch.log_softmax(model(input_ids=ids_T[None], use_cache=False).logits[0].float(), dim=-1)
 
 
 def _found(model: PreTrainedModel, hidden: Tensor) -> Tensor:

@@ -49,7 +49,20 @@ class Countdown(DrawnProblems, BoxedAnswers):
         rng = random.Random(f"countdown/{self.difficulty}/{self.seed}/{split}/{index}")
         rule = "exactly" if self.use_all else "at most"
         for _ in range(ATTEMPTS):
-            chosen, target, solution = _draw(rng, self.difficulty)
+            # Two numbers at a time are joined by an operation with a whole, positive result until one is left.
+            chosen = [rng.randint(1, LARGEST_NUMBER) for _ in range(self.difficulty)]
+            parts = [(number, str(number), "atom") for number in chosen]
+            while len(parts) > 1:
+                a, left, a_kind = parts.pop(rng.randrange(len(parts)))
+                b, right, b_kind = parts.pop(rng.randrange(len(parts)))
+                results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if a % b == 0 else 0}
+                symbol = rng.choice([symbol for symbol, result in results.items() if result > 0])
+                kind = "sum" if symbol in "+-" else "product"
+                left = f"({left})" if kind == "product" and a_kind == "sum" else left
+                binds = b_kind == "atom" or (kind, b_kind) == ("sum", "product")
+                right = right if binds else f"({right})"
+                parts.append((results[symbol], f"{left} {symbol} {right}", kind))
+            target, solution, _ = parts[0]
             if target not in TARGETS or target in chosen:
                 continue
             question = (
@@ -115,18 +128,3 @@ class CountdownReward:
             return fits and evaluate(expression) == target and (not equals or evaluate(result) == target)
         except UnreadableError:
             return False
-
-
-def _draw(rng: random.Random, count: int) -> tuple[list[int], int, str]:
-    """Draws numbers and joins two at a time by an operation with a whole, positive result until one is left."""
-    chosen = [rng.randint(1, LARGEST_NUMBER) for _ in range(count)]
-    parts = [(number, str(number), "atom") for number in chosen]
-    while len(parts) > 1:
-        (a, left, a_kind), (b, right, b_kind) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
-        results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if a % b == 0 else 0}
-        symbol = rng.choice([symbol for symbol, result in results.items() if result > 0])
-        kind = "sum" if symbol in "+-" else "product"
-        left = f"({left})" if kind == "product" and a_kind == "sum" else left
-        right = f"({right})" if b_kind != "atom" and (kind, b_kind, symbol) != ("sum", "product", symbol) else right
-        parts.append((results[symbol], f"{left} {symbol} {right}", kind))
-    return chosen, parts[0][0], parts[0][1]

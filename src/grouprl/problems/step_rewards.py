@@ -27,25 +27,24 @@ def equation_steps(
     counted once), else 0.0: repeated steps and true but useless steps earn nothing. Without marks in `answer` every
     right equation earns 1.0 once, useful or not: mark the solutions if the policy could exploit that.
     """
-    return [
-        None if gold is None else _steps(completion_text(text), str(gold))
-        for text, gold in zip(completions, answer, strict=True)
-    ]
-
-
-def _steps(text: str, gold: str) -> list[tuple[int, float]]:
-    marks = [value for mark in _MARK.findall(gold) if (value := parse_value(mark)) is not None]
-    open_results, seen, steps = list(marks), set[str](), []
-    for match in _EQUATION.finditer(text):
-        expression, written = "".join(match[1].split()), match[2].rstrip(".,")
-        result = parse_value(written)
-        right = result is not None and _value(expression) == result
-        right = right and (result in open_results if marks else expression not in seen)
-        if right and marks and result is not None:
-            open_results.remove(result)
-        seen.add(expression)
-        steps.append((match.start(2) + len(written), float(right)))
-    return steps
+    steps_N: list[list[tuple[int, float]] | None] = []
+    for completion, gold in zip(completions, answer, strict=True):
+        if gold is None:
+            steps_N.append(None)
+            continue
+        marks = [value for mark in _MARK.findall(str(gold)) if (value := parse_value(mark)) is not None]
+        open_results, seen, steps = list(marks), set[str](), list[tuple[int, float]]()
+        for match in _EQUATION.finditer(completion_text(completion)):
+            expression, written = "".join(match[1].split()), match[2].rstrip(".,")
+            result = parse_value(written)
+            right = result is not None and _value(expression) == result
+            right = right and (result in open_results if marks else expression not in seen)
+            if right and marks and result is not None:
+                open_results.remove(result)
+            seen.add(expression)
+            steps.append((match.start(2) + len(written), float(right)))
+        steps_N.append(steps)
+    return steps_N
 
 
 def _value(expression: str) -> Fraction | None:

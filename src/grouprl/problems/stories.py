@@ -6,7 +6,7 @@ so that the same clauses make "John has 9 pens, loses 2, and then gives 3 to Mar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
@@ -142,7 +142,25 @@ LINKS = ("{They} ", "Then {they} ", "After that, {they} ", "Later, {they} ", "Ne
 
 def make_story(rng: Random, difficulty: int) -> Story:
     """One story of 1 to `difficulty` operations; every intermediate number is whole and in 1..25*difficulty."""
-    operations, product_start = _chain(rng, difficulty)
+    limit, largest = 25 * difficulty, 5 + 5 * difficulty
+    count = rng.randint(1, difficulty)
+    product_start = rng.random() < 0.25  # the story opens with a product such as 4 boxes of 6
+    value = rng.randint(2, 9) if product_start else rng.randint(4, limit * 3 // 5)
+    chain = [Operation(value, "*", rng.randint(2, min(9, limit // value)))] if product_start else []
+    while len(chain) < count:
+        value = chain[-1].result if chain else value
+        choices = {
+            "+": range(2, min(largest, limit - value) + 1),
+            "-": range(2, min(largest, value - 1) + 1),
+            "*": range(2, min(9, limit // value) + 1) if value > 1 else (),
+            "/": [k for k in range(2, 10) if value >= 2 * k and value % k == 0],
+        }
+        weights = [share if choices[symbol] else 0 for symbol, share in WEIGHTS.items()]
+        symbol = rng.choices(list(choices), weights)[0]
+        chain.append(Operation(value, symbol, rng.choice(choices[symbol])))
+    operations = tuple(chain)
+
+    # A clause of each operation, about its owner.
     first, rest = operations[0], operations[1:] if product_start else operations
     clauses: dict[str, list[str]] = {rng.choice(GIRLS + BOYS): []}  # of each owner
     items, boxes = rng.choice(ITEMS), rng.choice(list(CONTAINERS))
@@ -159,7 +177,26 @@ def make_story(rng: Random, difficulty: int) -> Story:
         items = names["others" if clause.becomes == "items" else "items"]
         questions = clause.questions
     question = rng.choice(questions).format(**_names(rng, clauses, items, boxes))
-    return Story(_write(rng, clauses, question), operations)
+    # The text in one of three forms, with 0 to 2 distractors.
+    form = rng.choice(("list", "sentences", "if"))
+    sentences: list[str] = []
+    for owner, owner_clauses in clauses.items():
+        they = "she" if owner in GIRLS else "he"
+        if form == "sentences":
+            links = [rng.choice(LINKS).format(They=they.capitalize(), they=they, name=owner) for _ in owner_clauses[1:]]
+            sentences += [f"{link}{clause}." for link, clause in zip([f"{owner} ", *links], owner_clauses, strict=True)]
+        else:
+            comma = "," if len(owner_clauses) > 2 else ""
+            *earlier, joined = owner_clauses
+            joined = f"{', '.join(earlier)}{comma} and then {joined}" if earlier else joined
+            sentences.append(f"{owner} {joined}.")
+    if form == "if":
+        last = sentences.pop()
+        question = f"If {last[:-1]}, {question[0].lower()}{question[1:]}"
+    for text in rng.sample(PERSONAL + AROUND, rng.choices((0, 1, 2), (5, 4, 2))[0]):
+        where = 0 if text in PERSONAL else rng.randint(0, len(sentences))
+        sentences.insert(where, text.format(name=next(iter(clauses)), k=rng.randint(3, 15)))
+    return Story(" ".join([*sentences, question]), operations)
 
 
 def _names(rng: Random, owners: Collection[str], items: str, boxes: str) -> dict[str, str]:
@@ -172,46 +209,3 @@ def _names(rng: Random, owners: Collection[str], items: str, boxes: str) -> dict
         "friend": rng.choice([name for name in GIRLS + BOYS if name not in owners]),
         "others": rng.choice([other for other in ITEMS if other != items]),
     }
-
-
-def _chain(rng: Random, difficulty: int) -> tuple[tuple[Operation, ...], bool]:
-    """The arithmetic, and whether the story opens with a product such as 4 boxes of 6."""
-    limit, largest = 25 * difficulty, 5 + 5 * difficulty
-    count = rng.randint(1, difficulty)
-    product_start = rng.random() < 0.25
-    value = rng.randint(2, 9) if product_start else rng.randint(4, limit * 3 // 5)
-    operations = [Operation(value, "*", rng.randint(2, min(9, limit // value)))] if product_start else []
-    while len(operations) < count:
-        value = operations[-1].result if operations else value
-        choices = {
-            "+": range(2, min(largest, limit - value) + 1),
-            "-": range(2, min(largest, value - 1) + 1),
-            "*": range(2, min(9, limit // value) + 1) if value > 1 else (),
-            "/": [k for k in range(2, 10) if value >= 2 * k and value % k == 0],
-        }
-        weights = [share if choices[symbol] else 0 for symbol, share in WEIGHTS.items()]
-        symbol = rng.choices(list(choices), weights)[0]
-        operations.append(Operation(value, symbol, rng.choice(choices[symbol])))
-    return tuple(operations), product_start
-
-
-def _write(rng: Random, clauses_by_owner: Mapping[str, Sequence[str]], question: str) -> str:
-    """The text of the story in one of three forms, with 0 to 2 distractors."""
-    form = rng.choice(("list", "sentences", "if"))
-    sentences: list[str] = []
-    for owner, clauses in clauses_by_owner.items():
-        they = "she" if owner in GIRLS else "he"
-        if form == "sentences":
-            links = [rng.choice(LINKS).format(They=they.capitalize(), they=they, name=owner) for _ in clauses[1:]]
-            sentences += [f"{link}{clause}." for link, clause in zip([f"{owner} ", *links], clauses, strict=True)]
-        else:
-            comma = "," if len(clauses) > 2 else ""
-            joined = f"{', '.join(clauses[:-1])}{comma} and then {clauses[-1]}" if len(clauses) > 1 else clauses[0]
-            sentences.append(f"{owner} {joined}.")
-    if form == "if":
-        last = sentences.pop()
-        question = f"If {last[:-1]}, {question[0].lower()}{question[1:]}"
-    for text in rng.sample(PERSONAL + AROUND, rng.choices((0, 1, 2), (5, 4, 2))[0]):
-        where = 0 if text in PERSONAL else rng.randint(0, len(sentences))
-        sentences.insert(where, text.format(name=next(iter(clauses_by_owner)), k=rng.randint(3, 15)))
-    return " ".join([*sentences, question])

@@ -68,12 +68,12 @@ def shard_names(folder: Path) -> list[str]:
     return sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
 
 
-def refuse_config(config: dict[str, Any], place: str) -> None:
+def refuse_config(config: dict[str, Any], where: str) -> None:
     """Raises UserError for the configuration of a model that asks for more than any model has."""
     for name, value in _numbers(config):
         most = next((most for part, most in _MOST.items() if part in name), value)
         if value > most:
-            raise UserError(f"{place}: {name}: expected at most {most}, got {value}: use another model")
+            raise UserError(f"{where}: {name}: expected at most {most}, got {value}: use another model")
 
 
 def refuse_tokenizer(data: bytes, path: Path) -> None:
@@ -149,9 +149,9 @@ def _growth(step: Any, path: Path) -> tuple[float, float]:
                 return float(max(1, *map(len, leaves))), 0.0
             case {"type": "TemplateProcessing", "special_tokens": dict(special)}:
                 forms = [[next(iter(piece.items())) for piece in step[form]] for form in ("single", "pair")]
-                texts = [[one["id"] for kind, one in form if kind == "Sequence"] for form in forms]
+                texts = [[piece["id"] for kind, piece in form if kind == "Sequence"] for form in forms]
                 copies = max(form.count(name) for form in texts for name in ("A", "B"))
-                named = [[one["id"] for kind, one in form if kind != "Sequence"] for form in forms]
+                named = [[piece["id"] for kind, piece in form if kind != "Sequence"] for form in forms]
                 return max(1.0, copies), float(max(sum(len(special[name]["ids"]) for name in form) for form in named))
             case {"strategy": strategy, "pad_to_multiple_of": multiple}:  # of the padding
                 fixed = 0 if strategy == "BatchLongest" else strategy["Fixed"]
@@ -175,17 +175,17 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _object(data: bytes, path: Path) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
-        found = json.loads(data)
-        refuse_depth(found, path)
-        return found if isinstance(found, dict) else {}
+        tree = json.loads(data)
+        refuse_depth(tree, path)
+        return tree if isinstance(tree, dict) else {}
     return {}
 
 
 def _numbers(tree: Any) -> Iterator[tuple[str, int]]:
     """The names and values of the whole numbers in a configuration, of lists with the name of the list."""
     for name, value in tree.items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict):
-                yield from _numbers(one)
-            elif isinstance(one, int):
-                yield name, one
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                yield from _numbers(item)
+            elif isinstance(item, int):
+                yield name, item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -22,19 +23,13 @@ _OFFLINE = constants.HF_HUB_OFFLINE  # as the user's environment asks
 def is_out_of_reach() -> bool:
     """Whether its cache alone is to be asked, which huggingface_hub does from here on."""
     end_exchanges()
-    constants.HF_HUB_OFFLINE = _OFFLINE or not _is_known()
+    is_known = bool(getproxies())  # behind a proxy this machine need not find the hub's address
+    if not is_known:
+        with suppress(OSError):
+            socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+            is_known = True
+    constants.HF_HUB_OFFLINE = _OFFLINE or not is_known
     return bool(constants.HF_HUB_OFFLINE)
-
-
-def _is_known() -> bool:
-    """Whether this machine can find the hub's address; one behind a proxy need not."""
-    if getproxies():
-        return True
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
 
 
 class _Connection:

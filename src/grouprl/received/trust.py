@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grouprl.config.code_files import read_code
 from grouprl.config.own_algorithm import is_in_file, load_algorithm, place_of
@@ -21,9 +21,6 @@ from grouprl.files import read_file
 from grouprl.models.names import PLAIN, QUESTION
 from grouprl.record.layout import is_config_of_a_run
 from grouprl.types import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Collection[str]) -> None:
@@ -38,12 +35,13 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
         UserError: a run names a code file that the user neither ran here, unchanged, nor trusts; or a server that no
             run of the user has sent completions to, with that key.
     """
-    wanted, known = _named(config), _remembered()
+    wanted, remembered = _named(config), _remembered()
+    trusted_paths = {Path(path).resolve() for path in trusted}
     for file in files:
         if not is_config_of_a_run(file):
             continue
         got = load_config(RunConfig, [file], [])
-        for server in sorted(servers(got) & servers(config) - known):
+        for server in sorted(servers(got) & servers(config) - remembered):
             address, key = server.split("  ")
             if address not in trusted:
                 raise UserError(
@@ -52,7 +50,7 @@ def refuse_foreign_code(config: RunConfig, files: Sequence[Path], trusted: Colle
                     f"add --trust-code {address}, or change the setting"
                 )
         for path, digest in _named(got).items():
-            if path in wanted and path not in _real(trusted) and f"{digest}  {path}" not in known:
+            if path in wanted and path not in trusted_paths and f"{digest}  {path}" not in remembered:
                 raise UserError(
                     f"{file}: names the code file {path}, which you have not run here in this form: read it, and add "
                     f"--trust-code {path} to run it, or change the setting (a file that it imports is such a file, too)"
@@ -96,12 +94,12 @@ def remember(code: Mapping[str, Any], config: RunConfig) -> None:
 def servers(config: RunConfig) -> set[str]:
     """The servers of a configuration, as `ADDRESS  VARIABLE` with the variable of the key that they get, or nothing."""
     arguments = [reward.arguments for reward in config.rewards] + [config.task.arguments]
-    found = {f"{one['base_url']}  {one.get('api_key_env') or ''}" for one in arguments if "base_url" in one}
+    lines = {f"{url['base_url']}  {url.get('api_key_env') or ''}" for url in arguments if "base_url" in url}
     # What a Ray cluster answers is unpickled.
-    found |= {f"{config.cluster.address}  "} if config.cluster.address else set()
+    lines |= {f"{config.cluster.address}  "} if config.cluster.address else set()
     engine = config.rollout.engine
     addresses = [engine.address, *engine.addresses]
-    return found | {f"{address}  {engine.token_env or ''}" for address in addresses if address}
+    return lines | {f"{address}  {engine.token_env or ''}" for address in addresses if address}
 
 
 def _named(config: RunConfig) -> dict[Path, str]:
@@ -115,7 +113,7 @@ def _named(config: RunConfig) -> dict[Path, str]:
     code: dict[Path, bytes] = {}
     for path in paths:
         if path.endswith(".py") and os.path.lexists(path):
-            code |= {Path(one).resolve(): source for one, source in read_code(Path(path)).items()}
+            code |= {Path(file).resolve(): source for file, source in read_code(Path(path)).items()}
     return {path: _sha256(source) for path, source in (code | _templates(config)).items()}
 
 
@@ -123,10 +121,6 @@ def _templates(config: RunConfig) -> dict[Path, bytes]:
     template = config.model.chat_template
     source = None if template in (None, PLAIN, QUESTION) else read_file(Path(template))
     return {} if template is None or source is None else {Path(template).resolve(): source}
-
-
-def _real(paths: Collection[str]) -> set[Path]:
-    return {Path(path).resolve() for path in paths}
 
 
 def _list() -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from grouprl.rewards.workers.frames import Parcel
-from grouprl.types import Completion, Episode, Group, Problem, UserError, counted
+from grouprl.types import Group, UserError, counted
 
 PROVIDED = ("trainer_state", "log_extra", "log_metric")
 _MOST, _LONGEST_NAME, _LONGEST_TEXT = 32, 64, 1000
@@ -69,7 +69,7 @@ class RewardCall:
     per_step: bool = False
     about: str = ""  # the problem, for messages
     state: TrainingState = OUTSIDE
-    whole: bool = False  # it compares its completions, so that it is never called for a part of them
+    is_batch: bool = False  # it compares its completions, so that it is never called for a part of them
 
     def __len__(self) -> int:
         return len(self.keywords["completions"])
@@ -77,7 +77,7 @@ class RewardCall:
     @property
     def divides(self) -> bool:
         """Whether the function can be called for each of the completions."""
-        return not self.whole and len(self) > 1
+        return not self.is_batch and len(self) > 1
 
 
 class RewardLog:
@@ -103,7 +103,16 @@ class RewardLog:
             )
         if column in self.extra or len(self.extra) == _MOST:
             raise ValueError(f"log_extra({column!r}): expected a new column, at most {_MOST} in a call")
-        self.extra[column] = [_extra(value) for value in values]
+        logged: list[Extra] = []
+        for value in values:
+            value = value.tolist() if hasattr(value, "tolist") else value  # of numpy or torch
+            is_plain = value is None or isinstance(value, bool)
+            if is_plain or (isinstance(value, int | float) and abs(value) < 2**63):  # False for NaN and infinity
+                logged.append(value)
+                continue
+            text = str(value)
+            logged.append(text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…")
+        self.extra[column] = logged
 
     def log_metric(self, name: str, value: Any) -> None:
         """Records a number; the step records the mean over the calls."""
@@ -121,17 +130,6 @@ def _check_name(function: str, name: object) -> None:
         raise ValueError(f"{function}: expected a name of 1 to {_LONGEST_NAME} printable characters, got {name!r:.80}")
 
 
-def _extra(value: Any) -> Extra:
-    if hasattr(value, "tolist"):  # of numpy or torch
-        value = value.tolist()
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | float) and abs(value) < 2**63:  # False for NaN and infinity
-        return value
-    text = str(value)
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
-
-
 def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """Makes the keywords of a reward function in TRL's form: plain lists with one item for each completion.
 
@@ -144,35 +142,30 @@ def call_keywords(groups: Sequence[Group]) -> dict[str, list[Any]]:
     columns = dict.fromkeys(key for group in groups for key in group.problem.columns)
     for name in columns.keys() & set(OWN_KEYWORDS):
         raise UserError(f"expected columns other than {', '.join(OWN_KEYWORDS)}, got a column {name!r}: rename it")
+    prompts: list[Any] = []
+    texts: list[Any] = []
+    for problem, completion in pairs:
+        answer: Any = problem.prefill + completion.text
+        if isinstance(problem.prompt, str):
+            prompts.append(problem.prompt)
+        else:
+            prompts.append([dict(message) for message in problem.prompt[: -1 if problem.prefill else None]])
+            answer = [{"role": "assistant", "content": answer}]
+        texts.append(answer if completion.episode is None else completion.episode.transcript)
+    of_episodes: dict[str, list[Any]] = {}
+    if any(episodes):
+        of_episodes[VERDICT] = [episode.reward if episode else None for episode in episodes]
+        # Copies of the environments' objects at the end, which a record no longer has.
+        held = [episode.held for episode in episodes if episode and episode.held is not None]
+        if len(held) == len(episodes):
+            of_episodes[OBJECTS] = [Parcel(base64.b64decode(packed)) for packed in held]
     return {
-        "prompts": [_prompt(problem) for problem, _ in pairs],
-        "completions": [_completion(problem, completion) for problem, completion in pairs],
+        "prompts": prompts,
+        "completions": texts,
         "completion_ids": [list(completion.token_ids) for _, completion in pairs],
-        **(_of_episodes(episodes) if any(episodes) else {}),
+        **of_episodes,
         **{name: [problem.columns.get(name) for problem, _ in pairs] for name in columns},
     }
-
-
-def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, list[Any]]:
-    """The environments' verdicts, and copies of their objects at the end, which a record no longer has."""
-    held = [episode.held for episode in episodes if episode and episode.held is not None]
-    objects = [Parcel(base64.b64decode(packed)) for packed in held]
-    keywords: dict[str, list[Any]] = {VERDICT: [episode.reward if episode else None for episode in episodes]}
-    return keywords | ({OBJECTS: objects} if len(objects) == len(episodes) else {})
-
-
-def _prompt(problem: Problem) -> str | list[dict[str, str]]:
-    messages = problem.prompt
-    if isinstance(messages, str):
-        return messages
-    return [dict(message) for message in (messages[:-1] if problem.prefill else messages)]
-
-
-def _completion(problem: Problem, completion: Completion) -> str | list[dict[str, Any]]:
-    if completion.episode is not None:
-        return completion.episode.transcript
-    text = problem.prefill + completion.text
-    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 
 
 Value = float | None | Invalid | tuple[tuple[int, float], ...]

@@ -198,25 +198,26 @@ def open_scorer(
                 f"reward {reward.name}: expected rollout.scoring.seconds of {needed:g} or more for its own limit, "
                 f"got {limits.seconds:g}: raise it, or lower the reward's"
             )
-    sources = {name: _source(reward) for name, reward in by_name.items() if not reward.in_process}
+    sources: dict[str, Source] = {}
+    for name, reward in by_name.items():
+        function = reward.function
+        if reward.in_process:
+            continue
+        if isinstance(function, FromFile):
+            sources[name] = function.path, function.function, dict(function.arguments), dict(function.code)
+            continue
+        try:
+            sources[name] = pack(function)
+        except ParcelError as error:
+            raise UserError(
+                f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
+                "and the values it uses, into a file such as my_rewards.py"
+            ) from error
     if elsewhere is None:
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         limits = limits.model_copy(update={"workers": workers})
     with (elsewhere or RewardPool)(sources, limits) as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, penalty, ranks, state)
-
-
-def _source(reward: WeightedReward) -> Source:
-    function = reward.function
-    if isinstance(function, FromFile):
-        return function.path, function.function, dict(function.arguments), dict(function.code)
-    try:
-        return pack(function)
-    except ParcelError as error:
-        raise UserError(
-            f"reward {reward.name}: expected a function that can be sent to another process, got {error}: put it, "
-            "and the values it uses, into a file such as my_rewards.py"
-        ) from error
 
 
 def measured_verifier(
@@ -233,14 +234,16 @@ def measured_verifier(
     is_requested = "verifier" in config.task.arguments or config.rollout.curriculum.order == "edge"
     theirs = not type(task).__module__.startswith("grouprl.")
     unless_rewarded = verifier if is_requested or getattr(task, "verifier_given", theirs) else None
-    return next((reward for reward in rewards if _same(reward, verifier)), unless_rewarded)
-
-
-def _same(reward: WeightedReward, other: WeightedReward) -> bool:
-    ours, theirs = reward.function, other.function
-    if isinstance(ours, FromFile) and isinstance(theirs, FromFile):
-        return (Path(ours.path).resolve(), ours.function) == (Path(theirs.path).resolve(), theirs.function)
-    return ours is theirs or bool(ours == theirs)
+    for reward in rewards:
+        function, expected = reward.function, verifier.function
+        if isinstance(function, FromFile) and isinstance(expected, FromFile):
+            same_file = Path(function.path).resolve() == Path(expected.path).resolve()
+            is_same = same_file and function.function == expected.function
+        else:
+            is_same = function is expected or bool(function == expected)
+        if is_same:
+            return reward
+    return unless_rewarded
 
 
 def check_rewards(config: RunConfig, task: Task, rewards: Sequence[WeightedReward]) -> None:

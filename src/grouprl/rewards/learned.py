@@ -52,14 +52,22 @@ class LearnedReward:
         Raises:
             UserError: a prompt with its completion is longer than the model's context, or its template fails.
         """
-        rows = list(
-            self._retold(prompts, completions) if self.own_tokens else self._rows(prompts, completions, completion_ids)
-        )
+        if self.own_tokens:
+            rows = list(self._retold(prompts, completions))
+        else:
+            rows = list(self._rows(prompts, completions, completion_ids))
         fitting = [row for row in rows if row is not None]
+        scores: list[float] = []
         with torch.no_grad(), autocast(self.device, self.dtype):
-            scores = iter([score for pack in _packs(fitting, self.micro_batch_tokens) for score in self._scores(pack)])
+            for pack in _packs(fitting, self.micro_batch_tokens):
+                groups = [(ids, [row[1] for row in members]) for ids, members in groupby(pack, key=lambda row: row[0])]
+                lengths = tuple(tuple(map(len, members)) for _, members in groups)
+                layout = TreeLayout(tuple(len(ids) for ids, _ in groups), lengths, self.device)
+                tokens = [token for ids, members in groups for span in (ids, *members) for token in span]
+                scores += completion_scores(self.model, torch.tensor(tokens, device=self.device), layout).tolist()
         too_long = Invalid(f"is longer than the reward model's context of {context_length(self.model)} tokens")
-        return [too_long if row is None else next(scores) for row in rows]
+        remaining = iter(scores)
+        return [too_long if row is None else next(remaining) for row in rows]
 
     @property
     def mib(self) -> float:
@@ -67,7 +75,7 @@ class LearnedReward:
         weights: list[torch.Tensor] = list(self.model.parameters())
         return sum(weight.numel() * weight.element_size() for weight in weights) / (1 << 20)
 
-    def _rows(self, prompts: Texts, completions: Texts, completion_ids: Ids) -> Iterator[_Row]:
+    def _rows(self, prompts: Texts, completions: Texts, completion_ids: Ids) -> Iterator[_Row | None]:
         rows = zip(prompts, completions, completion_ids, strict=True)
         for prompt, members in groupby(rows, key=lambda row: row[0]):
             texts, ids = zip(*((text, tuple(token_ids)) for _, text, token_ids in members), strict=True)
@@ -86,20 +94,16 @@ class LearnedReward:
         for _, members in groupby(zip(prompts, completions, strict=True), key=lambda member: member[0]):
             told = [conversation_token_ids(prompt, text, self.tokenizer) for prompt, text in members]
             fits = [1 < len(ids) <= context_length(self.model) for ids in told]
-            common = _common([ids for ids, fit in zip(told, fits, strict=True) if fit])
+            fitting = [ids for ids, fit in zip(told, fits, strict=True) if fit]
+            common = 0  # tokens that all rows begin with, at most all but one of the shortest
+            if fitting:
+                first, last = min(fitting), max(fitting)  # in order, so what these two begin with, all do
+                pairs, shortest = enumerate(zip(first, last, strict=False)), min(map(len, fitting)) - 1
+                common = next((i for i, (a, b) in pairs if a != b or i == shortest), shortest)
             # Nothing in common: each row by itself, without its last token, where the score is read.
             yield from (
                 (ids[: common or -1], ids[common or -1 :]) if fit else None for ids, fit in zip(told, fits, strict=True)
             )
-
-    def _scores(self, pack: Sequence[_Row]) -> list[float]:
-        groups = [(prompt, [row[1] for row in rows]) for prompt, rows in groupby(pack, key=lambda row: row[0])]
-        prompt_lengths = tuple(len(prompt) for prompt, _ in groups)
-        lengths = tuple(tuple(map(len, members)) for _, members in groups)
-        layout = TreeLayout(prompt_lengths, lengths, self.device)
-        ids = [token for prompt, members in groups for span in (prompt, *members) for token in span]
-        scores: list[float] = completion_scores(self.model, torch.tensor(ids, device=self.device), layout).tolist()
-        return scores
 
 
 def learned_reward(
@@ -129,15 +133,6 @@ def learned_reward(
     own_tokens = tokenizer.get_vocab() != load_tokenizer(policy).get_vocab()
     model = load_reward_model(path, device=device)
     return LearnedReward(model, tokenizer, device, dtype, micro_batch_tokens, own_tokens)
-
-
-def _common(rows: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all rows begin with, at most all but one of the shortest; 0 without rows."""
-    if not rows:
-        return 0
-    first, last = min(rows), max(rows)  # in order, so what these two begin with, all do
-    shortest = min(map(len, rows)) - 1
-    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b or i == shortest), shortest)
 
 
 def _packs(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:

@@ -52,7 +52,27 @@ def resolve_rewards(
     if isinstance(spec, Mapping):
         rewards = tuple(built_in(name, weight=weight, own=own) for name, weight in spec.items())
     else:
-        rewards = _numbered([_weighted(item, own) for item in spec], spec)
+        # Different functions whose code gives them one name are told apart: lambda, lambda_2.
+        numbered: list[WeightedReward] = []
+        for item in spec:
+            if isinstance(item, WeightedReward):
+                reward = item
+            elif isinstance(item, str):
+                reward = built_in(item, own=own)
+            elif callable(item):
+                function: Any = item
+                while isinstance(function, partial):
+                    function = function.func
+                reward = WeightedReward(getattr(function, "__name__", type(function).__name__).strip("<>"), item)
+            else:
+                expected = "expected a name, a function or a WeightedReward"
+                raise UserError(f"rewards: {expected}, got {item!r}: give one of them")
+            if not isinstance(item, str | WeightedReward) and all(r.function is not reward.function for r in numbered):
+                taken = {other.name for other in numbered}
+                names = (reward.name, *(f"{reward.name}_{count}" for count in range(2, len(spec) + 1)))
+                reward = replace(reward, name=next(name for name in names if name not in taken))
+            numbered.append(reward)
+        rewards = tuple(numbered)
     name, times = Counter(reward.name for reward in rewards).most_common(1)[0]
     if times > 1:
         raise UserError(
@@ -74,17 +94,30 @@ def built_in(
     Raises:
         UserError: there is no such function, or it does not take the arguments.
     """
-    known = ChainMap(STEP_REWARDS, dict(own or {}), REWARDS)  # type: ignore[arg-type]  # it only reads
-    if function not in known:
-        raise unknown_name("rewards", function, known)
-    found: Any = known[function]
-    if isinstance(found, type):
-        found = _made(function, found, arguments or {})
+    functions = ChainMap(STEP_REWARDS, dict(own or {}), REWARDS)  # type: ignore[arg-type]  # it only reads
+    if function not in functions:
+        raise unknown_name("rewards", function, functions)
+    reward: Any = functions[function]
+    if isinstance(reward, type):
+        arguments = arguments or {}
+        parts = getattr(reward, "parts", {})  # of a class with many settings: the class of each field, which has them
+        settings = [setting.name for part in parts.values() or [reward] for setting in fields(part) if setting.init]
+        unknown = [key for key in arguments if key not in settings]
+        if unknown:
+            raise unknown_name(f"reward {function}, arguments", unknown[0], settings)
+        try:
+            values: dict[str, Any] = {} if parts else dict(arguments)
+            for field, part in parts.items():
+                names = [setting.name for setting in fields(part)]
+                values[field] = part(**{key: value for key, value in arguments.items() if key in names})
+            reward = reward(**values)
+        except TypeError as error:  # a setting without a default is missing
+            raise UserError(f"reward {function}: expected all its arguments, got {dict(arguments)}: {error}") from error
     elif arguments:
         raise UserError(f"reward {function}: expected no arguments, got {', '.join(arguments)}: remove them")
-    if isinstance(found, PartReward):
-        found = found.bound(lambda one: built_in(one).function)
-    return WeightedReward(name or function, found, weight, per_step=function in STEP_REWARDS)
+    if isinstance(reward, PartReward):
+        reward = reward.bound(lambda part_name: built_in(part_name).function)
+    return WeightedReward(name or function, reward, weight, per_step=function in STEP_REWARDS)
 
 
 def verifier_of(
@@ -100,54 +133,5 @@ def verifier_of(
     path, colon, function = name.rpartition(":")
     if colon and path.endswith(".py"):
         return WeightedReward(function, FromFile(path, function))
-    if name not in own and (found := [reward for reward in rewards if reward.name == name]):
-        return found[0]
-    return built_in(name, own=own)
-
-
-def _made(name: str, kind: Any, arguments: Mapping[str, Any]) -> RewardFunction:
-    parts = getattr(kind, "parts", {})  # of a class with many settings: the class of each field, which has the settings
-    settings = {setting.name: setting for part in parts.values() or [kind] for setting in fields(part) if setting.init}
-    unknown = [key for key in arguments if key not in settings]
-    if unknown:
-        raise unknown_name(f"reward {name}, arguments", unknown[0], settings)
-    try:
-        given = {field: _part(part, arguments) for field, part in parts.items()} if parts else arguments
-        made: RewardFunction = kind(**given)
-    except TypeError as error:  # a setting without a default is missing
-        raise UserError(f"reward {name}: expected all its arguments, got {dict(arguments)}: {error}") from error
-    return made
-
-
-def _part(part: Any, arguments: Mapping[str, Any]) -> Any:
-    return part(**{setting.name: arguments[setting.name] for setting in fields(part) if setting.name in arguments})
-
-
-def _weighted(item: RewardFunction | WeightedReward | str, own: Mapping[str, RewardFunction] | None) -> WeightedReward:
-    if isinstance(item, WeightedReward):
-        return item
-    if isinstance(item, str):
-        return built_in(item, own=own)
-    if not callable(item):
-        raise UserError(f"rewards: expected a name, a function or a WeightedReward, got {item!r}: give one of them")
-    return WeightedReward(_name_of(item), item)
-
-
-def _name_of(function: Any) -> str:
-    """The name that the code gives a function: of a partial that of its function, of an object its class."""
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__).strip("<>")  # <lambda>
-
-
-def _numbered(rewards: Sequence[WeightedReward], spec: Sequence[object]) -> tuple[WeightedReward, ...]:
-    """Tells apart different functions with the same name of their own: lambda, lambda_2."""
-    found: list[WeightedReward] = []
-    for reward, item in zip(rewards, spec, strict=True):
-        taken = {other.name for other in found}
-        again = any(other.function is reward.function for other in found)
-        names = (reward.name, *(f"{reward.name}_{count}" for count in range(2, len(spec) + 1)))
-        free = next(name for name in names if name not in taken)
-        named = isinstance(item, str | WeightedReward) or again
-        found.append(reward if named else replace(reward, name=free))
-    return tuple(found)
+    configured = next((reward for reward in rewards if reward.name == name), None)
+    return built_in(name, own=own) if configured is None or name in own else configured

@@ -102,10 +102,11 @@ def correct_answer(
     and 1+x, sqrt(2) and 2^0.5) are different texts, which `math_verify` compares by value. Raises ValueError for an
     empty gold answer.
     """
-    return [
-        None if gold is None else float(_is_correct(completion_text(completion), gold_text(gold)))
-        for completion, gold in zip(completions, answer, strict=True)
-    ]
+    values: list[float | None] = []
+    for completion, gold in zip(completions, answer, strict=True):
+        text = None if gold is None else final_text(completion_text(completion))
+        values.append(None if gold is None else float(text is not None and equals_gold(text, gold_text(gold))))
+    return values
 
 
 def last_number(
@@ -121,13 +122,8 @@ def last_number(
     guesses counts. Raises ValueError for an empty gold answer.
     """
     values = [None if gold is None else parse_value(gold_text(gold)) for gold in answer]
-    found = [_NUMBER.findall(completion_text(completion)) for completion in completions]
+    numbers_N = [_NUMBER.findall(completion_text(completion)) for completion in completions]
     return [
         None if gold is None else float(bool(numbers) and value is not None and parse_value(numbers[-1]) == value)
-        for gold, value, numbers in zip(answer, values, found, strict=True)
+        for gold, value, numbers in zip(answer, values, numbers_N, strict=True)
     ]
-
-
-def _is_correct(text: str, gold: str) -> bool:
-    answer = final_text(text)
-    return answer is not None and equals_gold(answer, gold)

@@ -307,13 +307,34 @@ def batch_calls(
     batch_rewards = [reward for reward in rewards if reward.has_one_call]
     keywords = call_keywords(groups) if batch_rewards else {}
     pending = {  # the workers run these beside the calls in this process
-        reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, whole=True))
+        reward.name: pool.submit(RewardCall(reward.name, keywords, reward.per_step, state=state, is_batch=True))
         for reward in batch_rewards
         if not reward.in_process
     }
     others = {name: values for name, values in keywords.items() if name != OBJECTS}  # which the run never unpacks
-    here = {reward.name: _called_here(reward, others, state) for reward in batch_rewards if reward.in_process}
-    calls = here | {name: gather(values) for name, values in pending.items()}
+    calls: dict[str, CallValues] = {}
+    for reward in batch_rewards:
+        if not reward.in_process:
+            continue
+        function: Any = reward.function
+        accepts = signature(function)
+        try:
+            calls[reward.name] = call(
+                function,
+                accepts.arguments(others),
+                others["completions"],
+                provided=accepts.provided,
+                state=state,
+                per_step=reward.per_step,
+                run=run_in_thread,
+            )
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"reward {reward.name}: expected values, got {describe(error)}: fix the function"
+            ) from error
+    calls |= {name: gather(values) for name, values in pending.items()}
     return {name: shared_out(called, groups) for name, called in calls.items()}
 
 
@@ -322,22 +343,3 @@ def signature_of(reward: WeightedReward, pool: RewardWorkers) -> Signature:
     if reward.in_process:
         return signature(reward.function)  # type: ignore[arg-type]
     return pool.signatures()[reward.name]
-
-
-def _called_here(reward: WeightedReward, keywords: dict[str, list[Any]], state: TrainingState) -> CallValues:
-    function: Any = reward.function
-    accepts = signature(function)
-    try:
-        return call(
-            function,
-            accepts.arguments(keywords),
-            keywords["completions"],
-            provided=accepts.provided,
-            state=state,
-            per_step=reward.per_step,
-            run=run_in_thread,
-        )
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"reward {reward.name}: expected values, got {describe(error)}: fix the function") from error

@@ -9,7 +9,6 @@ from threading import Lock
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.forward.progress import PROGRESS
@@ -122,7 +121,18 @@ class Decoding:
         if self._tree is None:
             logits_PV = self._forward.prefill([unit.read_ids for unit in units], first_slot)
         else:
-            logits_PV = self._read_missing(self._tree, units, first_row, first_slot)
+            next_row = first_row
+            forward, before = cast(ModuleForward, self._forward), self._forward.shape.before
+            paths = self._tree.read(forward.read, [unit.read_ids for unit in units], self._device)
+            for unit, path in zip(units, paths, strict=True):
+                prompt, slot = len(unit.prompt_ids), self._slots.index(self._slot_of(unit))
+                if slot >= first_slot:
+                    forward.cache.load_prompt(slot, path.span(before, prompt))
+                if unit.written:
+                    forward.cache.load_row(next_row, path.span(prompt, path.size))
+                next_row += len(unit.keys)
+            # What the tree lacked was read; slots and rows are filled from it.
+            logits_PV = forward.output(torch.stack([path.last_H for path in paths]))  # type: ignore[misc]
         counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
         seen_nV = None
         if self._sampling.penalizes:
@@ -145,26 +155,39 @@ class Decoding:
             return unit.request, -1 - unit.first, len(unit.read_ids)  # alone with its past
         return unit.request, unit.first // self._members, len(unit.prompt_ids)
 
-    def _read_missing(self, tree: PrefixTree, units: Sequence[Unit], row: int, first_slot: int) -> Tensor:
-        """Reads the tokens that the tree lacks, fills new slots and rows from it; logits [P, V] after each unit."""
-        forward, before = cast(ModuleForward, self._forward), self._forward.shape.before
-        paths = tree.read(forward.read, [unit.read_ids for unit in units], self._device)
-        for unit, path in zip(units, paths, strict=True):
-            prompt, slot = len(unit.prompt_ids), self._slots.index(self._slot_of(unit))
-            if slot >= first_slot:
-                forward.cache.load_prompt(slot, path.span(before, prompt))
-            if unit.written:
-                forward.cache.load_row(row, path.span(prompt, path.size))
-            row += len(unit.keys)
-        return forward.output(torch.stack([path.last_H for path in paths]))  # type: ignore[misc]
-
     def _retire(self, ended: dict[int, StopReason]) -> Finished:
         """Removes rows that ended or hold a stop string, and fills their gaps; returns their completions."""
-        stopped = (row for row in self._stopped_rows() if ended.get(row) is not StopReason.END)
-        reasons = ended | dict.fromkeys(stopped, StopReason.STOP_STRING)
+        reasons = dict(ended)
+        stops = self._sampling.stop
+        if stops:
+            # A token is at least one byte, so this many tokens hold the longest stop string and the token before it.
+            tail = max(len(stop.encode()) for stop in stops) + 1
+            lengths = self._rows.length[: len(self._live)].tolist()
+            tails = [row[max(0, n - tail) : n] for row, n in zip(self._rows.tokens.tolist(), lengths, strict=False)]
+            for row, text in enumerate(completion_texts(tails, self._tokenizer)):
+                if any(stop in text for stop in stops) and ended.get(row) is not StopReason.END:
+                    reasons[row] = StopReason.STOP_STRING
         if not reasons:
             return []
-        finished = self._completions(reasons)
+        indices = {row: self._live[row][0].first + self._live[row][1] for row in reasons}
+        # With a tree, equal tokens have the bits of the first episode, whatever row it is in.
+        stopped = list(reasons) if self._tree is None else sorted(reasons, key=indices.__getitem__)
+        rows = torch.tensor(stopped, device=self._rows.length.device)
+        row_lengths = self._rows.length[rows].tolist()
+        columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
+        finished = []
+        for row, n, *values in zip(stopped, row_lengths, *columns, strict=True):
+            unit, _ = self._live[row]
+            token_ids, sampled, plain = (tuple(column[:n]) for column in values)
+            (completion_text,) = completion_texts([token_ids], self._tokenizer)
+            if self._tree is not None and n > 1:  # the last token was not read
+                begin = len(unit.written)
+                pairs = cast(ModuleForward, self._forward).cache.read_row(row, begin, begin + n - 1)
+                self._tree.add((*unit.read_ids, *token_ids[:-1]), pairs)
+            completion = Completion(
+                indices[row], token_ids, sampled, plain, completion_text, reasons[row], self._version
+            )
+            finished.append((unit.request, completion))
         used = int((self._rows.history + self._rows.length)[: len(self._live)].max())
         moves = _fill_gaps(self._live, sorted(reasons))
         if moves:
@@ -175,39 +198,6 @@ class Decoding:
         if moves:
             self._forward.move_groups(moves)
             self._rows.change_slots(moves, self._members)
-        return finished
-
-    def _stopped_rows(self) -> list[int]:
-        """The live rows whose newest tokens hold a stop string."""
-        stops = self._sampling.stop
-        if not stops:
-            return []
-        # A token is at least one byte, so this many tokens hold the longest stop string and the token before it.
-        tail = max(len(stop.encode()) for stop in stops) + 1
-        lengths = self._rows.length[: len(self._live)].tolist()
-        tails = [row[max(0, n - tail) : n] for row, n in zip(self._rows.tokens.tolist(), lengths, strict=False)]
-        texts = completion_texts(tails, self._tokenizer)
-        return [row for row, text in enumerate(texts) if any(stop in text for stop in stops)]
-
-    def _completions(self, reasons: dict[int, StopReason]) -> Finished:
-        """The completions of rows that stopped; the tree keeps what they read."""
-        indices = {row: self._live[row][0].first + self._live[row][1] for row in reasons}
-        # With a tree, equal tokens have the bits of the first episode, whatever row it is in.
-        stopped = list(reasons) if self._tree is None else sorted(reasons, key=indices.__getitem__)
-        rows = torch.tensor(stopped, device=self._rows.length.device)
-        lengths = self._rows.length[rows].tolist()
-        columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
-        finished = []
-        for row, n, *values in zip(stopped, lengths, *columns, strict=True):
-            unit, _ = self._live[row]
-            token_ids, sampled, plain = (tuple(column[:n]) for column in values)
-            (text,) = completion_texts([token_ids], self._tokenizer)
-            if self._tree is not None and n > 1:  # the last token was not read
-                begin = len(unit.written)
-                pairs = cast(ModuleForward, self._forward).cache.read_row(row, begin, begin + n - 1)
-                self._tree.add((*unit.read_ids, *token_ids[:-1]), pairs)
-            completion = Completion(indices[row], token_ids, sampled, plain, text, reasons[row], self._version)
-            finished.append((unit.request, completion))
         return finished
 
 

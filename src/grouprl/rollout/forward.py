@@ -117,7 +117,18 @@ class ModuleForward:
             self.cache.keep_prefix(prefix)
         self._addresses = _addresses(model)
         copied = recorder is not None and dtype == torch.bfloat16
-        self._copies = {part: _bfloat16_copies(part) if copied else {} for part in (self._decoder, self._head)}
+        self._copies = {
+            part: {
+                f"{prefix}.{name}" if prefix else name: weight.detach().to(torch.bfloat16)
+                for prefix, module in part.named_modules()
+                if type(module) is nn.Linear
+                for name, weight in module.named_parameters(recurse=False)
+                if weight.dtype != torch.bfloat16
+            }
+            if copied
+            else {}
+            for part in (self._decoder, self._head)
+        }
         # Of each row: newest token, place, prompt tokens and own tokens, see `Rows`.
         self._columns = torch.zeros(4, self._room.rows, dtype=torch.long, device=self._device)
         recorded_rows = 0 if recorder is None else self._room.rows
@@ -246,17 +257,6 @@ def _round_up_to(count: int, of: int) -> int:
 def _padded_rows(count: int) -> int:
     """Rounds up to one of 8, 16, 24, ..., 64, 80, 96, 112, 128, 160, ...: few sizes, at most 25 % more above 64."""
     return _round_up_to(count, max(8, 1 << max(0, (count - 1).bit_length() - 3)))
-
-
-def _bfloat16_copies(part: nn.Module) -> dict[str, Tensor]:
-    """Copies in bfloat16 of the weights and biases of its linear layers that are not, by name."""
-    return {
-        f"{prefix}.{name}" if prefix else name: weight.detach().to(torch.bfloat16)
-        for prefix, module in part.named_modules()
-        if type(module) is nn.Linear
-        for name, weight in module.named_parameters(recurse=False)
-        if weight.dtype != torch.bfloat16
-    }
 
 
 def _addresses(model: Any) -> tuple[int, ...]:

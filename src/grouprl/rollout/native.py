@@ -78,7 +78,12 @@ class NativeEngine:
         """Samples one group per request, in the order of the requests: an `Engine.generate`."""
         if not requests:
             return []
-        workers = self._workers(requests)
+        compiled = kernels()
+        if compiled is None or not compiled.decodes(self._model, getattr(torch, self._dtype)):
+            workers = worker_count(self._model, 1)  # modules take turns in Python
+        else:
+            live_rows = min(self._max_rows, sum(request.completions for request in requests))
+            workers = worker_count(self._model, live_rows // _LANE_ROWS, sampling=True)
         lanes = max(1, workers)
         rows = self._max_rows // lanes
         units = []
@@ -95,7 +100,13 @@ class NativeEngine:
         rows = min(rows, -(-share // waiting.members) * waiting.members)
         with one_thread() if workers else nullcontext():
             forwards = self._forwards(units, sampling, rows, lanes, common_tokens(requests))
-        tree = self._new_tree(units[0].prompt_ids, forwards)
+        tree: PrefixTree | None = None
+        if self._conversation is not None and is_packed(self._model):
+            # What episodes read is shared by them: as many tokens as the caches have room for.
+            forward, shape = cast(ModuleForward, forwards[0]), forwards[0].shape
+            room = len(forwards) * (shape.rows * shape.own_tokens + shape.groups * shape.prompt_tokens)
+            dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
+            tree = PrefixTree(units[0].prompt_ids[: shape.before], forward.prefix, room, dtype)
         completions: list[list[Completion]] = [[] for _ in requests]
         groups: dict[int, Group] = {}
 
@@ -129,14 +140,6 @@ class NativeEngine:
             decoding = Decoding(forward, self._tokenizer, waiting, sampling, self._ends, device, self._version, tree)
             while decoding.going:
                 yield decoding.advance()
-
-    def _workers(self, requests: Sequence[Request]) -> int:
-        """The number of parts of the rows that are decoded side by side, with a cache each; see `worker_count`."""
-        compiled = kernels()
-        if compiled is None or not compiled.decodes(self._model, getattr(torch, self._dtype)):
-            return worker_count(self._model, 1)  # modules take turns in Python
-        rows = min(self._max_rows, sum(request.completions for request in requests))
-        return worker_count(self._model, rows // _LANE_ROWS, sampling=True)
 
     def _forwards(self, units: Sequence[Unit], sampling: Sampling, rows: int, count: int, shared: int) -> list[Forward]:
         """The model with large enough caches; on a CPU for one call only, so that the learner gets their memory."""
@@ -179,15 +182,6 @@ class NativeEngine:
             self._recorded = None  # frees its memory first
             self._recorded = ModuleForward(self._model, shape, dtype, leaf("graphs").CudaGraphs(self._device), prefix)
         return [self._recorded]
-
-    def _new_tree(self, prompt_ids: tuple[int, ...], forwards: Sequence[Forward]) -> PrefixTree | None:
-        """The tree of what episodes read, shared by them: as many tokens as the caches have room for."""
-        if self._conversation is None or not is_packed(self._model):
-            return None
-        forward, shape = cast(ModuleForward, forwards[0]), forwards[0].shape
-        room = len(forwards) * (shape.rows * shape.own_tokens + shape.groups * shape.prompt_tokens)
-        dtype = torch.bfloat16 if self._dtype == "bfloat16" else torch.float32
-        return PrefixTree(prompt_ids[: shape.before], forward.prefix, room, dtype)
 
 
 def prompt_slots(units: int, rows: int, members: int, *, episodes: bool) -> int:

@@ -83,7 +83,17 @@ class Rows:
         else:
             drawn = compiled.draw(logits_nV, key_n, length_n, self._sampling.temperature)
         if compiled is None:
-            self._append(rows, *drawn)
+            tokens_n = drawn[0]
+            going_n = self._reason[rows] == 0
+            at_n1 = self.length[rows][:, None].clamp(max=self.tokens.shape[1] - 1)
+            for target, values_n in zip((self.tokens, *self.logprobs), drawn, strict=True):
+                old_n1 = target[rows].gather(1, at_n1)
+                target[rows].scatter_(1, at_n1, torch.where(going_n[:, None], values_n[:, None], old_n1))
+            self.newest[rows] = tokens_n
+            self.length[rows] += going_n
+            full_n = (self.length[rows] == self._sampling.max_tokens) * _FULL
+            reason_n = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
+            self._reason[rows] = torch.where(going_n, reason_n, self._reason[rows])
             self._since = (self._since + 1) % self._read_every
             over = self._since == 0 and bool(self._reason[rows].any())
         else:
@@ -94,18 +104,6 @@ class Rows:
         reasons = self._reason[rows].tolist()
         names = {_END: StopReason.END, _FULL: StopReason.LENGTH}
         return {row: names[reason] for row, reason in enumerate(reasons, first) if reason}
-
-    def _append(self, rows: slice, tokens_n: Tensor, drawn_n: Tensor, plain_n: Tensor) -> None:
-        going_n = self._reason[rows] == 0
-        at_n1 = self.length[rows][:, None].clamp(max=self.tokens.shape[1] - 1)
-        for target, values_n in zip((self.tokens, *self.logprobs), (tokens_n, drawn_n, plain_n), strict=True):
-            old_n1 = target[rows].gather(1, at_n1)
-            target[rows].scatter_(1, at_n1, torch.where(going_n[:, None], values_n[:, None], old_n1))
-        self.newest[rows] = tokens_n
-        self.length[rows] += going_n
-        full_n = (self.length[rows] == self._sampling.max_tokens) * _FULL
-        reason_n = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
-        self._reason[rows] = torch.where(going_n, reason_n, self._reason[rows])
 
     def keep(self, moves: Sequence[tuple[int, int]], count: int) -> None:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""

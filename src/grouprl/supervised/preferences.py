@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.files import atomic_write_text, json_text
-from grouprl.record.read import RecordedGroup
 from grouprl.supervised.recorded import NO_LIMIT, recorded_groups
 from grouprl.supervised.settings import PreferencesConfig
 from grouprl.tasks.base import partition
 from grouprl.tasks.files import Row, read_rows, text_or_messages
-from grouprl.types import Group, Message, Problem, UserError
+from grouprl.types import Group, Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,11 @@ def load_preferences(config: PreferencesConfig, tokenizer: PreTrainedTokenizerBa
     """
     if config.path is not None:
         return tuple(_of_row(row, tokenizer) for row in read_rows(config.path))
-    found = _of_run(config.run or "", config, tokenizer)
-    whole = config.model_copy(update={"first_step": 0, "last_step": 0})
-    older = [pair for run in config.older for pair in _of_run(run, whole, tokenizer)]
-    count = min(len(older), round(len(found) * config.older_share / (1 - config.older_share)))
-    return (*found, *(older[at * len(older) // count] for at in range(count)))
+    pairs = _of_run(config.run or "", config, tokenizer)
+    all_steps = config.model_copy(update={"first_step": 0, "last_step": 0})
+    older = [pair for run in config.older for pair in _of_run(run, all_steps, tokenizer)]
+    count = min(len(older), round(len(pairs) * config.older_share / (1 - config.older_share)))
+    return (*pairs, *(older[at * len(older) // count] for at in range(count)))
 
 
 def refuse_longer(groups: Sequence[Group], context: int) -> None:
@@ -66,27 +64,28 @@ def split_preferences(
     Raises:
         UserError: there are fewer than two different prompts.
     """
-    place = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
+    part_of = partition((pair.group.problem.prompt_text for pair in preferences), validation=0.0, test=share)
     split: dict[str, list[Preference]] = {"train": [], "test": []}
-    if share and len(place) < 2:
-        raise UserError(f"expected at least 2 different prompts, got {len(place)}: add pairs, so that one is held out")
+    if share and len(part_of) < 2:
+        raise UserError(
+            f"expected at least 2 different prompts, got {len(part_of)}: add pairs, so that one is held out"
+        )
     for pair in preferences:
-        split[place[pair.group.problem.prompt_text]].append(pair)
+        split[part_of[pair.group.problem.prompt_text]].append(pair)
     return tuple(split["train"]), tuple(split["test"])
 
 
 def write_preferences(path: Path, preferences: Sequence[Preference]) -> None:
     """Writes the pairs as JSON lines in TRL's form, with their rewards where they are known."""
-    atomic_write_text(path, "".join(json_text(_row(pair)) + "\n" for pair in preferences))
-
-
-def _row(pair: Preference) -> dict[str, object]:
-    prompt = pair.group.problem.prompt
-    texts = zip(("chosen", "rejected"), (completion.text for completion in pair.group.completions), strict=True)
-    row: dict[str, object] = {"prompt": prompt, **dict(texts)}
-    if not isinstance(prompt, str):
-        row |= {name: [{"role": "assistant", "content": row[name]}] for name in ("chosen", "rejected")}
-    return row if pair.rewards is None else row | {"rewards": pair.rewards}
+    lines = []
+    for pair in preferences:
+        prompt = pair.group.problem.prompt
+        row: dict[str, object] = {"prompt": prompt}
+        for name, completion in zip(("chosen", "rejected"), pair.group.completions, strict=True):
+            text = completion.text
+            row[name] = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        lines.append(json_text(row if pair.rewards is None else row | {"rewards": pair.rewards}) + "\n")
+    atomic_write_text(path, "".join(lines))
 
 
 # Files
@@ -102,7 +101,14 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
         )
     problem = Problem(where, prompt)
     prompt_ids = prompt_token_ids(problem, tokenizer, longest=NO_LIMIT)
-    texts = [_message_text(where, answer) for answer in answers]
+    texts = []
+    for answer in answers:
+        if not isinstance(answer, str) and (len(answer) > 1 or answer[0]["role"] != "assistant"):
+            raise UserError(
+                f"{where}: expected one message of the assistant in 'chosen' and in 'rejected', got "
+                f"{', '.join(message['role'] for message in answer)}: move what comes before it to 'prompt'"
+            )
+        texts.append(answer if isinstance(answer, str) else answer[0]["content"])
     chosen, rejected = (authored_completion(index, text, tokenizer) for index, text in enumerate(texts))
     if chosen.token_ids == rejected.token_ids:
         raise UserError(
@@ -112,40 +118,30 @@ def _of_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Preference:
     return Preference(Group(problem, prompt_ids, (chosen, rejected)))
 
 
-def _message_text(where: str, answer: str | tuple[Message, ...]) -> str:
-    if isinstance(answer, str):
-        return answer
-    if len(answer) > 1 or answer[0]["role"] != "assistant":
-        raise UserError(
-            f"{where}: expected one message of the assistant in 'chosen' and in 'rejected', got "
-            f"{', '.join(message['role'] for message in answer)}: move what comes before it to 'prompt'"
-        )
-    return answer[0]["content"]
-
-
 # Runs
 
 
 def _of_run(directory: str, config: PreferencesConfig, tokenizer: PreTrainedTokenizerBase) -> list[Preference]:
     groups = recorded_groups(directory, config, tokenizer)
-    found = [pair for group in groups for pair in islice(_rank_pairs(group, config.rank), config.per_group)]
-    if not found:
+    by_reward = config.rank == "reward"
+    pairs: list[Preference] = []
+    for recorded in groups:
+        judged = [
+            (outcome.total if by_reward else float(outcome.correct or 0), completion)
+            for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
+            if (outcome.valid if by_reward else outcome.correct is not None)
+        ]
+        ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal values the first sampled comes first
+        of_group = [
+            Preference(Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst)), (high, low))
+            for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True)
+            if high > low and best.token_ids != worst.token_ids
+        ]
+        pairs += of_group[: config.per_group]
+    if not pairs:
         raise UserError(
             f"{directory}: expected groups whose completions have different rewards (preferences.rank={config.rank}), "
             f"found none among {len(groups)} groups: choose other steps with preferences.first_step and "
             "preferences.last_step, or another run"
         )
-    return found
-
-
-def _rank_pairs(recorded: RecordedGroup, rank: str) -> Iterator[Preference]:
-    judged = [
-        (outcome.total if rank == "reward" else float(outcome.correct or 0), completion)
-        for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
-        if (outcome.valid if rank == "reward" else outcome.correct is not None)
-    ]
-    ranked = sorted(judged, key=lambda pair: -pair[0])  # of equal values the first sampled comes first
-    for (high, best), (low, worst) in zip(ranked, reversed(ranked), strict=True):
-        if high > low and best.token_ids != worst.token_ids:
-            pair = Group(recorded.group.problem, recorded.group.prompt_ids, (best, worst))
-            yield Preference(pair, (high, low))
+    return pairs

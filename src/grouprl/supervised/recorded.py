@@ -10,7 +10,7 @@ from grouprl.config.yaml_text import read_yaml
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.record.layout import RunDirectory
-from grouprl.record.read import RecordedGroup, RecordedRun, read_rollouts, read_run
+from grouprl.record.read import RecordedGroup, read_rollouts, read_run
 from grouprl.supervised.settings import PairsConfig, RecordedConfig
 from grouprl.types import Group, UserError
 
@@ -28,12 +28,23 @@ def recorded_groups(
         UserError: the folder is not a run, or a file of it is damaged.
     """
     run = read_run(directory)
-    recorded = [row["step"] for row in run.metrics]
-    steps = [step for step in recorded if config.first_step <= step <= (config.last_step or step)]
+    recorded_steps = [row["step"] for row in run.metrics]
+    steps = [step for step in recorded_steps if config.first_step <= step <= (config.last_step or step)]
     groups = tuple(group for step in steps for group in read_rollouts(run.directory, step))
-    if _tokenizer_of(run).get_vocab() == tokenizer.get_vocab():
+    saved = RunDirectory(run.directory).saved_models()
+    path = str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"]
+    if load_tokenizer(path).get_vocab() == tokenizer.get_vocab():
         return groups
-    return tuple(replace(one, group=_encode_again(one.group, tokenizer)) for one in groups)
+    encoded = []
+    for recorded in groups:
+        problem = recorded.group.problem
+        prompt_ids = prompt_token_ids(problem, tokenizer, longest=NO_LIMIT)
+        completions = [
+            authored_completion(index, completion.text, tokenizer, completion.stop_reason)
+            for index, completion in enumerate(recorded.group.completions)
+        ]
+        encoded.append(replace(recorded, group=Group(problem, prompt_ids, tuple(completions))))
+    return tuple(encoded)
 
 
 def right_completions(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -> list[Group]:
@@ -43,31 +54,15 @@ def right_completions(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -
         UserError: there is none; or see `recorded_groups`.
     """
     groups = recorded_groups(config.run or "", config, tokenizer)
-    found = {
-        (one.group.problem.id, completion.token_ids): replace(one.group, completions=(completion,))
-        for one in groups
-        for outcome, completion in zip(one.outcomes, one.group.completions, strict=True)
+    rights = {
+        (recorded.group.problem.id, completion.token_ids): replace(recorded.group, completions=(completion,))
+        for recorded in groups
+        for outcome, completion in zip(recorded.outcomes, recorded.group.completions, strict=True)
         if outcome.correct
     }
-    if not found:
+    if not rights:
         raise UserError(
             f"{config.run}: expected completions that the task's verifier called right, found none in {len(groups)} "
             "groups: choose other steps with pairs.first_step and pairs.last_step, or another run"
         )
-    return list(found.values())
-
-
-def _tokenizer_of(run: RecordedRun) -> PreTrainedTokenizerBase:
-    """The tokenizer of the run's newest checkpoint, or of its configured model where there is no checkpoint."""
-    saved = RunDirectory(run.directory).saved_models()
-    return load_tokenizer(str(saved[-1].path) if saved else read_yaml(run.config)["model"]["path"])
-
-
-def _encode_again(group: Group, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """The group with its texts encoded by another model's tokenizer."""
-    prompt_ids = prompt_token_ids(group.problem, tokenizer, longest=NO_LIMIT)
-    again = (
-        authored_completion(index, completion.text, tokenizer, completion.stop_reason)
-        for index, completion in enumerate(group.completions)
-    )
-    return Group(group.problem, prompt_ids, tuple(again))
+    return list(rights.values())

@@ -71,11 +71,11 @@ class PairsConfig(RecordedConfig):
 
     @model_validator(mode="after")
     def _file_or_task(self) -> Self:
-        made = ("count", "worked_share")
+        of_task = ("count", "worked_share")
         if self.path is not None:
-            self.refuse_beside("pairs.path", "run", "first_step", "last_step", *made, section="pairs.")
+            self.refuse_beside("pairs.path", "run", "first_step", "last_step", *of_task, section="pairs.")
         if self.run is not None:
-            self.refuse_beside("pairs.run", *made, section="pairs.")
+            self.refuse_beside("pairs.run", *of_task, section="pairs.")
         return self
 
 

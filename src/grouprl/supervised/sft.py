@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from grouprl.supervised.recorded import right_completions
 from grouprl.supervised.scratch import new_model, new_tokenizer
 from grouprl.supervised.settings import SftConfig
 from grouprl.supervised.training import SupervisedLoss, fit, model_folder
-from grouprl.tasks import Task, load_task
+from grouprl.tasks import load_task
 from grouprl.tasks.base import converses, solution
 from grouprl.tasks.files import Row, read_rows, text_or_messages
 from grouprl.trainer.terminal import Terminal
@@ -55,7 +55,16 @@ def sft(config: SftConfig) -> Path:
     model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
     terminal, source = Terminal(), config.pairs.path or config.pairs.run or f"the task {config.task.name}"
     with terminal.progress("encode pairs", len(pairs)) as advance:
-        encoded = _encode(pairs, tokenizer, context_length(model), advance)
+        context = context_length(model)
+        encoded = []
+        for problem, text in pairs:
+            if isinstance(text, str):
+                completion = authored_completion(0, text, tokenizer)
+            else:
+                completion = leaf("environments.authored")(problem, text, tokenizer)
+            prompt_ids = prompt_token_ids(problem, tokenizer, longest=context - len(completion))
+            encoded.append(Group(problem, prompt_ids, (completion,)))
+            advance(1)
     groups = right_completions(config.pairs, tokenizer) if config.pairs.run else encoded
     refuse_longer(groups, context_length(model))
     updates = config.epochs * -(-len(groups) // config.batch_pairs)
@@ -84,7 +93,15 @@ def load_pairs(config: SftConfig) -> Sequence[Pair]:
         return [_of_row(row) for row in read_rows(config.pairs.path)]
     task = load_task(**config.task.model_dump())
     schemas = leaf("environments.schemas")(task) if converses(task) else ()
-    return [(_with_tools(problem, schemas), written) for problem, written in _of_task(config, task)]
+    word_problems = find_leaf("task.word_problems")
+    pairs: Iterable[Pair]
+    if word_problems is not None and isinstance(task, word_problems):
+        pairs = leaf("cold_start")(task, config.pairs.count, config.pairs.worked_share, config.seed)
+    else:
+        config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
+        worked = getattr(task, "worked", lambda problem: solution(task, problem, "pairs.path"))
+        pairs = [(problem, worked(problem)) for problem in task.problems("train")[: config.pairs.count]]
+    return [(replace(problem, tools=schemas) if schemas else problem, written) for problem, written in pairs]
 
 
 def _of_row(row: Row) -> Pair:
@@ -99,20 +116,6 @@ def _of_row(row: Row) -> Pair:
     return problem, completion_text(written) if isinstance(written, str) or len(written) == 1 else written
 
 
-def _of_task(config: SftConfig, task: Task) -> Iterable[Pair]:
-    word_problems = find_leaf("task.word_problems")
-    if word_problems is not None and isinstance(task, word_problems):
-        pairs: Iterable[Pair] = leaf("cold_start")(task, config.pairs.count, config.pairs.worked_share, config.seed)
-        return pairs
-    config.pairs.refuse_beside(f"task.name={task.name}", "worked_share", section="pairs.")
-    worked = getattr(task, "worked", lambda problem: solution(task, problem, "pairs.path"))
-    return ((problem, worked(problem)) for problem in task.problems("train")[: config.pairs.count])
-
-
-def _with_tools(problem: Problem, schemas: tuple[Mapping[str, Any], ...]) -> Problem:
-    return replace(problem, tools=schemas) if schemas else problem
-
-
 def _model(
     config: SftConfig, pairs: Sequence[Pair], device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -121,19 +124,3 @@ def _model(
     texts = [text for problem, written in pairs[:_TOKENIZER_PAIRS] for text in (problem.prompt_text, str(written))]
     tokenizer = new_tokenizer(texts, config.new_model.vocabulary)
     return new_model(config.new_model, tokenizer, seed=config.seed).to(device), tokenizer
-
-
-def _encode(
-    pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, context: int, advance: Callable[[int], None]
-) -> list[Group]:
-    """Encodes the pairs as groups of one completion each; the model also learns the end token."""
-    groups = []
-    for problem, text in pairs:
-        if isinstance(text, str):
-            completion = authored_completion(0, text, tokenizer)
-        else:
-            completion = leaf("environments.authored")(problem, text, tokenizer)
-        prompt_ids = prompt_token_ids(problem, tokenizer, longest=context - len(completion))
-        groups.append(Group(problem, prompt_ids, (completion,)))
-        advance(1)
-    return groups

@@ -62,7 +62,13 @@ class SupervisedLoss:
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
         budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device.type))
         totals: defaultdict[str, float] = defaultdict(float)
-        shared, prefix = self._prefix(batch, device, gradient=gradient)
+        # What all prompts begin with is read once, before the packs.
+        network, shared, prefix = self.network, 0, None
+        if network is not None and is_packed(network):
+            shared = shared_tokens(beginnings(batch))
+        if network is not None and shared:
+            with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
+                prefix = LearnedPrefix(read_prefix(partial(hidden_states, network), batch.prompts[0][:shared], device))
         for pack in make_packs(batch, range(len(batch.group_of_N)), budget, device, read_last=True, shared=shared):
             pack = pack if prefix is None else with_prefix(prefix.read, pack)
             with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
@@ -75,15 +81,6 @@ class SupervisedLoss:
         if prefix is not None:
             prefix.backward()
         return dict(totals)
-
-    def _prefix(self, batch: Batch, device: torch.device, *, gradient: bool) -> tuple[int, LearnedPrefix | None]:
-        """How many tokens all prompts begin with, and what the packs read of them."""
-        network = self.network
-        if network is None or not is_packed(network) or not (shared := shared_tokens(beginnings(batch))):
-            return 0, None
-        with torch.set_grad_enabled(gradient), autocast(device, self.config.model.dtype):
-            found = read_prefix(partial(hidden_states, network), batch.prompts[0][:shared], device)
-        return shared, LearnedPrefix(found)
 
 
 def fit(
@@ -110,7 +107,11 @@ def fit(
     if recomputes(loss.config.learner.recompute, model.get_input_embeddings().weight.device.type):
         recompute_activations(model)
     config = loss.config
-    orders = [order for epoch in range(config.epochs) for order in _batches(len(groups), config, epoch)]
+    orders = []
+    for epoch in range(config.epochs):
+        order = list(range(len(groups)))
+        random.Random(f"{config.seed}/{epoch}").shuffle(order)
+        orders += [order[at : at + config.batch_pairs] for at in range(0, len(order), config.batch_pairs)]
     optimizer = Optimizer(model, config.learner, total_updates=len(orders))
     smooth = 0.0
     with terminal.progress(what, len(orders)) as advance:
@@ -122,9 +123,3 @@ def fit(
             record.step(StepRecord(step, metrics, [], [], []))
             advance(1, f"{what}, loss {smooth:.3f}")
     return len(orders)
-
-
-def _batches(count: int, config: SupervisedConfig, epoch: int) -> list[list[int]]:
-    order = list(range(count))
-    random.Random(f"{config.seed}/{epoch}").shuffle(order)
-    return [order[at : at + config.batch_pairs] for at in range(0, count, config.batch_pairs)]

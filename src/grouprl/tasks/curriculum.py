@@ -140,18 +140,14 @@ def beta_probability(x: float, a: float, b: float) -> float:
     if x > (a + 1) / (a + b + 2):
         return 1 - beta_probability(1 - x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    return math.exp(log_front) / a * _beta_fraction(x, a, b)
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """1 / (1 + d1 / (1 + d2 / (1 + ...))), with enough terms that the rest is below a rounding error."""
+    # 1 / (1 + d1 / (1 + d2 / (1 + ...))), with enough terms that the rest is below a rounding error.
     terms = 40 + int(4 * math.sqrt(max(a, b)))
     value = 1.0
     for m in range(terms, 0, -1):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
         value = 1 + odd / (1 + even / value)
-    return 1 / value
+    return math.exp(log_front) / a * (1 / value)
 
 
 class ProblemOrder(Protocol):

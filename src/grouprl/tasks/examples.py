@@ -25,7 +25,17 @@ def with_examples(task: Task, examples: int | str) -> Task:
     if examples == 0:
         return task
     if isinstance(examples, str):
-        shown = _of_file(examples)
+        shown = []
+        try:
+            for row in read_rows(examples):
+                prompt = text_or_messages(row, "prompt")
+                if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
+                    raise UserError(
+                        f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it"
+                    )
+                shown.append((Problem(row[0], prompt), column(row, "completion")))
+        except UserError as error:
+            raise UserError(f"task.examples: {error}") from error
     else:
         train = task.problems("train")
         if len(train) <= examples:
@@ -45,7 +55,15 @@ def with_examples(task: Task, examples: int | str) -> Task:
                     f"task.examples: expected examples that are not evaluated, got one that is {problem.where}: remove "
                     f"{f'it from {examples}, or ' * isinstance(examples, str)}the problem from the {split} split"
                 )
-            return _after(problem, shown)
+            if isinstance(problem.prompt, str):
+                texts = []
+                for example, solution in shown:
+                    has_space = example.prompt_text[-1:].isspace() or solution[:1].isspace()
+                    texts.append(f"{example.prompt_text}{'' if has_space else ' '}{solution}")
+                return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
+            turns = [message for example, solution in shown for message in _turns(example, solution)]
+            first = 1 if problem.prompt[0]["role"] == "system" else 0
+            return replace(problem, prompt=(*problem.prompt[:first], *turns, *problem.prompt[first:]))
 
         return each(task.problems(split), change, first)
 
@@ -55,31 +73,6 @@ def with_examples(task: Task, examples: int | str) -> Task:
 def _question(problem: Problem) -> str:
     text = problem.prompt if isinstance(problem.prompt, str) else _turns(problem, "")[0]["content"]
     return " ".join(text.split())
-
-
-def _of_file(path: str) -> list[tuple[Problem, str]]:
-    examples = []
-    try:
-        for row in read_rows(path):
-            prompt = text_or_messages(row, "prompt")
-            if not isinstance(prompt, str) and all(message["role"] == "system" for message in prompt):
-                raise UserError(f"{row[0]}: expected a question in column 'prompt', got a system message alone: add it")
-            examples.append((Problem(row[0], prompt), column(row, "completion")))
-    except UserError as error:
-        raise UserError(f"task.examples: {error}") from error
-    return examples
-
-
-def _after(problem: Problem, shown: Sequence[tuple[Problem, str]]) -> Problem:
-    if isinstance(problem.prompt, str):
-        texts = []
-        for example, solution in shown:
-            has_space = example.prompt_text[-1:].isspace() or solution[:1].isspace()
-            texts.append(f"{example.prompt_text}{'' if has_space else ' '}{solution}")
-        return replace(problem, prompt="\n\n".join((*texts, problem.prompt)))
-    turns = [message for example, solution in shown for message in _turns(example, solution)]
-    first = 1 if problem.prompt[0]["role"] == "system" else 0
-    return replace(problem, prompt=(*problem.prompt[:first], *turns, *problem.prompt[first:]))
 
 
 def _turns(example: Problem, solution: str) -> list[Message]:

@@ -50,7 +50,17 @@ def read_rows(address: str, split: str = "train") -> list[Row]:
     file, another kind of file, or a row that is not an object or too long.
     """
     if address.startswith(HUB):
-        return _hub_rows(address, split)
+        repository, _, configuration = address.removeprefix(HUB).partition(":")
+        datasets = import_extra("datasets", "data", f"the data set {repository}")
+        datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = leaf("received.hub").is_out_of_reach()
+        try:
+            rows = datasets.load_dataset(repository, configuration or None, split=split)
+        except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error
+            raise UserError(
+                f"expected to load {repository} from the Hugging Face hub, got {type(error).__name__}: {error}: "
+                "connect to the network once, or name a local copy with task.path=FILE.jsonl"
+            ) from error
+        return [(f"{repository}/{split}:{n}", row) for n, row in enumerate(rows, 1)]
     path = Path(address)
     if path.is_dir():
         parts = read_splits(address) or {}
@@ -83,7 +93,22 @@ def read_splits(address: str) -> dict[Split, list[Row]] | None:
     if not folder.is_dir():
         return None
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        return _saved_splits(folder)
+        datasets = import_extra("datasets", "data", f"the data set {folder}")
+        try:
+            saved = datasets.load_from_disk(str(folder))
+            parts = saved if isinstance(saved, Mapping) else {"train": saved}
+            rows: dict[Split, list[Row]] = {
+                split: [(f"{folder}/{name}:{n}", row) for n, row in enumerate(part, 1)]
+                for split, words in _SPLITS.items()
+                for name, part in parts.items()
+                if re.fullmatch(words, name)
+            }
+        except Exception as error:  # whatever damaged files make the library raise
+            got = f"{type(error).__name__}: {error}"
+            raise UserError(f"expected a data set of save_to_disk in {folder}, got {got}: write it again") from error
+        if "train" not in rows:
+            raise UserError(f"expected a split train in {folder}, got {', '.join(parts)}: rename one of them")
+        return rows
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and "train" in _files_of_splits(path))
     usual = [path for path in (folder, folder / "data", folder / "main", folder / "default") if path.is_dir()]
     chosen = next((path for path in usual if "train" in _files_of_splits(path)), None)
@@ -119,41 +144,6 @@ def _files_of_splits(folder: Path) -> dict[Split, list[Path]]:
             )
         files_of[split] = chosen
     return files_of
-
-
-def _saved_splits(folder: Path) -> dict[Split, list[Row]]:
-    """The rows of a folder that `datasets.save_to_disk` wrote, of a data set or of a dictionary of splits."""
-    datasets = import_extra("datasets", "data", f"the data set {folder}")
-    try:
-        saved = datasets.load_from_disk(str(folder))
-        parts = saved if isinstance(saved, Mapping) else {"train": saved}
-        rows: dict[Split, list[Row]] = {
-            split: [(f"{folder}/{name}:{n}", row) for n, row in enumerate(part, 1)]
-            for split, words in _SPLITS.items()
-            for name, part in parts.items()
-            if re.fullmatch(words, name)
-        }
-    except Exception as error:  # whatever damaged files make the library raise
-        got = f"{type(error).__name__}: {error}"
-        raise UserError(f"expected a data set of save_to_disk in {folder}, got {got}: write it again") from error
-    if "train" not in rows:
-        raise UserError(f"expected a split train in {folder}, got {', '.join(parts)}: rename one of them")
-    return rows
-
-
-def _hub_rows(address: str, split: str) -> list[Row]:
-    """Rows from the hub, or from its cache without a network. It never runs code of the data set."""
-    repository, _, configuration = address.removeprefix(HUB).partition(":")
-    datasets = import_extra("datasets", "data", f"the data set {repository}")
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = leaf("received.hub").is_out_of_reach()
-    try:
-        rows = datasets.load_dataset(repository, configuration or None, split=split)
-    except (OSError, ValueError, RuntimeError) as error:  # no network, offline without a cached copy, a hub error
-        raise UserError(
-            f"expected to load {repository} from the Hugging Face hub, got {type(error).__name__}: {error}: "
-            "connect to the network once, or name a local copy with task.path=FILE.jsonl"
-        ) from error
-    return [(f"{repository}/{split}:{n}", row) for n, row in enumerate(rows, 1)]
 
 
 def _json_file(path: Path) -> list[Row]:
@@ -325,7 +315,10 @@ def text_or_messages(row: Row, name: str, *, remedy: str = "rename or add") -> s
     if isinstance(value, str) or not isinstance(value, Sequence):
         return column(row, name)
     value = [_with_text(row[0], name, message) for message in value]
-    if not value or not all(map(_is_message, value)):
+    if not value or not all(
+        isinstance(item, Mapping) and item.get("role") in ROLES and isinstance(item.get("content"), str)
+        for item in value
+    ):
         raise UserError(
             f"{row[0]}: expected text in column {name!r}, got {short_repr(value)}: write text, or messages such as "
             f"[{{'role': 'user', 'content': '2 + 2 = ?'}}], with text and one of the roles {', '.join(ROLES)} in each"
@@ -341,7 +334,12 @@ def check_answer(row: Row, name: str = "answer") -> None:
     characters.
     """
     where, value = row[0], row[1][name]
-    if not isinstance(value, str) and not _is_finite(value):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if isinstance(value, Integral):
+        is_number &= int(value).bit_length() <= _MOST_BITS  # a number that can be formatted
+    elif isinstance(value, Real):
+        is_number = math.isfinite(value)
+    if not isinstance(value, str) and not is_number:
         raise UserError(
             f"{where}: expected text or a finite number in column {name!r}, got "
             f"{short_repr(value)}: write it as text such as '7'"
@@ -401,17 +399,6 @@ def _with_text(where: str, name: str, message: Any) -> Any:
                 f"{short_repr(kind)}: GroupRL trains on text alone; remove the part"
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and value.get("role") in ROLES and isinstance(value.get("content"), str)
-
-
-def _is_finite(value: object) -> bool:
-    """Whether a value is a number that can be formatted."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return int(value).bit_length() <= _MOST_BITS if isinstance(value, Integral) else math.isfinite(value)
 
 
 def _refuse_half_characters(where: str, name: str, text: str) -> None:

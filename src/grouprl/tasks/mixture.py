@@ -41,13 +41,13 @@ class PartReward:
 
     def bound(self, built_in: Callable[[str], Any]) -> PartReward:
         """The reward with functions in the place of names."""
-        found = {part: built_in(one) if isinstance(one, str) else one for part, one in self.functions.items()}
-        return PartReward(found)
+        pairs = self.functions.items()
+        return PartReward({part: built_in(reward) if isinstance(reward, str) else reward for part, reward in pairs})
 
     @property
     def longest_call_seconds(self) -> float:
         """The longest time limit that one of the functions has of its own."""
-        return max(getattr(one, "longest_call_seconds", 0.0) for one in self.functions.values())
+        return max(getattr(function, "longest_call_seconds", 0.0) for function in self.functions.values())
 
     def __call__(
         self,
@@ -59,24 +59,19 @@ class PartReward:
         **columns: Any,
     ) -> list[Any]:
         """One value for each completion."""
-        own = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, PART: part}
-        given = own | {name: values for name, values in columns.items() if isinstance(values, list)}
-        found: list[Any] = [None] * len(completions)
+        keywords = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, PART: part}
+        keywords |= {name: values for name, values in columns.items() if isinstance(values, list)}
+        part_values: list[Any] = [None] * len(completions)
         for label in self.functions.keys() & set(part):
             rows = [row for row, other in enumerate(part) if other == label]
             function: Any = self.functions[label]
             accepted = inspect.signature(function).parameters
-            everything = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
-            values = function(
-                **{
-                    name: [column[row] for row in rows]
-                    for name, column in given.items()
-                    if everything or name in accepted
-                }
-            )
+            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+            names = [name for name in keywords if takes_all or name in accepted]
+            values = function(**{name: [keywords[name][row] for row in rows] for name in names})
             for row, value in zip(rows, values, strict=True):
-                found[row] = value
-        return found
+                part_values[row] = value
+        return part_values
 
 
 @dataclass(frozen=True)
@@ -133,15 +128,15 @@ class Mixture:
     @property
     def default_rewards(self) -> Mapping[str, float]:
         """Those of the parts, with their verifiers as one reward."""
-        found: dict[str, float] = {}
+        weights: dict[str, float] = {}
         for label, part in self.parts.items():
             for name, weight in part.task.default_rewards.items():
-                if found.setdefault(self._name_of(name, part.task), weight) != weight:
+                if weights.setdefault(self._name_of(name, part.task), weight) != weight:
                     raise UserError(
-                        f"task.arguments.{label}: expected the weight {found[name]} that {name} has in another part, "
+                        f"task.arguments.{label}: expected the weight {weights[name]} that {name} has in another part, "
                         f"got {weight}: make the parts' default rewards agree"
                     )
-        return found
+        return weights
 
     @property
     def default_step_rewards(self) -> Mapping[str, float]:
@@ -152,20 +147,26 @@ class Mixture:
     @property
     def own_rewards(self) -> Mapping[str, Callable[..., Any]]:
         """The rewards of the parts, each for the parts that name it; none where all name the same built-in reward."""
-        found: dict[str, dict[str, Callable[..., Any] | str]] = {}
+        functions_by_name: dict[str, dict[str, Callable[..., Any] | str]] = {}
         for label, part in self.parts.items():
-            own, named = part.task.own_rewards, (*part.task.default_rewards, str(part.task.verifier))
-            for name, here in [*zip(own, own, strict=True), *((one, self._name_of(one, part.task)) for one in named)]:
-                found.setdefault(here, {})[label] = own.get(name, name)
+            rewards, verifier = part.task.own_rewards, str(part.task.verifier)
+            for name in rewards:
+                functions_by_name.setdefault(name, {})[label] = rewards[name]
+            for name in (*part.task.default_rewards, verifier):
+                functions_by_name.setdefault(self._name_of(name, part.task), {})[label] = rewards.get(name, name)
         return {
             name: PartReward(functions)
-            for name, functions in found.items()
+            for name, functions in functions_by_name.items()
             if set(functions.values()) != {name} or len(functions) < len(self.parts)
         }
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in a fixed order; those of train are made on access."""
-        return self._train if split == "train" else self._held_out(split)
+        if split == "train":
+            return self._train
+        problems = {label: part.task.problems(split) for label, part in self.parts.items()}
+        order = _spread({label: len(part_problems) for label, part_problems in problems.items()})
+        return tuple(self._marked(label, problems[label][index]) for label, index in order)
 
     def gold(self, problem: Problem) -> str | None:
         """What the problem's part gives."""
@@ -183,8 +184,8 @@ class Mixture:
     def _turn(self) -> dict[str, int]:
         """How many problems of each part a turn has: the ratios as the smallest whole numbers."""
         exact = {label: Fraction(str(part.ratio)) for label, part in self.parts.items()}
-        whole = math.lcm(*(ratio.denominator for ratio in exact.values()))
-        counts = {label: int(ratio * whole) for label, ratio in exact.items()}
+        denominator = math.lcm(*(ratio.denominator for ratio in exact.values()))
+        counts = {label: int(ratio * denominator) for label, ratio in exact.items()}
         common = math.gcd(*counts.values())
         return {label: count // common for label, count in counts.items()}
 
@@ -194,8 +195,8 @@ class Mixture:
         turn = _spread(self._turn)
         turns = max(math.ceil(len(problems[label]) / self._turn[label]) for label in problems)
 
-        def make(place: int) -> Problem:
-            done, at = divmod(place, len(turn))
+        def make(position: int) -> Problem:
+            done, at = divmod(position, len(turn))
             label, number = turn[at]
             time, index = divmod(done * self._turn[label] + number, len(problems[label]))
             return self._marked(label, problems[label][index], time)
@@ -203,11 +204,6 @@ class Mixture:
         listed = ((label, part) for label, part in problems.items() if isinstance(part, list | tuple))
         in_memory = [self._marked(label, problem) for label, part in listed for problem in part]
         return LazyProblems(turns * len(turn), make, in_memory)
-
-    def _held_out(self, split: Split) -> Sequence[Problem]:
-        problems = {label: part.task.problems(split) for label, part in self.parts.items()}
-        order = _spread({label: len(own) for label, own in problems.items()})
-        return tuple(self._marked(label, problems[label][index]) for label, index in order)
 
     def _marked(self, label: str, problem: Problem, time: int = 0) -> Problem:
         if PART in problem.columns:

@@ -67,44 +67,44 @@ def load_task(
             f"task.name: expected {_GYM}:NAME, such as {_GYM}:spell_backward, got {_GYM}: `grouprl tasks {_GYM}` lists "
             "the names"
         )
-    known = {field.name for field in fields(TASKS[kind])}
+    option_names = {field.name for field in fields(TASKS[kind])}
     common = {
         "path": path,
         "difficulty": difficulty,
         "train_problems": train_problems,
         "eval_problems": eval_problems,
-        "seed": seed if "seed" in known else None,
+        "seed": seed if "seed" in option_names else None,
     }
     options: dict[str, Any] = {key: value for key, value in common.items() if value is not None}
-    for option in options.keys() - known:
+    for option in options.keys() - option_names:
         raise UserError(
-            f"task.{option}: the task {name} has no such option, only {', '.join(sorted(known))}: remove it"
+            f"task.{option}: the task {name} has no such option, only {', '.join(sorted(option_names))}: remove it"
         )
     if kind == _MIXTURE:
         shared = {"seed": seed, "system_prompt": system_prompt, "format": format, "examples": examples}
-        parts = {label: _part(label, given, shared) for label, given in (arguments or {}).items()}
+        parts = {label: _part(label, part, shared) for label, part in (arguments or {}).items()}
         return Mixture(parts) if parts else Mixture()
     if kind == _GYM:
         options |= {"dataset": data_set, "arguments": arguments or {}}
     else:
-        own = known - common.keys()
+        argument_names = option_names - common.keys()
         for argument, value in (arguments or {}).items():
-            if not own:
+            if not argument_names:
                 raise UserError(f"task.arguments: the task {name} has none, got {argument!r}: remove it")
-            if argument not in own:
-                raise unknown_name("task.arguments", argument, own)
+            if argument not in argument_names:
+                raise unknown_name("task.arguments", argument, argument_names)
             options[argument] = value
     return with_examples(with_format(TASKS[kind](**options), format, system_prompt), examples)
 
 
-def _part(label: str, given: Any, shared: Mapping[str, Any]) -> MixturePart:
+def _part(label: str, part: Any, shared: Mapping[str, Any]) -> MixturePart:
     """A part of a mixture from its ratio, or from `ratio` and the settings of a task, whose name is by default `label`.
 
     Settings that it lacks are those of the mixture.
     """
     from grouprl.config.run import TaskConfig  # loads torch, which a list of tasks does not need
 
-    settings = dict(given) if isinstance(given, Mapping) else {"ratio": given}
+    settings = dict(part) if isinstance(part, Mapping) else {"ratio": part}
     ratio = settings.pop("ratio", 1)
     where = f"task.arguments.{label}"
     for key in settings.keys() - TaskConfig.model_fields.keys():

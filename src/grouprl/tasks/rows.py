@@ -241,7 +241,14 @@ def task_from_rows(
         answer_column = row_format.answer_column
         with_answer = (row for row in chain.from_iterable(parts.values()) if row[1].get(answer_column) is not None)
         read_each(with_answer, lambda row: check_answer(row, answer_column))
-    _refuse_overlap(problems)
+    owners: dict[str, str] = {}
+    for split, split_problems in problems.items():
+        for problem in split_problems:
+            if problem.prompt_text and owners.setdefault(problem.prompt_text, split) != split:
+                raise UserError(
+                    f"expected splits without common prompts, got {problem.prompt_text[:60]!r} in both "
+                    f"{owners[problem.prompt_text]} and {split}: remove it from one"
+                )
     missing = {split: HELD_OUT for split in get_args(Split) if split not in problems}
     cut = partition(
         (problem.prompt_text for problem in problems["train"]),
@@ -288,17 +295,6 @@ def _problem(identity: str, row: Row, row_format: RowFormat) -> Problem:
             )
         others["answer"] = others.pop(row_format.answer_column)
     return Problem(identity, prompt, others, where)
-
-
-def _refuse_overlap(problems: Mapping[Split, Sequence[Problem]]) -> None:
-    owners: dict[str, str] = {}
-    for split, part in problems.items():
-        for problem in part:
-            if problem.prompt_text and owners.setdefault(problem.prompt_text, split) != split:
-                raise UserError(
-                    f"expected splits without common prompts, got {problem.prompt_text[:60]!r} in both "
-                    f"{owners[problem.prompt_text]} and {split}: remove it from one"
-                )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -176,9 +176,18 @@ class DistillTerm(Term):
                     hidden_by_row |= zip(pack.rows, torch.split(hidden_CH, lengths), strict=True)
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
+            # The weighted sum of the pack's KLs, their mean in nats, and the number of their tokens, which may be 0.
+            pack, weights_nT = forward.pack, forward.tokens.weights_NT
+            taught = [row in hidden_by_row for row in pack.rows]
+            if not any(taught):
+                return (nothing := weights_nT.new_zeros(())), {"distill_kl": (nothing, 0)}
             with autocast(runner.device, runner.dtype):
-                cost, kl, tokens = self._cost(forward, hidden_by_row, batch.sampling.temperature)
-            return self.teacher.part.distill_coef * cost, {"distill_kl": (kl, tokens)}
+                at_c = torch.tensor(taught, device=pack.row_C.device)[pack.row_C].nonzero()[:, 0]
+                teacher_cH = torch.cat([hidden_by_row[row] for row in pack.rows if row in hidden_by_row])
+                hidden_cH, temperature = forward.output.hidden_CH[at_c], batch.sampling.temperature
+                kl_c = token_kls(output_head(self.policy), hidden_cH, output_head(model), teacher_cH, temperature)
+                cost = (weights_nT[pack.row_C, pack.column_C][at_c] * kl_c).sum()
+            return self.teacher.part.distill_coef * cost, {"distill_kl": (kl_c.detach().mean(), len(kl_c))}
 
         return pack_loss
 
@@ -188,22 +197,6 @@ class DistillTerm(Term):
             return self.teacher.model
         by_reference = self.teacher.part.distill_teacher == "reference" and self.reference is not None
         return self.reference if by_reference else self.policy
-
-    def _cost(
-        self, forward: PackPass, hidden_by_row: Mapping[int, Tensor], temperature: float
-    ) -> tuple[Tensor, Tensor, int]:
-        """The weighted sum of a pack's KLs, their mean in nats, and the number of their tokens, which may be 0."""
-        pack, weights_nT = forward.pack, forward.tokens.weights_NT
-        rows = [row for row in pack.rows if row in hidden_by_row]
-        if not rows:
-            return (nothing := weights_nT.new_zeros(())), nothing, 0
-        taught_n = torch.tensor([row in hidden_by_row for row in pack.rows], device=pack.row_C.device)
-        at_c = taught_n[pack.row_C].nonzero()[:, 0]
-        teacher_cH = torch.cat([hidden_by_row[row] for row in rows])
-        policy_head, teacher_head = output_head(self.policy), output_head(self._model)
-        kl_c = token_kls(policy_head, forward.output.hidden_CH[at_c], teacher_head, teacher_cH, temperature)
-        weights_c = weights_nT[pack.row_C, pack.column_C][at_c]
-        return (weights_c * kl_c).sum(), kl_c.detach().mean(), len(kl_c)
 
 
 def token_kls(

@@ -196,7 +196,32 @@ def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, byt
             raise SandboxError(f"could not be started: {error}") from error
         try:
             theirs.close()
-            return _collect(process, result, output, limits)
+            deadline = time.monotonic() + limits.seconds
+            most = limits.output_kib << 10
+            written = {result: b"", output: b""}
+            ending = ""
+            with selectors.DefaultSelector() as selector:
+                for descriptor in written:
+                    selector.register(descriptor, selectors.EVENT_READ)
+                while selector.get_map() and not ending:
+                    ready = selector.select(max(0.0, deadline - time.monotonic()))
+                    if not ready:
+                        ending = f"took longer than {limits.seconds:g} s"
+                    for key, _ in ready:
+                        chunk = os.read(key.fd, _CHUNK)
+                        written[key.fd] += chunk
+                        if not chunk:
+                            selector.unregister(key.fd)
+                        elif len(written[key.fd]) > most:
+                            ending = f"wrote more than {limits.output_kib} KiB"
+            if not ending:  # it has closed its channels; a process that still runs can report nothing any more
+                try:
+                    status = process.wait(_GRACE_SECONDS)
+                    is_killed = status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+                    ending = "was killed: CPU time or memory" if is_killed else f"ended its process (status {status})"
+                except subprocess.TimeoutExpired:
+                    ending = "closed its channels"
+            return written[result], written[output][:most], ending
         finally:
             # Bubblewrap's child is killed first, so that bubblewrap can reap it.
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -208,40 +233,6 @@ def _run(backend: str, texts: Sequence[str], limits: Limits) -> tuple[bytes, byt
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # a process inside the kernel ends when it leaves it
                 process.wait(_GRACE_SECONDS)
-
-
-def _collect(process: subprocess.Popen[bytes], result: int, output: int, limits: Limits) -> tuple[bytes, bytes, str]:
-    """Reads both channels until the sandbox closes them, a limit is reached or time is up."""
-    deadline = time.monotonic() + limits.seconds
-    most = limits.output_kib << 10
-    written = {result: b"", output: b""}
-    exceeded = ""
-    with selectors.DefaultSelector() as selector:
-        for descriptor in written:
-            selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map() and not exceeded:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                exceeded = f"took longer than {limits.seconds:g} s"
-            for key, _ in ready:
-                chunk = os.read(key.fd, _CHUNK)
-                written[key.fd] += chunk
-                if not chunk:
-                    selector.unregister(key.fd)
-                elif len(written[key.fd]) > most:
-                    exceeded = f"wrote more than {limits.output_kib} KiB"
-    return written[result], written[output][:most], exceeded or _ending(process)
-
-
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended that has closed its channels; a process that still runs can report nothing any more."""
-    try:
-        status = process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "closed its channels"
-    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return "was killed: CPU time or memory"
-    return f"ended its process (status {status})"
 
 
 def _socket_pair(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:

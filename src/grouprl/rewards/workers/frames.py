@@ -143,19 +143,16 @@ def pack_object(held: object, most: int) -> bytes:
     if state := getattr(held, "__dict__", None):
         try:
             copy = object.__new__(type(held))
-            copy.__dict__.update({key: _sendable(f"{name}.{key}", value, most) for key, value in state.items()})
+            for key, value in state.items():
+                copy.__dict__[key] = value
+                try:
+                    _dumped(value, most)
+                except ParcelError as error:
+                    copy.__dict__[key] = Unsent(f"{name}.{key} cannot be sent to a reward: {error}")
             return _dumped(copy, most)
         except (ParcelError, TypeError):  # a class that is not made by object.__new__
             pass
     return pack(Unsent(reason))
-
-
-def _sendable(name: str, value: object, most: int) -> object:
-    try:
-        _dumped(value, most)
-    except ParcelError as error:
-        return Unsent(f"{name} cannot be sent to a reward: {error}")
-    return value
 
 
 def _dumped(value: object, most: int) -> bytes:

@@ -70,7 +70,7 @@ class RewardPool:
     """Runs reward functions in worker processes. It is a context manager, whose end kills every process.
 
     When a call raises, hangs or dies, the pool calls the function again for each completion alone. Completions that
-    fail alone are `Invalid`; the others keep their value. After the failure of a `whole` call, or a wrong count of
+    fail alone are `Invalid`; the others keep their value. After the failure of an `is_batch` call, or a wrong count of
     values, all completions of the call are `Invalid`.
 
     Args:
@@ -143,10 +143,21 @@ class RewardPool:
                     worker = None
                 continue
             try:
-                with PROGRESS.doing(partial(_described, job.call, worker)):
+                about = "the batch" if job.call.is_batch else f"problem {job.call.about or 'unknown'}"
+                process = worker.pid if worker else "not started"
+                with PROGRESS.doing(partial(str, f"reward {job.call.name} of {about}, worker {process}")):
                     worker = self._run(job, self._alive(worker))
+            except ParcelError as error:
+                got = f"got {error}: use only text, numbers, lists and dictionaries"
+                job.future.set_exception(
+                    UserError(f"rewards: expected columns that can be sent to another process, {got}")
+                )
+            except (EOFError, OSError) as error:
+                remedy = "check whether the machine is out of processes, files or memory"
+                got = f"got {type(error).__name__}: {error}"
+                job.future.set_exception(UserError(f"rewards: expected a process to run them in, {got}: {remedy}"))
             except BaseException as error:  # noqa: BLE001  whoever waits for the call must get an answer
-                job.future.set_exception(_user_error(error))
+                job.future.set_exception(error)
 
     def _alive(self, worker: Worker | None) -> Worker:
         """Returns the worker, or a new one if it died; an idle worker that sends data is broken and is replaced."""
@@ -166,21 +177,20 @@ class RewardPool:
         if isinstance(result, _Failure):
             if result.died:
                 self._processes.end(worker)
-            job.future.set_result(self._apart(job.call, result))
+            if job.call.divides and not result.of_call:  # a call for each completion
+                singles = [{k: [values[n]] for k, values in job.call.keywords.items()} for n in range(len(job.call))]
+                # Before further groups, because they may stop the run.
+                parts = [self._put(replace(job.call, keywords=keywords), priority=0) for keywords in singles]
+                job.future.set_result(parts)
+            else:
+                reasons = [Invalid(readable(result.reason))] * len(job.call)
+                job.future.set_result(CallValues(reasons, {}))
         else:
             called, grown = result
             if grown > self._limits.memory_mib // 2:
                 self._processes.end(worker)
             job.future.set_result(called)
         return worker
-
-    def _apart(self, call: RewardCall, failure: _Failure) -> CallValues | list[PendingValues]:
-        """Starts a call for each completion of a failed call; if that is of no use, returns the reason."""
-        if not call.divides or failure.of_call:
-            return CallValues([Invalid(readable(failure.reason))] * len(call), {})
-        singles = [{name: [values[n]] for name, values in call.keywords.items()} for n in range(len(call))]
-        # Before further groups, because they may stop the run.
-        return [self._put(replace(call, keywords=keywords), priority=0) for keywords in singles]
 
     def _attempt(self, call: RewardCall, worker: Worker) -> tuple[CallValues, int] | _Failure:
         """Makes a call; returns what it gave and the growth of the worker in MiB."""
@@ -206,26 +216,6 @@ class RewardPool:
             return _Failure(cause_of_death(status), died=True)
         except (ValueError, KeyError, AttributeError, TypeError):  # the reply is not a worker's JSON
             return _Failure("wrote into the connection of its worker", died=True)
-
-
-def _described(call: RewardCall, worker: Worker | None) -> str:
-    about = "the batch" if call.whole else f"problem {call.about or 'unknown'}"
-    return f"reward {call.name} of {about}, worker {worker.pid if worker else 'not started'}"
-
-
-def _user_error(error: BaseException) -> BaseException:
-    """The error that stops the run when no process can make a call."""
-    if isinstance(error, ParcelError):
-        return UserError(
-            f"rewards: expected columns that can be sent to another process, got {error}: use only text, numbers, "
-            "lists and dictionaries"
-        )
-    if isinstance(error, EOFError | OSError):
-        return UserError(
-            f"rewards: expected a process to run them in, got {type(error).__name__}: {error}: check whether the "
-            "machine is out of processes, files or memory"
-        )
-    return error
 
 
 def cores() -> int:

@@ -130,25 +130,21 @@ def _serve(zygote: _Zygote) -> None:
 
     signal.signal(signal.SIGCHLD, reap)
     while True:
-        _one_request(zygote)
-
-
-def _one_request(zygote: _Zygote) -> None:
-    zygote.control.settimeout(None)
-    message, fds, _, _ = socket.recv_fds(zygote.control, _NUMBER.size, 1)
-    if not message:
-        raise EOFError
-    pid = _NUMBER.unpack(message + receive_exactly(zygote.control, _NUMBER.size - len(message)))[0]
-    answer = 0
-    if not pid:
-        os.set_inheritable(fds[0], False)
-        answer = _fork(zygote, fds[0])
-        os.close(fds[0])
-    elif pid in zygote.workers:  # a pid of an earlier zygote may belong to another process by now
-        answer = _kill(pid)  # before it leaves `workers`, so that `reap` does not take its status
-        zygote.workers.discard(pid)
-        _kill_strays(zygote.workers)
-    zygote.control.sendall(_NUMBER.pack(answer))
+        zygote.control.settimeout(None)
+        message, fds, _, _ = socket.recv_fds(zygote.control, _NUMBER.size, 1)
+        if not message:
+            raise EOFError
+        pid = _NUMBER.unpack(message + receive_exactly(zygote.control, _NUMBER.size - len(message)))[0]
+        answer = 0
+        if not pid:
+            os.set_inheritable(fds[0], False)
+            answer = _fork(zygote, fds[0])
+            os.close(fds[0])
+        elif pid in zygote.workers:  # a pid of an earlier zygote may belong to another process by now
+            answer = _kill(pid)  # before it leaves `workers`, so that `reap` does not take its status
+            zygote.workers.discard(pid)
+            _kill_strays(zygote.workers)
+        zygote.control.sendall(_NUMBER.pack(answer))
 
 
 def _fork(zygote: _Zygote, fd: int) -> int:
@@ -241,7 +237,16 @@ class RewardWork:
         for name, source in self.sources.items():
             report(f"reward {name}" + (f" of {source[0]}" if isinstance(source, tuple) else ""))
             try:
-                self.functions[name] = _load(source, modules)
+                function = load_object(source, modules)
+                if not isinstance(source, bytes):
+                    _, function_name, arguments, *_ = source
+                    if callable(function) and scores_one_completion(function):
+                        function = ComputeScore(function, arguments)
+                    elif arguments or isinstance(function, type):
+                        function = function(**arguments)
+                    if not callable(function):
+                        raise TypeError(f"expected {function_name} to be a function, got {function!r}")
+                self.functions[name] = function
                 signatures[name] = astuple(signature(self.functions[name]))
             except BaseException as error:  # user code may raise anything
                 raise UserError(
@@ -276,22 +281,6 @@ def signature_of(parts: Sequence[Any]) -> Signature:
     """The signature that `RewardWork.load` gave, after its way through JSON."""
     required, accepted, one_of = parts
     return Signature(tuple(required), None if accepted is None else tuple(accepted), tuple(one_of))
-
-
-def _load(source: Source, modules: dict[str, ModuleType]) -> Callable[..., Any]:
-    function = load_object(source, modules)
-    if isinstance(source, bytes):
-        loaded: Callable[..., Any] = function
-        return loaded
-    _, name, arguments, *_ = source
-    if callable(function) and scores_one_completion(function):
-        return ComputeScore(function, arguments)
-    if arguments or isinstance(function, type):
-        function = function(**arguments)
-    if not callable(function):
-        raise TypeError(f"expected {name} to be a function, got {function!r}")
-    reward: Callable[..., Any] = function
-    return reward
 
 
 def load_object(source: Source, modules: dict[str, ModuleType]) -> Any:
