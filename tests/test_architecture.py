@@ -16,6 +16,9 @@ SHOW_ALL = {"lab", "cli"}
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
 FILE_LINES, FUNCTION_LINES, RECIPE_LINES = 500, 100, 15
 STEP_LINES = 120
+# Say where a value stands in a sentence, not what it is; `own` in the rooms that tell a task's or trunk's from others.
+PLACES_OF_VALUES = {"found", "one", "given", "made", "own", "place", "taught", "begun", "known", "whole"}
+MAY_SAY_OWN = {"rewards.resolve", "leaves"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Functions and columns on their way from a run to its own workers; nothing that was stored or downloaded.
 MAY_PICKLE = "grouprl.rewards.workers.frames"
@@ -144,6 +147,25 @@ def module_state_is_not_rebound(module: Module) -> Iterator[str]:
             yield f"{module.name}: global {', '.join(node.names)}"
 
 
+def values_have_nouns(module: Module) -> Iterator[str]:
+    if module.room not in TRUNK.split():
+        return
+    allowed = {"own"} if module.name.removeprefix("grouprl.") in MAY_SAY_OWN else set()
+    fields = {
+        id(node.target)
+        for scope in ast.walk(module.tree)
+        if isinstance(scope, ast.ClassDef)
+        for node in scope.body
+        if isinstance(node, ast.AnnAssign)
+    }
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) if id(node) not in fields and name in PLACES_OF_VALUES - allowed:
+                yield f"{module.name}, line {node.lineno}: {name}"
+            case ast.arg(arg=name) if name in PLACES_OF_VALUES - allowed:
+                yield f"{module.name}, line {node.lineno}: argument {name}"
+
+
 RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     imports_go_one_way,
     foundations_import_little,
@@ -154,6 +176,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     everything_public_is_documented,
     nothing_runs_or_unpickles_data,
     module_state_is_not_rebound,
+    values_have_nouns,
 )
 
 
@@ -226,6 +249,9 @@ BAD = [
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=True)"),
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
     (module_state_is_not_rebound, "tasks.base", "def f():\n    global cache\n    cache = 1"),
+    (values_have_nouns, "tasks.base", "found = 1"),
+    (values_have_nouns, "tasks.base", "[one for one in rows]"),
+    (values_have_nouns, "tasks.base", "def f(given): ..."),
 ]
 GOOD = [
     (imports_go_one_way, "tasks.base", "from grouprl.types import Problem\nfrom . import answers\nimport torch"),
@@ -240,6 +266,8 @@ GOOD = [
     (public_functions_name_their_arguments, "rewards.rules", "def f(prompts, **columns): ..."),
     (public_functions_name_their_arguments, "tasks.base", "def _f(**kwargs): ..."),
     (everything_public_is_documented, "tasks.base", "'''Doc.'''\ndef _f(): ...\nclass _A:\n    def f(self): ..."),
+    (values_have_nouns, "tasks.base", "class A:\n    place: str\nrow = problem.place"),
+    (values_have_nouns, "lab.app", "found = 1"),
     (nothing_runs_or_unpickles_data, "models.load", "policy.eval()\nf(trust_remote_code=False)\njson.load(x)"),
 ]
 

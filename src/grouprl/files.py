@@ -30,22 +30,22 @@ def data_kind(path: str | Path) -> str:
     return Path(str(path).removesuffix(".gz")).suffix.lower()
 
 
-def refuse_file(path: Path, found: os.stat_result, most: int | None = None) -> None:
+def refuse_file(path: Path, status: os.stat_result, most: int | None = None) -> None:
     """Checks that a path is of a regular file that is not larger than its kind may be.
 
     Args:
         path: the path.
-        found: what `stat` says of it.
+        status: what `stat` says of it.
         most: bytes; None = what files with its suffix may have.
 
     Raises:
         UserError: it is a folder, a pipe, a socket or a device, which might never end; or it is too large.
     """
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}: expected a file, got a folder, a pipe or a device: give a file, or remove it")
     most = _MOST.get(path.suffix, _MOST_OTHERS) if most is None else most
-    if found.st_size > most:
-        raise UserError(f"{path}: expected a file of at most {most} bytes, got one of {found.st_size}: {_REMEDY}")
+    if status.st_size > most:
+        raise UserError(f"{path}: expected a file of at most {most} bytes, got one of {status.st_size}: {_REMEDY}")
 
 
 @contextmanager
@@ -117,9 +117,9 @@ def read_text(path: Path) -> str | None:
     Raises:
         UserError: it is not UTF-8, or see `opened`.
     """
-    found = read_file(path)
+    data = read_file(path)
     try:
-        return None if found is None else found.decode("utf-8")
+        return None if data is None else data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: expected a text in UTF-8 ({error}): {_REMEDY}") from None
 
@@ -134,32 +134,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return {} if text is None else parse_object(text, path)
 
 
-def parse_object(text: str | bytes, place: object) -> dict[str, Any]:
-    """Parses a JSON object of at most 100 levels; `place` begins the error's text.
+def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
+    """Parses a JSON object of at most 100 levels; `where` begins the error's text.
 
     Raises:
         UserError: the text is not such an object.
     """
-    found = parse(text, place)
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: expected a JSON object, got {text[:60]!r}: {_REMEDY}")
-    return found
+    contents = parse(text, where)
+    if not isinstance(contents, dict):
+        raise UserError(f"{where}: expected a JSON object, got {text[:60]!r}: {_REMEDY}")
+    return contents
 
 
-def parse(text: str | bytes, place: object) -> Any:
+def parse(text: str | bytes, where: object) -> Any:
     """Parses any JSON; otherwise as `parse_object`."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: expected JSON, got {text[:60]!r} ({error}): {_REMEDY}") from None
-    refuse_depth(found, place)
-    return found
+        raise UserError(f"{where}: expected JSON, got {text[:60]!r} ({error}): {_REMEDY}") from None
+    refuse_depth(value, where)
+    return value
 
 
-def refuse_depth(value: object, place: object) -> None:
+def refuse_depth(value: object, where: object) -> None:
     """Raises UserError for lists and mappings that are nested too deeply to be written again."""
     if is_deeper(value, _DEEPEST):
-        raise UserError(f"{place}: expected at most {_DEEPEST} levels of lists and objects, got more: {_REMEDY}")
+        raise UserError(f"{where}: expected at most {_DEEPEST} levels of lists and objects, got more: {_REMEDY}")
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -81,11 +81,11 @@ def leaf(name: str) -> Any:
     Raises:
         UserError: this installation lacks the folder of the leaf.
     """
-    found = find_leaf(name)
-    if found is None:
+    value = find_leaf(name)
+    if value is None:
         folder = "/".join(PLACES[name].split(".")[:2])
         raise UserError(f"{name}: expected the folder {folder}, got an installation without it: install all of grouprl")
-    return found
+    return value
 
 
 @cache
@@ -94,8 +94,8 @@ def find_leaf(name: str) -> Any | None:
     module, _, member = PLACES[name].partition(":")
     if find_spec(".".join(module.split(".")[:2])) is None:
         return None
-    found = import_module(module)
-    return getattr(found, member) if member else found
+    imported = import_module(module)
+    return getattr(imported, member) if member else imported
 
 
 class LeafNames(Mapping[str, Any]):

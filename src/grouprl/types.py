@@ -66,23 +66,23 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
 _MANY_NAMES = 40
 
 
-def nearest_name(got: str, known: Iterable[str]) -> str | None:
+def nearest_name(got: str, candidates: Iterable[str]) -> str | None:
     """Returns the known name that a user may have meant: by its letters, whether capitals or dashes are right or not.
 
     >>> nearest_name("Dr-GRPO", ["dr_grpo", "grpo"])
     'dr_grpo'
     """
-    plain = {name.lower().replace("-", "_"): name for name in known}
+    plain = {name.lower().replace("-", "_"): name for name in candidates}
     near = difflib.get_close_matches(got.lower().replace("-", "_"), plain, n=1)
     return plain[near[0]] if near else None
 
 
-def unknown_name(what: str, got: str, known: Iterable[str], *, listed_by: str = "") -> UserError:
+def unknown_name(what: str, got: str, candidates: Iterable[str], *, listed_by: str = "") -> UserError:
     """Makes the error for a name that is not among the known names; it suggests the nearest known name.
 
     More than 40 names are not listed in the error; `listed_by` is the command that lists them.
     """
-    names = sorted(known)
+    names = sorted(candidates)
     near = nearest_name(got, names)
     if len(names) > _MANY_NAMES:
         hint = f"did you mean {near!r}? " if near else ""
@@ -256,24 +256,24 @@ class Episode:
     @property
     def forks(self) -> int:
         """How often the policy read another beginning than before."""
-        return sum(one.kept is not None for one in self.observations)
+        return sum(observation.kept is not None for observation in self.observations)
 
     @property
     def transcript(self) -> list[dict[str, Any]]:
         """The messages up to the policy's last turn: rewards read the last message as the policy's own."""
-        last = max((at for at, one in enumerate(self.messages) if one["role"] == "assistant"), default=-1)
+        last = max((at for at, message in enumerate(self.messages) if message["role"] == "assistant"), default=-1)
         return [dict(message) for message in self.messages[: last + 1]]
 
     @staticmethod
-    def of(given: Mapping[str, Any]) -> Episode:
+    def of(contents: Mapping[str, Any]) -> Episode:
         """Makes an episode of its JSON. Raises KeyError, TypeError or AttributeError where it is damaged."""
         parts: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in contents.items()
         }
         parts["observations"] = tuple(
-            ObservedTokens(one["after"], tuple(one["token_ids"]), one["kept"]) for one in given["observations"]
+            ObservedTokens(row["after"], tuple(row["token_ids"]), row["kept"]) for row in contents["observations"]
         )
-        return Episode(**parts | {"calls": tuple(ToolCall(**one) for one in given["calls"])})
+        return Episode(**parts | {"calls": tuple(ToolCall(**call) for call in contents["calls"])})
 
 
 @dataclass(frozen=True)

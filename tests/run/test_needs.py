@@ -150,7 +150,6 @@ def test_settings_that_cannot_take_effect_are_named(tmp_path: Path) -> None:
     small = ("rollout.problems_per_step=1", "rollout.group_size=2", "rollout.max_tokens=4", "evaluation.problems=0")
     text = " ".join(grouprl("train", "demo", *changes, *small, f"runs_dir={tmp_path}").text.split())
     assert (
-        "learner.warmup_steps=100 is more than the 1 update of this run: its learning rate ends at 1e-05, below"
-        in text
+        "learner.warmup_steps=100 is more than the 1 update of this run: its learning rate ends at 1e-05, below" in text
     )
     assert "distributed.shard=true has no effect in one process: start the run with torchrun, or remove it." in text

@@ -106,16 +106,16 @@ def read_branches(
         UserError: the file is damaged.
     """
     path = RunDirectory(run).branches(step, group, completion)
-    found = read_json(path)
-    if not found or found.get("token_ids") != [*token_ids]:
+    contents = read_json(path)
+    if not contents or contents.get("token_ids") != [*token_ids]:
         return None
     try:
         tokens = tuple(
             _made(BranchedToken, row, branches=tuple(_made(Branch, branch) for branch in row["branches"]))
-            for row in found["tokens"]
+            for row in contents["tokens"]
         )
         read_completion: BranchedCompletion = _made(
-            BranchedCompletion, found, tokens=tokens, token_ids=tuple(token_ids)
+            BranchedCompletion, contents, tokens=tokens, token_ids=tuple(token_ids)
         )
         places, _ = [token.position for token in tokens], [read_completion.effect(token) for token in tokens]
         if not {*places} <= {*range(len(token_ids))} or {*map(type, places)} - {int}:

@@ -117,7 +117,7 @@ def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
     return rows
 
 
-def refuse_foreign(contents: dict[str, Any], run: str | None, place: object) -> None:
+def refuse_foreign(contents: dict[str, Any], run: str | None, where: object) -> None:
     """Takes the id of the run that wrote them out of the contents of a file, or of a line; `run` is that of the folder.
 
     Raises:
@@ -126,7 +126,7 @@ def refuse_foreign(contents: dict[str, Any], run: str | None, place: object) -> 
     writer = contents.pop("run", None)
     if None not in (writer, run) and writer != run:
         raise UserError(
-            f"{place}: expected a record of this run ({run}), got one of the run {writer!r:.40}: restore the file, "
+            f"{where}: expected a record of this run ({run}), got one of the run {writer!r:.40}: restore the file, "
             "or remove it"
         )
 
@@ -166,15 +166,15 @@ def read_summary(directory: str | Path) -> dict[str, Any]:
         UserError: the file is damaged, or of another run.
     """
     path = RunDirectory(directory).summary
-    found = read_json(path)
-    refuse_foreign(found, run_identifier(path.parent), path)
+    summary = read_json(path)
+    refuse_foreign(summary, run_identifier(path.parent), path)
     for when in ("before", "after"):
-        if not isinstance(found.get(when, {}), dict | None):
+        if not isinstance(summary.get(when, {}), dict | None):
             raise UserError(
                 f"{path}: {when}: expected the results of an evaluation, got "
-                f"{found[when]!r:.60}: restore the file or remove it"
+                f"{summary[when]!r:.60}: restore the file or remove it"
             )
-    return found
+    return summary
 
 
 def read_rewards(directory: Path) -> RecordedRewards:

@@ -215,7 +215,7 @@ def empty_rollouts() -> sqlite3.Connection:
     return database
 
 
-def _has_completions(database: sqlite3.Connection, place: object) -> bool:
+def _has_completions(database: sqlite3.Connection, where: object) -> bool:
     """Whether there is a table of completions; closes the database when it raises.
 
     Raises:
@@ -223,12 +223,12 @@ def _has_completions(database: sqlite3.Connection, place: object) -> bool:
     """
     with ExitStack() as on_error:
         on_error.callback(database.close)
-        _refuse_programs(database, place)
+        _refuse_programs(database, where)
         columns = _columns(database)
         missing = _all_columns() - columns
         if columns and missing:
             raise UserError(
-                f"{place}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
+                f"{where}: expected a table of completions with the columns {', '.join(sorted(missing))}, found none: "
                 "restore the file"
             )
         on_error.pop_all()
@@ -290,7 +290,7 @@ def _connected(location: str, *, uri: bool, timeout: float = 5.0) -> sqlite3.Con
     return database
 
 
-def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
+def _refuse_programs(database: sqlite3.Connection, where: object) -> None:
     """Checks that the tables of a database are tables, and that nothing in it computes but the views of a run.
 
     A trigger, a view, a virtual table, a generated column, a check or an index of an expression is a program, which
@@ -309,7 +309,7 @@ def _refuse_programs(database: sqlite3.Connection, place: object) -> None:
             computed = database.execute("SELECT 1 FROM pragma_index_xinfo(?) WHERE cid = -2", (name,)).fetchall()
             is_plain = not computed and not _WHERE.search(text)
         if not is_plain:
-            raise UserError(f"{place}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
+            raise UserError(f"{where}: expected the tables and views of a run, got the {kind} {name!r:.60}: remove it")
 
 
 def _blob(numbers: Sequence[float], dtype: str) -> bytes:

@@ -36,11 +36,11 @@ class HasModel(Protocol):
 _Config = TypeVar("_Config", bound=HasModel)
 
 
-def with_dtype(config: _Config, begun: str | None = None) -> _Config:
-    """Replaces model.dtype=auto by bfloat16 for such weights, by `begun`, or else by the faster dtype here."""
+def with_dtype(config: _Config, recorded: str | None = None) -> _Config:
+    """Replaces model.dtype=auto by bfloat16 for such weights, by `recorded`, or else by the faster dtype here."""
     if config.model.dtype != "auto":
         return config
-    dtype = begun or faster_dtype(resolve_device(config.model.device))
+    dtype = recorded or faster_dtype(resolve_device(config.model.device))
     if isinstance(config, RunConfig) and config.model.weights != "float32":
         dtype = "bfloat16"
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})

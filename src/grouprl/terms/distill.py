@@ -178,11 +178,12 @@ class DistillTerm(Term):
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             # The weighted sum of the pack's KLs, their mean in nats, and the number of their tokens, which may be 0.
             pack, weights_nT = forward.pack, forward.tokens.weights_NT
-            taught = [row in hidden_by_row for row in pack.rows]
-            if not any(taught):
-                return (nothing := weights_nT.new_zeros(())), {"distill_kl": (nothing, 0)}
+            has_teacher_n = [row in hidden_by_row for row in pack.rows]
+            if not any(has_teacher_n):
+                no_loss = weights_nT.new_zeros(())
+                return no_loss, {"distill_kl": (no_loss, 0)}
             with autocast(runner.device, runner.dtype):
-                at_c = torch.tensor(taught, device=pack.row_C.device)[pack.row_C].nonzero()[:, 0]
+                at_c = torch.tensor(has_teacher_n, device=pack.row_C.device)[pack.row_C].nonzero()[:, 0]
                 teacher_cH = torch.cat([hidden_by_row[row] for row in pack.rows if row in hidden_by_row])
                 hidden_cH, temperature = forward.output.hidden_CH[at_c], batch.sampling.temperature
                 kl_c = token_kls(output_head(self.policy), hidden_cH, output_head(model), teacher_cH, temperature)
