@@ -80,11 +80,11 @@ class RemoteEngine:
         self._begun: dict[_Key, tuple[Future[list[Group]], int]] = {}  # with the group's place in the result
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`; what was begun keeps its weights, and samplers pull new ones for the next job."""
+        """Offers the new weights, which samplers pull for their next job; groups in work keep the old ones."""
         self._version, self._weights = version, None
 
     def begin(self, requests: Sequence[Request], sampling: Sampling, *, now: bool = False) -> None:
-        """See `EarlyEngine.begin`; with `now`, these groups come before all that was begun."""
+        """Begins groups that `generate` will ask for; with `now`, before all that are in work."""
         fresh = [request for request in requests if _key(request, sampling) not in self._begun]
         if not fresh:
             return
@@ -98,7 +98,7 @@ class RemoteEngine:
             self._begun |= {_key(request, sampling): (future, index) for index, request in enumerate(job.requests)}
 
     def restore(self, requests: Sequence[Request], sampling: Sampling, groups: Sequence[Group]) -> None:
-        """See `EarlyEngine.restore`."""
+        """Takes groups that an earlier process sampled, as a checkpoint holds them."""
         done = Future[list[Group]]()
         done.set_result(list(groups))
         self._begun |= {_key(request, sampling): (done, index) for index, request in enumerate(requests)}
@@ -111,7 +111,7 @@ class RemoteEngine:
         on_finished: Callable[[int], None] | None = None,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
-        """See `Engine.generate`."""
+        """Samples the completions of each request, in the order of the requests."""
         self.begin(requests, sampling, now=True)
         keys = [_key(request, sampling) for request in requests]
         wanted = defaultdict[Future[list[Group]], list[tuple[int, int]]](list)

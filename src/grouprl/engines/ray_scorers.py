@@ -32,18 +32,18 @@ class RemoteRewards:
         self._signatures: Mapping[str, Signature] | None = None
 
     def signatures(self) -> Mapping[str, Signature]:
-        """See `RewardPool.signatures`."""
+        """The signature of each function."""
         if self._signatures is None:
             self._signatures = self._pool.submit(None).result()
         return self._signatures
 
     def submit(self, call: RewardCall) -> PendingValues:
-        """See `RewardPool.submit`."""
+        """Begins a call in an actor's workers; `gather` waits for its values."""
         return self._pool.submit(call)
 
     @property
     def processes(self) -> list[tuple[int, str]]:
-        """See `ActorPool.processes`."""
+        """Process id and host of each actor that has started."""
         return self._pool.processes
 
     def __enter__(self) -> Self:

@@ -87,7 +87,7 @@ class VllmEngine:
         self._vllm: str | None = None  # the version of the server's program; None = it was not asked yet
 
     def load_weights(self, version: int) -> None:
-        """See `Engine.load_weights`; the weights are published and sent before the next completion is sampled."""
+        """Names the weights' version; they are published and sent before the next completion is sampled."""
         self._version, self._published = version, None
 
     def check_server(self) -> None:
@@ -106,7 +106,7 @@ class VllmEngine:
         on_finished: Callable[[int], None] | None = None,
         on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
-        """See `Engine.generate`."""
+        """Samples the completions of each request, in the order of the requests."""
         if self._published is None and (requests or self._ranks.world > 1):
             # Rank 0 alone writes the weights; with several ranks each server has them before any samples.
             ranks, policy = self._ranks, self._policy

@@ -28,7 +28,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """See `Recorder.warm_up`; runs on the recording's stream, where cuBLAS then allocates its workspace."""
+        """Runs the function once, on the recording's stream, where cuBLAS then allocates its workspace."""
         usual = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(usual)
         with torch.cuda.stream(self._stream):
@@ -36,7 +36,7 @@ class CudaGraphs:
         usual.wait_stream(self._stream)
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """See `Recorder.record`."""
+        """Records the function as a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             function()

@@ -213,7 +213,7 @@ class _GradientSum(Optimizer):
         self.gradient: dict[str, Tensor] = {}
 
     def step(self) -> float:
-        """See `Optimizer.step`."""
+        """Adds the gradients to their sum, then makes the step."""
         for name, weight in self._named.items():
             if weight.grad is not None:
                 self.gradient[name] = self.gradient.get(name, 0.0) + weight.grad.detach().cpu()
@@ -227,7 +227,7 @@ class _PushTerm(PolicyTerm):
     rows: dict[int, list[float]] = field(default_factory=dict)
 
     def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `PolicyTerm.loss`."""
+        """The loss and its metrics; adds to the rows what each token of this pack pushes."""
         logprobs_NT = tokens.logprobs_NT.detach().requires_grad_()
         # Apart from the learner's graph, whose bits must not change.
         loss, _ = super().loss(replace(tokens, logprobs_NT=logprobs_NT), kl_coef)
