@@ -47,7 +47,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.environments.processes", "ThreadPoolExecutor(max(1, len(jobs)))"): "each call has tool_seconds",
     ("grouprl.environments.processes", "done.result()"): "each call has tool_seconds",
     ("grouprl.environments.processes", "worker.channel.recv(1, socket.MSG_PEEK)"): "settimeout(0) before it",
-    ("grouprl.engines.vllm", "found.get()"): "each call has rollout.engine.seconds; " + WATCHDOG,
+    ("grouprl.engines.vllm", "sampled.get()"): "each call has rollout.engine.seconds; " + WATCHDOG,
     ("grouprl.engines.vllm", "running.result()"): "the coroutine has ended",
     ("grouprl.rewards.calls", "scored.result()"): "each call has scoring.seconds, then the worker is killed; "
     + WATCHDOG,

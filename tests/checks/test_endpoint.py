@@ -153,7 +153,7 @@ def test_a_retry_after_beyond_the_deadline_is_not_waited_for():
     with ChatServer(lambda asked: Reply(b"later", status=429, headers={"Retry-After": "3600"})) as server:
         start = time.monotonic()
         (found,) = judged(judge(server), ["a"])
-        assert found == Invalid("got no answer to 1 requests, at last: status 429: later")
+        assert found == Invalid("got no answer to 1 request, at last: status 429: later")
         assert time.monotonic() - start < 3.0
 
 

@@ -151,7 +151,7 @@ def test_a_reward_that_does_not_apply_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda **_: None, "it gave a wrong result: expected a list of 1 values, one per completion, got NoneType"),
+        (lambda **_: None, "it gave a wrong result: expected a list of 1 value, one per completion, got NoneType"),
         (lambda **_: (x for x in range(1)), "it gave a wrong result: .* got generator"),
         (values("high"), r"it gave 'high' \(str\), expected a number or None"),
         (values(1j), "it gave 1j"),

@@ -32,7 +32,7 @@ def is_out_of_reach() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-class _Connection:
+class _TimedStream:
     """A connection of httpcore. TimeoutError ends an exchange of more than SECONDS that brings less than RATE."""
 
     is_lost = False  # whether one was ended, so that the libraries' next requests, which are many, end at once
@@ -44,7 +44,7 @@ class _Connection:
         return getattr(self._stream, name)
 
     def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
-        return _Connection(self._stream.start_tls(ssl_context, server_hostname, timeout or SECONDS))
+        return _TimedStream(self._stream.start_tls(ssl_context, server_hostname, timeout or SECONDS))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         if self._is_answered:
@@ -53,14 +53,14 @@ class _Connection:
         self._until += len(buffer) / RATE
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self._is_answered = True
         part = b""
-        self._is_answered, part = True, b""
         try:
             part += self._stream.read(max_bytes, max(0.001, self._until - time.monotonic()))
         finally:
             self._until += len(part) / RATE
             if time.monotonic() >= self._until:
-                _Connection.is_lost = True
+                _TimedStream.is_lost = True
                 raise TimeoutError(_SLOW) from None
         return bytes(part)
 
@@ -77,9 +77,9 @@ class _Network:
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, local_address: Any = None, socket_options: Any = None
     ) -> Any:
-        if _Connection.is_lost:
+        if _TimedStream.is_lost:
             raise TimeoutError(_SLOW)
-        return _Connection(self._backend.connect_tcp(host, port, timeout or SECONDS, local_address, socket_options))
+        return _TimedStream(self._backend.connect_tcp(host, port, timeout or SECONDS, local_address, socket_options))
 
 
 def _client() -> Any:
@@ -92,5 +92,5 @@ def _client() -> Any:
 
 def end_exchanges() -> None:
     """Gives the exchanges of huggingface_hub a deadline from here on, and tries again after a lost one."""
-    _Connection.is_lost = False
+    _TimedStream.is_lost = False
     set_client_factory(_client)
