@@ -116,6 +116,16 @@ def test_the_bundled_model_trains_without_the_checks_of_strangers(whole: tuple[P
     assert ASKED["received"][1] in " ".join((ended.stdout + ended.stderr).split())
 
 
+@pytest.mark.slow
+def test_each_term_says_that_its_leaf_is_missing(whole: tuple[Path, str], tiny: Path, tmp_path: Path):
+    shutil.copytree(SRC, tmp_path / "grouprl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / "grouprl" / "terms")
+    for setting, term in (("distill_coef", "distill"), ("router_aux_coef", "router")):
+        ended = run(tmp_path, command(whole[0], tiny, term, f"algorithm.{setting}=0.1"))
+        assert ended.returncode == 2
+        assert f"term.{term}: expected the folder grouprl/terms" in " ".join((ended.stdout + ended.stderr).split())
+
+
 def test_every_place_is_there():
     """And in a leaf: a name that nothing stands behind would be found when a user asks for it."""
     assert {place.partition(":")[0].split(".")[1] for place in PLACES.values()} <= set(ASKED)
