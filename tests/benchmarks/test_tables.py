@@ -10,9 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
@@ -22,8 +20,6 @@ import pytest
 import torch
 import yaml
 
-from forked import forked
-from grouprl.models.load import load_model
 from small_runs import grouprl
 
 ROOT = Path(__file__).parents[2]
@@ -198,29 +194,16 @@ def kept() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (HERE / "results").rglob("*.json")}
 
 
-def start(name: str, folder: Path) -> None:
-    os.chdir(folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # of the processes that it starts
-    sys.path.insert(0, str(HERE))
-    sys.argv = [str(FILES[name]), "--smoke"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-@pytest.fixture(scope="module")
-def warm() -> None:
-    """What most benchmarks import, which takes each of them seconds."""
-    load_model("abacus", device=torch.device("cpu"))
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
     results = kept()
-    with forked(partial(start, name, tmp_path)) as process, ThreadPoolExecutor() as pool:
-        said, complained = pool.map(lambda channel: channel.read(), (process.out, process.err))
-        assert process.wait() == 0, f"{name} --smoke: {said[-2000:]}\n{complained[-4000:]}"
-    assert said.strip(), f"{name} --smoke printed nothing"
+    # A process of its own: threads of torch do not survive a fork.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(HERE / f"{name}.py"), "--smoke"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280.0)
+    assert ended.returncode == 0, f"{name} --smoke: {ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+    assert ended.stdout.strip(), f"{name} --smoke printed nothing"
     # What it measured of tiny sizes is kept nowhere.
     assert list(tmp_path.iterdir()) == []
     assert kept() == results
