@@ -148,8 +148,6 @@ def module_state_is_not_rebound(module: Module) -> Iterator[str]:
 
 
 def values_have_nouns(module: Module) -> Iterator[str]:
-    if module.room not in TRUNK.split():
-        return
     allowed = {"own"} if module.name.removeprefix("grouprl.") in MAY_SAY_OWN else set()
     fields = {
         id(node.target)
@@ -250,7 +248,7 @@ BAD = [
     (nothing_runs_or_unpickles_data, "tasks.base", "f(trust_remote_code=asked)"),
     (module_state_is_not_rebound, "tasks.base", "def f():\n    global cache\n    cache = 1"),
     (values_have_nouns, "tasks.base", "found = 1"),
-    (values_have_nouns, "tasks.base", "[one for one in rows]"),
+    (values_have_nouns, "lab.app", "[one for one in rows]"),
     (values_have_nouns, "tasks.base", "def f(given): ..."),
 ]
 GOOD = [
@@ -267,7 +265,6 @@ GOOD = [
     (public_functions_name_their_arguments, "tasks.base", "def _f(**kwargs): ..."),
     (everything_public_is_documented, "tasks.base", "'''Doc.'''\ndef _f(): ...\nclass _A:\n    def f(self): ..."),
     (values_have_nouns, "tasks.base", "class A:\n    place: str\nrow = problem.place"),
-    (values_have_nouns, "lab.app", "found = 1"),
     (nothing_runs_or_unpickles_data, "models.load", "policy.eval()\nf(trust_remote_code=False)\njson.load(x)"),
 ]
 

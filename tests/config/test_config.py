@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
@@ -522,3 +522,20 @@ def test_a_file_may_stand_in_a_folder_with_an_equals_sign(tmp_path: Path, monkey
     config = config_of(RunConfig, ["lr=1e-5/run.yaml", "task.path=date=2026/x.jsonl"], {"model.path": "lr=1e-5/model"})
     assert (config.steps, config.task.path, config.model.path) == (7, "date=2026/x.jsonl", "lr=1e-5/model")
     assert config_of(RunConfig, [], {"task.name": "lr=1e-5/rows.jsonl"}).task.path == "lr=1e-5/rows.jsonl"
+
+
+def test_nothing_given_is_the_default_run():
+    assert run() == RunConfig()
+    assert run().algorithm == Algorithm()
+
+
+def test_a_configuration_does_not_change():
+    with pytest.raises(ValidationError, match="frozen"):
+        RunConfig().steps = 3
+
+
+def test_python_users_are_checked_too():
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        RolloutConfig(group_size=0)
+    with pytest.raises(UserError, match="every name once"):
+        RunConfig(rewards=(RewardConfig(name="a"), RewardConfig(name="a")))

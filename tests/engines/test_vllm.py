@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine_setting import Setting, all_of, setting_of
+from engine_setting import ENDS, Setting, all_of, setting_of
 from grouprl.config.run import EngineConfig
 from grouprl.engines import vllm_client
 from grouprl.engines.vllm import VllmEngine
 from grouprl.models.adapters import add_adapter
 from grouprl.rollout import Request
-from grouprl.types import Group, Sampling, UserError
+from grouprl.types import Group, Sampling, StopReason, UserError
 from lora_models import LORA
 from oracles import own_logits, slow_policy
 from tiny import tiny_model_folder
@@ -510,3 +510,14 @@ def test_a_token_is_sent_and_never_shown(tiny: Path, setting: Setting, tmp_path:
     monkeypatch.delenv("VLLM_API_KEY")
     with pytest.raises(UserError, match="expected a token in the environment variable VLLM_API_KEY, got none: export"):
         engine_of(setting, server, tmp_path, token_env="VLLM_API_KEY")
+
+
+def test_every_stop_reason_was_compared(setting: Setting, tmp_path: Path):
+    with VllmServer(Path(setting.model.name_or_path)) as server:
+        engine = engine_of(setting, server, tmp_path)
+        got = engine.generate(setting.requests()[:3], Sampling(max_tokens=12, stop=("e",)))
+    reasons = {completion.stop_reason for completion in all_of(got)}
+    assert reasons == set(StopReason)
+    for completion in all_of(got):
+        assert (completion.token_ids[-1] in ENDS) == (completion.stop_reason is StopReason.END)
+        assert not set(completion.token_ids[:-1]) & set(ENDS)

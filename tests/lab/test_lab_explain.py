@@ -328,3 +328,14 @@ def test_the_weight_of_grpo_over_that_of_dr_grpo(page: TestClient) -> None:
     of_four = (0.2952 * 1.5 / (math.sqrt(3) / 4) + 0.0486 * 2 / 0.5) / (0.2952 * 1.5 + 0.0486 * 2)
     for rate in (0.1, 0.9):
         assert found["quotient"][found["pass_rate"].index(rate)] == pytest.approx(of_four, rel=1e-5)
+
+
+def test_memory_settings_of_the_planner(page: TestClient) -> None:
+    """Halved weights and moments, no reference: 2 + 4 + 2 * 2 bytes a parameter instead of 4 + 4 + 8 and 4."""
+    usual, saving, adapter = (
+        ask(page, f"memory?model=abacus&device=cpu&algorithm=grpo{more}")["plans"]["grpo"]
+        for more in ("", "&weights=bfloat16&moments=bfloat16&reference=none", "&weights=nf4&lora_rank=2")
+    )
+    assert kept(usual, "policy") == 2 * kept(saving, "policy") > 2 * kept(adapter, "policy")
+    assert kept(usual, "moments") == 2 * kept(saving, "moments") > 2 * kept(adapter, "moments")
+    assert (kept(usual, "reference"), kept(saving, "reference")) == (kept(usual, "policy"), 0)

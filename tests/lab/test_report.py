@@ -229,3 +229,10 @@ def test_the_page_has_every_value_of_an_option(name: str) -> None:
             table = table[key]
         assert values <= set(table), f"stages.json, {'.'.join(place)}"
     assert name in TABLES or name in BRANCHES
+
+
+def test_a_run_that_did_nothing_yet_has_a_report(tmp_path: Path) -> None:
+    RunRecord.create(tmp_path / "run", "task: x\n").close()
+    page = Page(write_report(tmp_path / "run"))
+    assert said(page) == "No result: the run has recorded no step with a reward."
+    assert not [path for path in page.answers if "/groups" in path]

@@ -286,3 +286,8 @@ def test_what_a_teacher_cannot_do_is_refused(tiny: Path, tmp_path: Path, changes
 def test_options_that_make_no_sense_are_refused(base: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         variant(base, distill_coef=0.1, **options)
+
+
+def test_a_task_with_tools_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="distill: expected a task with one turn, got guess_number"):
+        run(tiny, tmp_path, "game", "guess_number", algorithm={"distill_coef": 0.1}, model={"chat_template": "tools"})

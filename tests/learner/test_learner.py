@@ -1,10 +1,11 @@
 """The learner: its gradient is that of plain padded rows, whatever the packs, and its log-probs are the sampler's."""
 
-from dataclasses import replace
+from dataclasses import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import replace
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -12,7 +13,7 @@ from grouprl.algorithms import policy_loss, token_weights
 from grouprl.algorithms.spec import Algorithm
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Optimizer, make_batch, trace_updates
-from grouprl.models.load import frozen_copy
+from grouprl.models.load import fingerprint, frozen_copy
 from grouprl.types import Batch, Group, Sampling
 from learner_setting import (
     ADVANTAGES,
@@ -203,3 +204,14 @@ def test_the_kl_is_zero_until_the_policy_moves(tiny: Path, groups: list[Group]):
     learner = learner_of(model, algorithm, reference=frozen_copy(model), optimizer=adamw(model))
     learn(learner, batch)
     assert learn(learner, batch)["kl"] > 1e-5
+
+
+def test_a_gradient_that_is_not_finite_makes_no_update(tiny: Path, groups: list[Group]):
+    model = loaded(tiny)
+    before = fingerprint(model)
+    learner = learner_of(model, optimizer=Optimizer(model, LearnerConfig(learning_rate=0.1)))
+    figures = learn(learner, batch_of(groups), ADVANTAGES * math.inf)
+    assert (fingerprint(model), learner.optimizer.updates) == (before, 0)
+    assert figures["skipped_updates"] == 1
+    assert math.isnan(figures["grad_norm"])
+    assert math.isfinite(learner.kl_coef)

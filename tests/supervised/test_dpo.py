@@ -138,3 +138,17 @@ def test_the_command_line_names_both_sources_and_shows_an_example(tmp_path: Path
     assert "preferences.run=runs/NAME or preferences.path=FILE.jsonl" in ended.text
     help_text = grouprl("dpo", "--help").text
     assert "Example: grouprl dpo abacus_dpo preferences.run=runs/demo" in help_text
+
+
+def test_every_update_is_recorded(tmp_path: Path, tiny: Path) -> None:
+    dpo(config(tmp_path, tiny, epochs=2, learner={"learning_rate": 1e-3}))
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "dpo" / "metrics.jsonl").read_text().splitlines()]
+    expected = {"step", "loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "grad_norm", "learning_rate"}
+    assert all(expected <= row.keys() for row in rows)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        assert row["margin"] == pytest.approx(row["chosen_reward"] - row["rejected_reward"], abs=1e-5)
+        assert row["grad_norm"] > 0
+    assert rows[-1]["learning_rate"] < rows[0]["learning_rate"] == 1e-3
+    written = [json.loads(line) for line in (tmp_path / "runs" / "dpo" / "pairs.jsonl").read_text().splitlines()]
+    assert written == ROWS

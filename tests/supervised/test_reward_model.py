@@ -151,7 +151,7 @@ def test_the_end_token_is_never_the_padding(tmp_path: Path, tiny: Path) -> None:
 
 def test_a_tokenizer_with_nothing_to_pad_with_is_refused(tmp_path: Path, tiny: Path) -> None:
     start = retokenized(tmp_path, tiny)
-    with pytest.raises(UserError, match=r"expected a tokenizer with a special token besides its end token.*pad_token"):
+    with pytest.raises(UserError, match=r"expected a tokenizer with a special token for padding.*pad_token"):
         train_reward_model(config(tmp_path, start))
     assert not (tmp_path / "runs").exists()
 

@@ -392,3 +392,9 @@ def test_the_quick_comparison_of_stages_runs(tmp_path: Path) -> None:
     assert "4 runs, 0 of them finished" in ended.text
     (rises,) = json.loads((tmp_path / "claims_quick" / "summary.json").read_text())["claims"]
     assert rises["measured"][0]["difference"]["seeds"] == 1
+
+
+def test_several_comparisons_of_one_table_are_corrected_together() -> None:
+    claims = [{"verdict": "holds", "measured": list(map(expectation, some))} for some in ([0.01, 0.04], [0.03, 0.005])]
+    rows = [one["p_in_table"] for row in correct_over_table(claims) for one in row["measured"]]
+    assert rows == pytest.approx([0.03, 0.06, 0.06, 0.02])  # R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")

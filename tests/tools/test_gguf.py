@@ -234,3 +234,10 @@ def test_a_real_model_has_the_weights_of_its_file_and_trains(tmp_path: Path):
     assert ended.code == 0, ended.err
     rows = (tmp_path / "runs" / "smollm2_sums" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 1
+
+
+def test_weights_of_another_shape_are_not_random(llama, tmp_path: Path, monkeypatch):
+    told = gguf.GGUFWriter.add_feed_forward_length
+    monkeypatch.setattr(gguf.GGUFWriter, "add_feed_forward_length", lambda writer, length: told(writer, 2 * length))
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    refused(r"got a checkpoint without model.layers.0.mlp.down_proj.weight, .* and 3 more", file)

@@ -19,7 +19,7 @@ from grouprl.config.run import RunConfig, load_config
 from grouprl.record.layout import lock_directory
 from grouprl.rewards.functions import WeightedReward
 from grouprl.run.opened import OpenedRun
-from grouprl.tools.proof.changes import completion_changes, norm, not_finite
+from grouprl.tools.proof.changes import completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.replay import Replay, replay
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, metrics, small_config, tree
@@ -214,3 +214,20 @@ def test_a_gradient_that_is_not_finite_is_reported_with_its_tokens(copy: Path):
     assert ended.code == 1
     assert "The update of this step fails: expected a finite gradient" in ended.text
     assert "without a finite push: 1.2" in ended.text
+
+
+def test_the_same_settings_change_nothing(run: Path):
+    found = replayed(run, 5, "learner.micro_batch_tokens=50")
+    assert found.other is not None
+    assert cosine(found.update.gradient, found.other.gradient) == pytest.approx(1.0, abs=1e-9)
+    assert max(abs(one.other_share - one.share) for one in token_changes(found, 5)) < 1e-5
+
+
+def test_a_changed_filter_and_kl_coefficient_are_those_of_the_other_update(run: Path):
+    found = replayed(run, 5, "algorithm.kl_coef=10")
+    assert found.other is not None
+    assert found.other.metrics["kl_coef"] == 10
+    assert found.update.metrics["kl_coef"] != 10
+    found = replayed(run, 5, "algorithm.drop_below=1e9")  # no group earns as much
+    assert found.other is not None
+    assert norm(found.other.gradient) == 0 < norm(found.update.gradient)

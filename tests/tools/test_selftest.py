@@ -203,3 +203,16 @@ def test_a_killed_run_ends_as_the_whole_one_unless_its_resume_differs(settings: 
     monkeypatch.setattr(selftest, "start_run", wrong)
     ended = grouprl("selftest", *settings)
     assert (failed(ended), ended.code) == ({KILLED}, 1)
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_go_on_is_a_failure_with_its_reason(settings: list[str], monkeypatch: Patch):
+    def broken(*arguments: Any, resume: bool = False) -> Any:
+        return right(arguments[0], [*arguments[1], "rollout.group_size=0"] if resume else arguments[1], arguments[2])
+
+    monkeypatch.setenv("COLUMNS", "300")
+    right = selftest.start_run
+    monkeypatch.setattr(selftest, "start_run", broken)
+    ended = grouprl("selftest", *settings)
+    assert (failed(ended), ended.code) == ({KILLED}, 1)
+    assert "the run failed" in ended.text

@@ -114,9 +114,12 @@ def show_group(config: RunConfig, *, problem: int, prompt: str | None) -> None:
     if prompt is None and problem >= len(problems):
         size = f"{len(problems)}, the size of the split {config.evaluation.split}"
         raise UserError(f"--problem: expected less than {size}, got {problem}")
-    sampled = sample_group(run, *((problems[problem], run.rewards) if prompt is None else (prompt, ())))
+    if prompt is None:
+        sampled = sample_group(run, problems[problem], run.rewards)
+    else:
+        sampled = sample_group(run, prompt, ())
     terminal.say(f"\n{_prompt(sampled.group.problem, problems[:_OTHERS])}\n")
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table.grid(padding=(0, 2, 0, 0))  # numbers above each text: a narrow terminal has no room for both in a row
     for completion, outcome, advantage in zip_longest(sampled.group.completions, sampled.outcomes, sampled.advantages):
         scores = [f"{counted(len(completion), 'token')}, ended by {completion.stop_reason.value}"]
         if outcome and advantage is not None and outcome.valid:

@@ -283,27 +283,7 @@ def main() -> None:
             raise
         if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("grouprl."):
             raise
-        match error:
-            case UserError() | FloatingPointError():
-                text = str(error)
-            case OSError(filename=str() | Path() as path):
-                text = f"{path}: {error.strerror}: check permissions and space there; continue with --resume"
-            case OSError():
-                text = f"{error}: check the disk and the limits of this machine; continue with --resume"
-            case ModuleNotFoundError():
-                folder = "/".join(str(error.name).split(".")[:2])
-                text = f"expected the folder {folder}, got an installation without it: install all of grouprl"
-            case RuntimeError():
-                text = "no thread is left for this user: end other programs, or raise `ulimit -u`; continue with "
-                text += "--resume"
-            case sqlite3.OperationalError() if "locked" in str(error):
-                text = "the database of the run: locked by another program: end that program, then continue with "
-                text += "--resume"
-            case sqlite3.Error():
-                text = f"the database of the run: {error}: restore it from a copy, or start a new run under another "
-                text += "name"
-            case _:
-                text = "not enough memory: lower rollout.max_rows, rollout.max_tokens or learner.micro_batch_tokens"
+        text = str(error) if isinstance(error, UserError | FloatingPointError) else _of_the_machine(error)
         is_reported = os.environ.get("WORLD_SIZE", "1") == "1"
         if not is_reported:
             from grouprl.ranks import may_report  # loads torch
@@ -312,3 +292,23 @@ def main() -> None:
         if is_reported:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {text}", markup=False)
         sys.exit(1 if isinstance(error, FloatingPointError) else 2)
+
+
+def _of_the_machine(error: Exception) -> str:
+    """A sentence about a full disk, a folder that cannot be written, a damaged or locked database."""
+    match error:
+        case OSError(filename=str() | Path() as path):
+            return f"{path}: {error.strerror}: check permissions and space there; continue with --resume"
+        case OSError():
+            return f"{error}: check the disk and the limits of this machine; continue with --resume"
+        case ModuleNotFoundError():
+            folder = "/".join(str(error.name).split(".")[:2])
+            return f"expected the folder {folder}, got an installation without it: install all of grouprl"
+        case RuntimeError():
+            return "no thread is left for this user: end other programs, or raise `ulimit -u`; continue with --resume"
+        case sqlite3.OperationalError() if "locked" in str(error):
+            return "the database of the run: locked by another program: end that program, then continue with --resume"
+        case sqlite3.Error():
+            return f"the database of the run: {error}: restore it from a copy, or start a new run under another name"
+        case _:
+            return "not enough memory: lower rollout.max_rows, rollout.max_tokens or learner.micro_batch_tokens"

@@ -134,11 +134,10 @@ def _code(kind: str, key: str, code: Code) -> tuple[str, Source]:
     if not isinstance(code, str):
         name = f"{kind} {key or getattr(code, '__name__', type(code).__name__)}"
         # The names in hints that are text (`from __future__ import annotations`) do not travel with code that is sent.
-        members = (
-            [member for part in code.__mro__ for member in vars(part).values()] if isinstance(code, type) else [code]
-        )
-        for function in members:
-            if isinstance(function, FunctionType):
+        # Other modules than the code's own are imported by their names, with all that they have.
+        classes = code.__mro__ if isinstance(code, type) else ()
+        for function in (code, *(member for part in classes for member in vars(part).values())):
+            if isinstance(function, FunctionType) and function.__module__ == code.__module__:
                 with suppress(NameError, SyntaxError, TypeError):  # such a tool is refused where its schema is read
                     function.__annotations__ = get_type_hints(function, include_extras=True)
         try:

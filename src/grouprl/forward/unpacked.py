@@ -34,13 +34,14 @@ def unpacked_hidden_states(decoder: Any, input_ids_S: Tensor, layout: Any) -> Te
     width = max(map(len, rows))
     index_NT = torch.stack([torch.cat([row, row.new_full((width - len(row),), -1)]) for row in rows])
     ids_NT = input_ids_S[index_NT.clamp(min=0).to(input_ids_S.device)]
+    # Where each packed token first stands in the rows.
     index = index_NT.flatten()
-    places = torch.full((len(input_ids_S),), len(index))
-    real = index >= 0
-    place_S = places.scatter_reduce(0, index[real], torch.arange(len(index))[real], "amin").to(ids_NT.device)
-    with noted_in_order(place_S):
+    is_token = index >= 0
+    unset_S = torch.full((len(input_ids_S),), len(index))
+    first_S = unset_S.scatter_reduce(0, index[is_token], torch.arange(len(index))[is_token], "amin").to(ids_NT.device)
+    with noted_in_order(first_S):
         hidden_NTH = decoder(input_ids=ids_NT, use_cache=False).last_hidden_state
-    return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, place_S))
+    return cast(Tensor, hidden_NTH.flatten(0, 1).index_select(0, first_S))
 
 
 class _AllTokens(DynamicLayer):  # type: ignore[misc]

@@ -142,14 +142,14 @@ def changing(act: Callable[[str, Body], dict[str, Any]]) -> Callable[[Request], 
     """An endpoint that acts on a run, or on none, with the JSON that was sent."""
 
     async def endpoint(request: Request) -> Response:
-        given = await request.body()
+        sent = await request.body()
         try:
-            body = json.loads(given.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
+            body = json.loads(sent.decode(), object_pairs_hook=_keys_once, parse_constant=_no_constant)
             json.dumps(body, ensure_ascii=False).encode()  # \ud800 alone is no text that could be written
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            raise UserError(f"expected a JSON object in UTF-8, each key once, got {given[:60]!r}")
+            raise UserError(f"expected a JSON object in UTF-8, each key once, got {sent[:60]!r}")
         answer = await run_in_threadpool(act, request.path_params.get("run", ""), body)
         return Response(json_text(answer), media_type="application/json")
 

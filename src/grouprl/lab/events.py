@@ -97,8 +97,8 @@ class Follower:
         """Makes the events since the last look, in pieces to send one by one."""
         try:
             evaluations = self._runs.evaluations(self._folder)  # first: what raises later loses steps that were counted
-            found = warning_rows(self._folder)
-            warned = self._changed("warnings", found) if found or "warnings" in self._said else ()
+            warnings = warning_rows(self._folder)
+            warned = self._changed("warnings", warnings) if warnings or "warnings" in self._said else ()
             runs, folder = self._runs, self._folder
             summary = runs.summary(folder)
             config, fresh = runs.config(folder), runs.fresh(folder, self._generation, self._count)

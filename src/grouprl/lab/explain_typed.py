@@ -24,12 +24,12 @@ from grouprl.lab.report.worked import compared, compared_rewards, numbers
 from grouprl.types import StopReason
 
 # Those that compare whole completions by their rewards, and need no network for it.
-COMPARING = {name: one for name, one in NAMED.items() if isinstance(one.advantage, CompletionAdvantage)}
+COMPARING = {name: method for name, method in NAMED.items() if isinstance(method.advantage, CompletionAdvantage)}
 
 _LARGEST_RATIO, _RATIO_STEPS = 2.5, 250
 _NARROW = 0.05  # bounds closer to 1 could not be seen on an axis from 0 to the largest ratio
 _LARGEST_LOG_RATIO, _LOG_RATIO_STEPS = 3.0, 60  # on either side of 0
-_RATES = [place / 100 for place in range(101)]
+_RATES = [percent / 100 for percent in range(101)]
 _KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
 # Three tokens; the worked example of docs/algorithms.md.
 _POLICY_LOGITS, _REFERENCE_LOGITS = (0.5, 0.0, -0.5), (0.0, 0.2, 0.4)

@@ -144,9 +144,9 @@ class Guard:
         return None
 
 
-def _found(given: str, texts: Iterable[str]) -> str | None:
+def _found(token: str, texts: Iterable[str]) -> str | None:
     """The known text that equals the given one, found in a time that does not reveal how much of it was right."""
-    return next((text for text in texts if hmac.compare_digest(text.encode(), given.encode())), None)
+    return next((text for text in texts if hmac.compare_digest(text.encode(), token.encode())), None)
 
 
 def _no(status: int, sentence: str) -> Response:

@@ -100,9 +100,9 @@ _CURVES = (("reward", "Mean reward"), ("accuracy", "Accuracy on training problem
 _WIDTH, _HEIGHT = 300, 90
 
 
-def table_html(rows: Sequence[Mapping[str, Any]], known: Sequence[str]) -> str:
+def table_html(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """The main metrics of every step, in a box that scrolls."""
-    names = [name for name in _SHOWN if name in known]
+    names = [name for name in _SHOWN if name in columns]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     lines = (f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows)
     return (

@@ -234,14 +234,14 @@ def _open_files(process: int) -> Iterator[os.stat_result]:
             continue
 
 
-def _checked(files: Sequence[Path], changes: Sequence[str], place: Sequence[str] = ()) -> RunConfig:
+def _checked(files: Sequence[Path], changes: Sequence[str], own_names: Sequence[str] = ()) -> RunConfig:
     wrong = [change for change in changes if not _CHANGE.fullmatch(change)]
     if wrong:
         raise UserError(f"expected changes such as rollout.group_size=16, got {wrong[0][:60]!r}")
     moved = [change for change in changes if change.partition("=")[0] in ("name", "runs_dir")]
     if moved:
         raise UserError(f"{moved[0][:60]}: the lab sets the folder by the name; use the field Name")
-    config: RunConfig = leaf("received.trust").trusted_config(files, [*changes, *place])
+    config: RunConfig = leaf("received.trust").trusted_config(files, [*changes, *own_names])
     return config
 
 

@@ -110,8 +110,8 @@ def _comparison(root: Path, request: Request) -> dict[str, Any]:
 
 def _folders(root: Path) -> Iterator[Path]:
     """Folders of comparisons directly below the root; none with a link in it, which may lead out of the root."""
-    for given in sorted(root.glob(f"*/{COMPARISON_FILE}")):
-        folder = given.parent
+    for file in sorted(root.glob(f"*/{COMPARISON_FILE}")):
+        folder = file.parent
         if not any(path.is_symlink() for path in (folder, *folder.glob("*"), *folder.glob("*/*"))):
             yield folder
 

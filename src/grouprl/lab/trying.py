@@ -72,7 +72,8 @@ def _scores(folder: Path, step: int, group: int, text: str) -> dict[str, Any]:
     recorded = groups[group].group
     opened = OpenedRun(with_newest(with_dtype(config), folder))
     # A record has its columns as JSON has them; the task has them whole.
-    problem = next((one for one in opened.task.problems("train") if one.id == recorded.problem.id), recorded.problem)
+    train = {problem.id: problem for problem in opened.task.problems("train")}
+    problem = train.get(recorded.problem.id, recorded.problem)
     ids = tuple(opened.tokenizer.encode(text, add_special_tokens=False))
     completion = Completion(0, ids, (0.0,) * len(ids), (0.0,) * len(ids), text, StopReason.END, 0)
     typed = Group(problem, recorded.prompt_ids, (completion,))

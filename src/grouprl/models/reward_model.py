@@ -40,7 +40,7 @@ def new_reward_model(
     padding = next((int(token) for token in candidates if token not in (None, tokenizer.eos_token_id)), None)
     if padding is None:
         raise UserError(
-            f"model {path!r}: expected a tokenizer with a special token besides its end token, to pad with, got none: "
+            f"model {path!r}: expected a tokenizer with a special token for padding, beside its end token, got none: "
             "add a pad_token to it"
         )
     model, missing = _classifier(path, device, {"num_labels": 1, "revision": revision})

@@ -52,7 +52,7 @@ def resolve_rewards(
     if isinstance(spec, Mapping):
         rewards = tuple(built_in(name, weight=weight, own=own) for name, weight in spec.items())
     else:
-        # Different functions whose code gives them one name are told apart: lambda, lambda_2.
+        # Different functions with the same name in the code get numbers: lambda, lambda_2.
         numbered: list[WeightedReward] = []
         for item in spec:
             if isinstance(item, WeightedReward):

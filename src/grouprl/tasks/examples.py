@@ -79,6 +79,6 @@ def _turns(example: Problem, solution: str) -> list[Message]:
     prompt = example.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     turns = [message for message in messages if message["role"] != "system"]
-    if example.prefill:  # the solution goes on where the prompt's last message ends
+    if example.prefill:  # the prompt's last message is the beginning of the solution
         turns, solution = turns[:-1], example.prefill + solution
     return [*turns, {"role": "assistant", "content": solution}]

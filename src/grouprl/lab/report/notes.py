@@ -30,9 +30,9 @@ def read_notes(folder: Path) -> Notes:
         UserError: notes.json is damaged.
     """
     path = RunDirectory(folder).notes
-    found = read_json(path)
+    notes = read_json(path)
     try:
-        return checked_notes(found.get("tags", []), found.get("note", ""), found.get("archived", False))
+        return checked_notes(notes.get("tags", []), notes.get("note", ""), notes.get("archived", False))
     except UserError as error:
         raise UserError(f"{path}: {error}; correct the file or remove it") from None
 

@@ -52,7 +52,7 @@ class SharedBeginning:
         roles = [message.get("role") for message in same][: len(chat) - 1]
         first = next((index for index, role in enumerate(roles) if role != "system"), 0)
         last = max((index for index, role in enumerate(roles) if role == "assistant"), default=-1)
-        return [dict(one) | ({"shared": True} if first <= index <= last else {}) for index, one in enumerate(chat)]
+        return [dict(message) | ({"shared": True} if first <= at <= last else {}) for at, message in enumerate(chat)]
 
 
 def shared_beginning(database: sqlite3.Connection, path: Path | None = None) -> SharedBeginning:

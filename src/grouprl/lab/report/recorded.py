@@ -27,21 +27,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is missing, no mapping in YAML, or `steps` is no number.
     """
-    place = RunDirectory(folder).config
-    text = read_file(place)
+    path = RunDirectory(folder).config
+    text = read_file(path)
     if text is None:
-        raise UserError(f"{place}: expected the settings of the run, found no such file: restore it")
+        raise UserError(f"{path}: expected the settings of the run, found no such file: restore it")
     try:
-        found = copy.deepcopy(_read_once(text.decode("utf-8", "replace")))
+        values = copy.deepcopy(_read_once(text.decode("utf-8", "replace")))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{place}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: expected settings, got {str(found)[:60]!r}: restore the file")
-    refuse_depth(found, place)
-    steps = found.get("steps")
+        raise UserError(f"{path}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected settings, got {str(values)[:60]!r}: restore the file")
+    refuse_depth(values, path)
+    steps = values.get("steps")
     if steps is not None and type(steps) is not int:
-        raise UserError(f"{place}: steps: expected a whole number, got {steps!r:.60}: restore the file")
-    return found
+        raise UserError(f"{path}: steps: expected a whole number, got {steps!r:.60}: restore the file")
+    return values
 
 
 @lru_cache(maxsize=16)

@@ -137,7 +137,7 @@ def series_answer(rows: Sequence[Row]) -> dict[str, Any]:
 def invalid_answer(folder: Path) -> dict[str, Any]:
     """The most frequent reasons why completions of a run could not be judged."""
     names = ("reason", "completions", "first_step", "last_step")
-    return {"reasons": [dict(zip(names, found, strict=True)) for found in invalid_reasons(folder)]}
+    return {"reasons": [dict(zip(names, row, strict=True)) for row in invalid_reasons(folder)]}
 
 
 def totalled(before: Sequence[Row], rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -156,7 +156,7 @@ def thinned(values: Sequence[float | None], points: int) -> list[float | None]:
     if len(values) <= points:
         return list(values)
     last = len(values) - 1
-    return [values[round(place * last / (points - 1))] for place in range(points)]
+    return [values[round(point * last / (points - 1))] for point in range(points)]
 
 
 def changed(folder: Path) -> float:
@@ -169,8 +169,8 @@ def changed(folder: Path) -> float:
 
 
 def _part(config: Mapping[str, Any], section: str, name: str) -> str | float | None:
-    found = config.get(section)
-    return _plain(found.get(name) if isinstance(found, dict) else found)
+    settings = config.get(section)
+    return _plain(settings.get(name) if isinstance(settings, dict) else settings)
 
 
 def _plain(value: Any) -> str | float | None:

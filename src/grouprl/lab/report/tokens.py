@@ -293,4 +293,4 @@ def _byte_of_sign() -> dict[str, int]:
     """GPT-2's alphabet of bytes: those that print as themselves, the others in their order from U+0100 on."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

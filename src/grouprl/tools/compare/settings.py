@@ -170,29 +170,29 @@ class CompareConfig(Section):
         return CompareConfig.model_validate(values)
 
 
-def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = False) -> CompareConfig:
+def load_comparison(words: Sequence[str], vary: str | None, *, quick: bool = False) -> CompareConfig:
     """Reads a comparison from command-line arguments.
 
     Args:
-        given: comparison files (with the key `variants` or `stages`), or folders of them; files and recipes that every
+        words: comparison files (with the key `variants` or `stages`), or folders of them; files and recipes that every
             run starts from; changes. A change of a `CompareConfig` key applies to the comparison, any other to every
             run: before the changes of a variant, but after those of a stage, which has the numbers of its own recipe.
         vary: "KEY=v1,v2" makes one variant for each value.
-        quick: whether the changes of the key `quick` apply, before those of `given`.
+        quick: whether the changes of the key `quick` apply, before those of `words`.
 
     Raises:
         UserError: lists all errors.
     """
-    refuse_options(RunConfig, given)
+    refuse_options(RunConfig, words)
     # A path or the name of a recipe; a folder stands for its YAML files by name.
     names: dict[str, list[Path]] = {}
-    for text in given:
+    for text in words:
         if not is_change(text):
             folders = (Path(text).expanduser(), RECIPES / text)
             listings = [sorted(folder.glob("*.yaml")) for folder in folders]
             names[text] = listings[0] or listings[1] or [settings_file(text)]
     comparisons = {name: files for name, files in names.items() if any(map(_has_variants, files))}
-    changes = [text for text in given if is_change(text)]
+    changes = [text for text in words if is_change(text)]
     variants = []
     if vary is not None:
         if comparisons:
@@ -203,7 +203,7 @@ def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = Fal
             "variants: expected at least two, got none: name a comparison file or recipe (one with `variants`), "
             "or add --vary KEY=VALUE,VALUE such as --vary algorithm=grpo,rloo"
         )
-    files = [file for found in comparisons.values() for file in found]
+    files = [file for of_variant in comparisons.values() for file in of_variant]
     config = load_config(CompareConfig, files, [*filter(_is_own, changes), *variants])
     if quick and not config.quick:
         raise UserError("--quick: expected a comparison with the key `quick`, got one without: remove --quick")
@@ -213,8 +213,8 @@ def load_comparison(given: Sequence[str], vary: str | None, *, quick: bool = Fal
     base = (*config.base, *(name for name in names if name not in comparisons))
     of_runs = tuple(text for text in changes if not _is_own(text))
     stages = {
-        name: tuple({key: (*own, *of_runs) if key == "train" else own for key, own in one.items()} for one in given)
-        for name, given in config.stages.items()
+        name: tuple(stage | ({"train": (*stage["train"], *of_runs)} if "train" in stage else {}) for stage in recipe)
+        for name, recipe in config.stages.items()
     }
     changed = {"base": base, "settings": (*config.settings, *of_runs), "stages": stages}
     return CompareConfig.model_validate({**config.model_dump(), **changed}).chosen()

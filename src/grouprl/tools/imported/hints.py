@@ -18,8 +18,8 @@ def hint(name: str) -> str:
     of_verl = {key.rpartition(".")[2]: entry.here for key, entry in [*VERL.items()][::-1]}
     short = {key for key in of_verl if "_" not in key} - {"n", "lr", "betas", "logger", "tokenizer"}
     idle = {pattern.rpartition(".")[2]: why for pattern, why in NOT_NEEDED.items() if "*" not in pattern}
-    known = {**idle, **of_verl, **{key: entry.here for key, entry in TRL.items()}, **OTHER_NAMES}
-    here = "" if name in short - TRL.keys() else known.get(name, "")
+    meanings = {**idle, **of_verl, **{key: entry.here for key, entry in TRL.items()}, **OTHER_NAMES}
+    here = "" if name in short - TRL.keys() else meanings.get(name, "")
     return (
         f"TRL's or verl's {name} {'is here' if _SETTING.match(here) else 'has no setting here:'} {here}" if here else ""
     )

@@ -152,7 +152,7 @@ def _read(path: Path) -> tuple[Library, dict[str, Any]]:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: expected YAML or JSON, got {' '.join(str(error).split())}: correct it") from error
     refuse_depth(tree, path)
-    if isinstance(tree, list) and all(isinstance(one, str) for one in tree) and (listed := _overrides(tree)):
+    if isinstance(tree, list) and all(isinstance(item, str) for item in tree) and (listed := _overrides(tree)):
         return "verl", listed  # Hydra's .hydra/overrides.yaml
     if not isinstance(tree, dict) or not tree:
         strange = next((word for word in words if not _OVERRIDE.fullmatch(word)), "none")

@@ -78,9 +78,9 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     values = {new: foreign.values[key] for new, key in written.items()}
     defaults = {key: entry.default for key, entry in entries.items()}
     values = resolve(values, defaults) if foreign.library == "verl" else values
-    values = {key: _fitted(written[key], defaults.get(key), one) for key, one in values.items()}
-    skipped = {key for key, one in values.items() if isinstance(one, Unknown) and key in allow}
-    settings = Given({key: one for key, one in values.items() if key not in skipped}, entries, world)
+    values = {key: _fitted(written[key], defaults.get(key), value) for key, value in values.items()}
+    skipped = {key for key, value in values.items() if isinstance(value, Unknown) and key in allow}
+    settings = Given({key: value for key, value in values.items() if key not in skipped}, entries, world)
     base = "ppo" if settings.named.get(ESTIMATOR, defaults.get(ESTIMATOR)) == "gae" else foreign.library
     lines = tuple(
         Line(written.get(key, key), value, key in written, _outcome(entries, key, value, settings))
@@ -88,18 +88,19 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     )
     while refused_keys := _refused(lines, base):
         outcomes = {key: unsupported(why) for key, why in refused_keys.items()}
-        lines = tuple(replace(one, outcome=outcomes.get(one.key, one.outcome)) for one in lines)
-    refused = [one for one in lines if one.outcome.verdict == "unsupported" and one.key not in allow]
-    if unknown := sorted(set(allow) - {one.key for one in lines}):
+        lines = tuple(replace(line, outcome=outcomes.get(line.key, line.outcome)) for line in lines)
+    refused = [line for line in lines if line.outcome.verdict == "unsupported" and line.key not in allow]
+    if unknown := sorted(set(allow) - {line.key for line in lines}):
         raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
     if refused:
         words = []
-        for one in refused[:_MOST_SHOWN]:
-            near = difflib.get_close_matches(one.key[:100], entries, n=1) if one.outcome.words == _UNKNOWN else ()
+        for line in refused[:_MOST_SHOWN]:
+            near = difflib.get_close_matches(line.key[:100], entries, n=1) if line.outcome.words == _UNKNOWN else ()
             hint = f"; did you mean {near[0]}?" if near else ""
-            words.append(f"{one.key[:100]}={getattr(one.value, 'text', one.value)!s:.100}: {one.outcome.words}{hint}")
+            value = getattr(line.value, "text", line.value)
+            words.append(f"{line.key[:100]}={value!s:.100}: {line.outcome.words}{hint}")
         words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
-        advice = " ".join(f"--allow {shlex.quote(one.key[:100])}" for one in refused[:_MOST_SHOWN])
+        advice = " ".join(f"--allow {shlex.quote(line.key[:100])}" for line in refused[:_MOST_SHOWN])
         raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
     # What the file names, and the defaults there that are not the defaults here.
     shown = [

@@ -163,10 +163,10 @@ def eval_steps(settings: Given, value: Any) -> Outcome:
 
 def generation_arguments(_: Given, value: Any) -> Outcome:
     """Arguments of generate, or of vLLM's sampling, beside the settings of TRL."""
-    known = {"stop_strings": "stop", "stop": "stop", "min_p": "min_p", "top_p": "top_p", "temperature": "temperature"}
-    if others := [key for key in value or {} if key not in known]:
+    places = {"stop_strings": "stop", "stop": "stop", "min_p": "min_p", "top_p": "top_p", "temperature": "temperature"}
+    if others := [key for key in value or {} if key not in places]:
         return unsupported(f"expected stop_strings; rollout has no setting for {', '.join(map(str, others))}")
-    ours = {f"rollout.{known[key]}": [one] if isinstance(one, str) else one for key, one in (value or {}).items()}
+    ours = {f"rollout.{places[key]}": [item] if isinstance(item, str) else item for key, item in (value or {}).items()}
     if "stop" in (value or {}):
         return changed("vLLM leaves the text out", ours, "the completion ends with it")
     return Outcome("equal", ours)
@@ -174,14 +174,14 @@ def generation_arguments(_: Given, value: Any) -> Outcome:
 
 def model_arguments(settings: Given, value: Any) -> Outcome:
     """Keywords of from_pretrained."""
-    known = {"dtype", "torch_dtype", "attn_implementation", "revision", "use_cache", "device_map"}
-    if foreign := set(value or {}) - known:
-        return unsupported(f"expected {', '.join(sorted(known))}, got {', '.join(sorted(foreign))}")
-    batches = {key.removeprefix("torch_"): one for key, one in (value or {}).items()}
-    ours = {} if "revision" not in batches else {"model.revision": batches["revision"]}
-    if "dtype" not in batches:
+    keys = {"dtype", "torch_dtype", "attn_implementation", "revision", "use_cache", "device_map"}
+    if foreign := set(value or {}) - keys:
+        return unsupported(f"expected {', '.join(sorted(keys))}, got {', '.join(sorted(foreign))}")
+    arguments = {key.removeprefix("torch_"): item for key, item in (value or {}).items()}
+    ours = {} if "revision" not in arguments else {"model.revision": arguments["revision"]}
+    if "dtype" not in arguments:
         return Outcome("equal", ours)
-    outcome = settings.entries["dtype"].rule(settings, str(batches["dtype"]).removeprefix("torch."))
+    outcome = settings.entries["dtype"].rule(settings, str(arguments["dtype"]).removeprefix("torch."))
     return Outcome(outcome.verdict, {**ours, **outcome.ours}, outcome.words)
 
 
@@ -193,22 +193,22 @@ def rewards(settings: Given, value: Any) -> Outcome:
     factors = settings["reward_weights"] or [1.0] * len(names)
     if len(factors) != len(names):
         return unsupported(f"expected as many reward_weights as functions, got {len(factors)} for {len(names)}")
-    batches, notes = [], []
+    rewards, notes = [], []
     for name, weight in zip(names, factors, strict=True):
         module, _, function = name.rpartition(".")
         if module:
-            batches.append({"name": function, "path": module.replace(".", "/") + ".py", "weight": float(weight)})
+            rewards.append({"name": function, "path": module.replace(".", "/") + ".py", "weight": float(weight)})
         elif name in ("accuracy_reward", "accuracy"):
-            batches.append({"name": name, "function": "math_verify", "weight": float(weight)})
+            rewards.append({"name": name, "function": "math_verify", "weight": float(weight)})
             notes.append(f"{name} -> math_verify, which reads the column answer and requires a box or an answer tag")
         elif name in ("think_format_reward", "format"):
-            batches.append({"name": name, "function": "think_format", "weight": float(weight)})
+            rewards.append({"name": name, "function": "think_format", "weight": float(weight)})
             notes.append(f"{name} -> think_format, which requires the tags of thought and answer once, in order")
         else:
             return unsupported(
                 f"{name} is no function that GroupRL has: write it into a file and name its module: my_rewards.short"
             )
-    return Outcome("changed" if notes else "equal", {"rewards": batches}, "; ".join(notes))
+    return Outcome("changed" if notes else "equal", {"rewards": rewards}, "; ".join(notes))
 
 
 def dataset(settings: Given, value: Any) -> Outcome:
@@ -233,7 +233,7 @@ def run_name(settings: Given, value: Any) -> Outcome:
 
 def trackers(_: Given, value: Any) -> Outcome:
     """The trackers by name."""
-    known, others = tracker_names(value)
-    if not known:
+    names, others = tracker_names(value)
+    if not names:
         return Outcome("not needed", words="metrics.jsonl and the report have every metric")
-    return Outcome("changed" if set(others) - {"none"} else "equal", {"trackers.names": known})
+    return Outcome("changed" if set(others) - {"none"} else "equal", {"trackers.names": names})

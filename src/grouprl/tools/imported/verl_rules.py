@@ -49,17 +49,17 @@ def clip(side: str, settings: Given, value: float) -> Outcome:
 def clip_ratio(settings: Given, value: Any) -> Outcome:
     """The clip where clip_ratio_low and clip_ratio_high are null, which they are not by default."""
     sides = {side: settings[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")}
-    outcomes = [clip(side, settings, value) for side, own in sides.items() if own is None]
+    outcomes = [clip(side, settings, value) for side, bound in sides.items() if bound is None]
     if not outcomes:
         words = f"{value} has no effect: clip_ratio_low={sides['low']} and clip_ratio_high={sides['high']} apply"
         return Outcome("not needed", words=words)
-    return Outcome(outcomes[0].verdict, {key: own for one in outcomes for key, own in one.ours.items()})
+    return Outcome(outcomes[0].verdict, {key: bound for outcome in outcomes for key, bound in outcome.ours.items()})
 
 
 def dppo(settings: Given, value: str) -> Outcome:
     """A detached ratio with an upper bound, CISPO's, and the mask on probabilities."""
     sides = [settings[f"{ACTOR}clip_ratio_{side}"] for side in ("low", "high")]
-    low, high = (settings[f"{ACTOR}clip_ratio"] if own is None else own for own in sides)
+    low, high = (settings[f"{ACTOR}clip_ratio"] if bound is None else bound for bound in sides)
     if low != high:
         return unsupported(f"expected clip_ratio_low equal to clip_ratio_high, one divergence, got {low} and {high}")
     weights = {"algorithm.clip_low": 1.0, "algorithm.clip_high": settings[f"{ACTOR}clip_ratio_c"] - 1}
@@ -102,10 +102,10 @@ def at_home(path: str) -> str:
 
 def trackers(_: Given, value: Any) -> Outcome:
     """The trackers by name."""
-    known, others = tracker_names(value)
+    names, others = tracker_names(value)
     left = [name for name in others if name not in ("console", "file")]
     words = f"without {listed(left)}" if left else ""
-    return Outcome("changed" if left else "equal", {"trackers.names": known} if known else {}, words)
+    return Outcome("changed" if left else "equal", {"trackers.names": names} if names else {}, words)
 
 
 def experiment(_: Given, value: Any) -> Outcome:
@@ -121,9 +121,9 @@ def compute_score(settings: Given, value: Any) -> Outcome:
         return changed("verl's scorer by data_source", {}, "name yours: --reward FILE.py:compute_score")
     name = settings[f"{at}.name"] or "compute_score"
     prefix = f"{at}.reward_kwargs."
-    arguments = {key.removeprefix(prefix): one for key, one in settings.named.items() if key.startswith(prefix)}
-    made = {"name": name, "path": str(path).removeprefix("file://"), **({"arguments": arguments} if arguments else {})}
-    return Outcome("equal", {"rewards": [made], "task.arguments.verifier": name}, "runs once per completion")
+    arguments = {key.removeprefix(prefix): entry for key, entry in settings.named.items() if key.startswith(prefix)}
+    reward = {"name": name, "path": str(path).removeprefix("file://")} | ({"arguments": arguments} if arguments else {})
+    return Outcome("equal", {"rewards": [reward], "task.arguments.verifier": name}, "runs once per completion")
 
 
 def overlong(at: str, settings: Given, value: Any) -> Outcome:

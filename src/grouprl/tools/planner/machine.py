@@ -55,8 +55,8 @@ def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | Non
     """
     rows, inner, outer = sizes or _ROWS[device_type]
     x = torch.ones(rows, inner, dtype=DTYPES[dtype], device=device_type)
-    one = inner * outer * x.element_size()
-    count = -(-_BLOCKS[device_type][1] // 2 // one) if sizes else 1
+    size = inner * outer * x.element_size()
+    count = -(-_BLOCKS[device_type][1] // 2 // size) if sizes else 1
     weights = torch.ones(count, outer, inner, dtype=DTYPES[dtype], device=device_type)
 
     def products() -> None:

@@ -191,11 +191,11 @@ def table_of(first: str, *others: str) -> Table:
     return table
 
 
-def most(found: int, limit: int, unit: str) -> str:
+def most(count: int, limit: int, unit: str) -> str:
     """A number that fits; `limit` is the largest that was tried."""
-    if not found:
+    if not count:
         return "none"
-    return f"{found:,} {unit}".strip() + (" or more" if found == limit else "")
+    return f"{count:,} {unit}".strip() + (" or more" if count == limit else "")
 
 
 def _gib(size: int) -> str:

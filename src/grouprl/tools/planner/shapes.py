@@ -114,24 +114,24 @@ def known_shape(model: str, setting: str = "--model") -> ModelShape:
     return SHAPES[name]
 
 
-def config_shape(found: Mapping[str, Any], name: str, path: Path) -> ModelShape:
+def config_shape(fields: Mapping[str, Any], name: str, path: Path) -> ModelShape:
     """Returns the shape of a config.json's content; `path` is for its errors.
 
     Raises:
         UserError: it is not that of a dense decoder with Llama's architecture.
     """
-    experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if found.get(name)]
+    experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if fields.get(name)]
     if experts:
-        raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={found[experts[0]]}: choose a dense model")
+        raise UserError(f"{path}: expected a dense decoder, got {experts[0]}={fields[experts[0]]}: choose one")
 
     def number(name: str, usual: int | None = None) -> int:
-        value = usual if found.get(name) is None else found[name]
+        value = usual if fields.get(name) is None else fields[name]
         if type(value) is not int or value < 1:
             raise UserError(f"{path}: expected {name}, a whole number from 1, got {value!r:.60}: give another model")
         return value
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")
-    with_bias: Biases = "qkv" if found.get("model_type") == "qwen2" else "none"
+    with_bias: Biases = "qkv" if fields.get("model_type") == "qwen2" else "none"
     return ModelShape(
         name=name,
         layers=number("num_hidden_layers"),
@@ -141,6 +141,6 @@ def config_shape(found: Mapping[str, Any], name: str, path: Path) -> ModelShape:
         head_size=number("head_dim", hidden // heads),
         intermediate=number("intermediate_size"),
         vocabulary=number("vocab_size"),
-        tied=found.get("tie_word_embeddings") is True,
-        biases="qkvo" if found.get("attention_bias") is True else with_bias,
+        tied=fields.get("tie_word_embeddings") is True,
+        biases="qkvo" if fields.get("attention_bias") is True else with_bias,
     )

@@ -156,7 +156,8 @@ def measured_pace(
     usual, problems = replace(step, prompt_tokens=prompts.mean), min(test.problems, prompts.held_out)
     batches = [replace(usual, completion_tokens=-(-step.completion_tokens // part)) for part in (2, 1)]
     steps = tuple(sampled(batch) + learned(batch) for batch in batches)
-    tests = tuple(sampled(replace(one, problems=max(1, problems), group_size=1 + test.samples)) for one in batches)
+    held_out, group_size = max(1, problems), 1 + test.samples
+    tests = tuple(sampled(replace(batch, problems=held_out, group_size=group_size)) for batch in batches)
     evaluations = 2 + ((config.steps - 1) // test.every if test.every else 0) if problems else 0
     read = usual.shared_tokens + sum(pack.tokens for pack in usual.packs)
     return Pace(
@@ -165,5 +166,7 @@ def measured_pace(
         step=steps,
         evaluation=tests,
         evaluations=evaluations,
-        seconds=tuple(config.steps * one + evaluations * other for one, other in zip(steps, tests, strict=True)),
+        seconds=tuple(
+            config.steps * each + evaluations * test_each for each, test_each in zip(steps, tests, strict=True)
+        ),
     )

@@ -109,11 +109,11 @@ def _killed_and_resumed(config: RunConfig) -> Check:
         return Check(name, _different(uninterrupted, resumed), 0, f"killed after step {at} of {_STEPS}")
 
 
-def _different(one: RunDirectory, other: RunDirectory) -> int:
-    steps = [read_rollouts(one.path, n) != read_rollouts(other.path, n) for n in range(1, _STEPS + 1)]
+def _different(run: RunDirectory, other: RunDirectory) -> int:
+    steps = [read_rollouts(run.path, n) != read_rollouts(other.path, n) for n in range(1, _STEPS + 1)]
     x = []
-    for run in (one, other):
-        files = run.checkpoint(_STEPS).path.rglob("*.safetensors")
+    for each in (run, other):
+        files = each.checkpoint(_STEPS).path.rglob("*.safetensors")
         x.append({f"{file.stem}/{name}": value for file in files for name, value in load_file(file).items()})
     ours, theirs = x
     weights = [
