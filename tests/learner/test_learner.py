@@ -1,11 +1,11 @@
 """The learner: its gradient is that of plain padded rows, whatever the packs, and its log-probs are the sampler's."""
 
-from dataclasses import math
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import replace
 from torch import Tensor
 from transformers import PreTrainedModel
 
