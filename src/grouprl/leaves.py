@@ -67,6 +67,7 @@ PLACES: Mapping[str, str] = {
     "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",
     "task.search_notes": "grouprl.environments.search_notes:SearchNotes",
     "task.sums": "grouprl.problems.sums:Sums",
+    "task.svamp": "grouprl.problems.svamp:Svamp",
     "task.word_problems": "grouprl.problems.word_problems:WordProblems",
     "term.critic": "grouprl.terms.critic",
     "term.distill": "grouprl.terms.distill",

@@ -297,6 +297,36 @@ def check_reward(
         suggest(again("train", settings, {"--task": task}))
 
 
+@app.command("check-data", context_settings=ANY_OPTION)
+@watched
+def check_data(
+    settings: Settings = None,
+    model: ModelOption = None,
+    task: TaskOption = None,
+    reward: RewardOption = None,
+    problems: Annotated[int, typer.Option(min=2, help="Number of train problems to try.")] = 200,
+    samples: Annotated[int, typer.Option(min=2, max=1024, help="Completions of each.")] = 16,
+    band: Annotated[tuple[float, float], typer.Option(help="Pass rates of problems to train on.")] = (0.1, 0.9),
+    write: Annotated[Path | None, typer.Option(help="New file of them: rollout.curriculum.chosen=FILE.")] = None,
+    trust_code: TrustOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Check, before training, how many groups of this data will teach this model something, and at what cost.
+
+    Example: grouprl check-data demo
+
+    Example: grouprl check-data smollm2_words --samples 32 --write inside.jsonl
+    """
+    options = {"model.path": model, "task.name": task, "rewards": reward_settings(reward)}
+    config = run_config(settings, options, trust=trust_code)
+    from grouprl.tools.check_data import check_data as check
+
+    check(config, problems=problems, samples=samples, band=band, write=write, as_json=as_json)
+    if not as_json:
+        chosen = "" if write is None else f" rollout.curriculum.chosen={write}"
+        suggest(again("train", settings, {"--model": model, "--task": task}) + chosen)
+
+
 @app.command()
 def export(
     run: RunArgument,

@@ -167,6 +167,9 @@ class CurriculumConfig(Section):
     order: Literal["uniform", "edge"] = Field(
         "uniform", description="edge = prefer problems that the policy solves sometimes"
     )
+    chosen: Place | None = Field(
+        None, description="file of `grouprl check-data --write`: its problems alone are trained on; null = all"
+    )
     floor: float = Field(0.2, gt=0.0, le=1.0, description="with edge: share of the problems in a fixed order")
     sharpness: float = Field(2.0, ge=0.0, le=16.0, description="with edge: strength of the preference; 0 = none")
     half_life: float = Field(

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from grouprl.tasks.answers import EQUATION_STEPS, BoxedAnswers, boxed, gold_answer
+from grouprl.tasks.base import check_setting
 from grouprl.tasks.files import Row, column
 from grouprl.tasks.sources import FileProblems, PromptRow
 from grouprl.types import Problem, UserError
@@ -18,10 +19,11 @@ class Gsm8k(FileProblems, BoxedAnswers):
     """The task `gsm8k`.
 
     `path` is a data file, a folder with train and test (see `tasks.sources`), or None for the data set openai/gsm8k on
-    the Hugging Face hub.
+    the Hugging Face hub. `most_steps` leaves out the problems whose solution marks more calculations (`<<2+3=5>>`).
     """
 
     path: str | None = None
+    most_steps: int | None = None
     name = "gsm8k"
     default_path = "hub:openai/gsm8k:main"
     default_step_rewards = EQUATION_STEPS
@@ -30,6 +32,10 @@ class Gsm8k(FileProblems, BoxedAnswers):
         "answer": "Ben has 4 * 6 = <<4*6=24>>24 pens.\nThen he has 24 - 5 = <<24-5=19>>19 pens.\n#### 19",
     }
 
+    def __post_init__(self) -> None:
+        is_number = self.most_steps is None or self.most_steps > 0
+        check_setting("task.arguments.most_steps", self.most_steps, is_number, "a number above 0")
+
     def read(self, row: Row) -> PromptRow:
         """The question and its solution."""
         question, answer = column(row, "question"), column(row, "answer")
@@ -37,7 +43,8 @@ class Gsm8k(FileProblems, BoxedAnswers):
             gold_answer(answer)
         except UserError as error:
             raise UserError(f"{row[0]}: {error}") from error
-        return question, {"question": question, "answer": answer}
+        is_out = self.most_steps is not None and len(_MARK.findall(answer)) > self.most_steps
+        return question, None if is_out else {"question": question, "answer": answer}
 
     def gold(self, problem: Problem) -> str | None:
         """The solution without its marks (`<<2+3=5>>`), with its answer in a box."""

@@ -21,7 +21,7 @@ from grouprl.rollout import NativeEngine, Request, make_requests
 from grouprl.rollout.engine import structured_sampling
 from grouprl.rollout.episodes import Conversations, bound, has_turns
 from grouprl.tasks import Task, load_task
-from grouprl.tasks.held_out import trained_on_the_rest
+from grouprl.tasks.held_out import chosen_in, trained_on_the_rest
 from grouprl.types import Group, Problem, RewardOutcome, Sampling, UserError
 
 
@@ -38,7 +38,8 @@ class OpenedRun:
         task, evaluation = self.task_object, self.config.evaluation
         if task is None:
             task = load_task(**self.config.task.model_dump())
-        return trained_on_the_rest(task, evaluation.split if evaluation.problems else None)
+        task = trained_on_the_rest(task, evaluation.split if evaluation.problems else None)
+        return chosen_in(task, self.config.rollout.curriculum.chosen)
 
     @cached_property
     def rewards(self) -> tuple[WeightedReward, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grouprl.tasks.base import Split, Task, derived
+from grouprl.tasks.files import column, read_rows
 from grouprl.tasks.mixture import Mixture, MixturePart
-from grouprl.types import Problem, UserError
+from grouprl.types import Problem, UserError, counted
 
 
 def evaluated_on(task: Task, held_out: Mapping[Split, Sequence[Problem]]) -> Task:
@@ -49,6 +50,27 @@ def trained_on_the_rest(task: Task, evaluated: Split | None) -> Task:
     cut: list[Split] = [split for split in ("validation", "test") if split not in present]
     rest = [problem for split in cut for problem in task.problems(split) if problem.prompt_text not in taken]
     return _with(task, replaced | {"train": [*task.problems("train"), *rest]}) if replaced or rest else task
+
+
+def chosen_in(task: Task, file: str | None) -> Task:
+    """Returns the task that trains on the problems of a file of `grouprl check-data --write` alone; None = on all.
+
+    Raises:
+        UserError: the file cannot be read, or names a prompt that is none of the train problems.
+    """
+    if file is None:
+        return task
+    prompts = {column(row, "prompt"): row[0] for row in read_rows(file)}
+    chosen = [problem for problem in task.problems("train") if problem.prompt_text in prompts]
+    missing = prompts.keys() - {problem.prompt_text for problem in chosen}
+    if missing:
+        example = min(missing, key=list(prompts).index)
+        raise UserError(
+            f"{prompts[example]}: expected the prompt of a train problem of {task.name}, got {example[:60]!r} and "
+            f"{counted(len(missing) - 1, 'other')}: give the settings of the task that check-data had, or write the "
+            "file again"
+        )
+    return _with(task, {"train": chosen})
 
 
 def _with(task: Task, replaced: Mapping[Split, Sequence[Problem]]) -> Task:

@@ -15,21 +15,22 @@ from grouprl.types import Message, Problem, UserError
 
 PromptRow = tuple[str, Mapping[str, Any] | None]
 """The text of a prompt and the columns of its problem; None in place of the columns skips the row."""
-_Read = tuple[str, Mapping[str, Any] | None]  # the place of a row, and its columns
+_Read = tuple[str, Mapping[str, Any] | None, str]  # the place of a row, its columns, and its story
 
 
 class FileProblems(ABC):
     """The problems of a `Task` in a data set, which is read when they are first needed.
 
-    The hash of a prompt splits a single file into train, validation and test, 80/10/10. Where train and test are given,
-    it takes 5 % of train as validation. A run trains on what it does not evaluate (`tasks.held_out`). A repeated prompt
-    counts once, and in test rather than in train. Reading raises UserError with file and line for missing or malformed
-    data.
+    The hash of a prompt splits a single file into train, validation and test, 80/10/10 (tests have `test_share`). Where
+    train and test are given, it takes 5 % of train as validation. Rows of one `story` are in one split. A run trains on
+    what it does not evaluate (`tasks.held_out`). A repeated prompt counts once, and in test rather than in train.
+    Reading raises UserError with file and line for missing or malformed data.
     """
 
     path: str | None
     name: ClassVar[str]
     default_path: ClassVar[str] = ""
+    test_share: ClassVar[float] = 0.1
     example_row: ClassVar[Mapping[str, Any]]
 
     @classmethod
@@ -56,6 +57,10 @@ class FileProblems(ABC):
     def read(self, row: Row) -> PromptRow:
         """A row's prompt and columns. Raises UserError for a malformed row."""
 
+    def story(self, row: Row, text: str) -> str:
+        """What a row shares with rows that are so alike that none of them is trained on while another is a test."""
+        return text
+
     def prompt(self, text: str) -> tuple[Message, ...]:
         """The messages for the text of a prompt."""
         return boxed_prompt(text)
@@ -70,15 +75,15 @@ class FileProblems(ABC):
         read: dict[Split, dict[str, _Read]] = {split: self._read(part) for split, part in parts.items()}
         if "test" not in parts:
             rows = read["train"]
-            splits = partition(rows, validation=0.1, test=0.1)
+            splits = self._partition(rows, validation=0.1, test=self.test_share)
         else:
             held_out = read.get("validation", {}) | read["test"]
             train = {text: row for text, row in read["train"].items() if text not in held_out}
             rows = train | held_out
-            splits = partition(train, validation=0.0 if "validation" in parts else 0.05, test=0.0)
+            splits = self._partition(train, validation=0.0 if "validation" in parts else 0.05, test=0.0)
             splits |= {text: split for split in ("validation", "test") for text in read.get(split, ())}
         problems: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
-        for text, (where, columns) in rows.items():
+        for text, (where, columns, _) in rows.items():
             if columns is not None:
                 part = problems[splits[text]]
                 part.append(Problem(f"{self.name}/{splits[text]}/{len(part)}", self.prompt(text), columns, where))
@@ -90,6 +95,11 @@ class FileProblems(ABC):
 
     def _read(self, rows: Iterable[Row]) -> dict[str, _Read]:
         rows_by_text: dict[str, _Read] = {}
-        for where, (text, columns) in read_each(rows, lambda row: (row[0], self.read(row))):
-            rows_by_text.setdefault(text, (where, columns))
+        for row, (text, columns) in read_each(rows, lambda row: (row, self.read(row))):
+            rows_by_text.setdefault(text, (row[0], columns, self.story(row, text)))
         return rows_by_text
+
+    @staticmethod
+    def _partition(rows: Mapping[str, _Read], *, validation: float, test: float) -> dict[str, Split]:
+        splits = partition((story for _, _, story in rows.values()), validation=validation, test=test)
+        return {text: splits[story] for text, (_, _, story) in rows.items()}

@@ -1,0 +1,164 @@
+"""Does this data fit this model? Samples some problems: how many groups will have a signal, and at what cost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from grouprl.config.run import RunConfig
+from grouprl.evaluation.statistics import score_interval, wilson_interval
+from grouprl.record.files import atomic_write_text, json_text
+from grouprl.rewards.configured import beside_environment, check_rewards, configured_scorer
+from grouprl.rollout.episodes import open_conversations
+from grouprl.run.machine import with_dtype
+from grouprl.run.opened import OpenedRun
+from grouprl.tools.check_data.estimate import GRID_K, departures, pass_rate_weights, signal_chance, subset_signal
+from grouprl.tools.check_data.findings import FEWEST, GROUP_SIZES, DataCheck, GroupCost, ProblemCheck
+from grouprl.tools.check_data.screen import show
+from grouprl.trainer.terminal import Terminal
+from grouprl.types import Group, Problem, RewardOutcome, StopReason, UserError, counted
+
+
+def check_data(
+    config: RunConfig,
+    *,
+    problems: int = 200,
+    samples: int = 16,
+    band: tuple[float, float] = (0.1, 0.9),
+    write: Path | None = None,
+    as_json: bool = False,
+) -> DataCheck:
+    """Samples train problems as the run would, and prints what it would learn from.
+
+    Args:
+        config: the run: its model, task, rewards, sampling parameters and group size.
+        problems: how many, chosen at random by the seed; all where the task has fewer.
+        samples: M, completions of each, at least 2.
+        band: pass rates of the problems to train on, each in [0, 1].
+        write: a new file for the problems inside the band, which `rollout.curriculum.chosen` reads.
+        as_json: whether to print one JSON object instead of tables.
+
+    Raises:
+        UserError: there is nothing to check, before anything is sampled; fewer than 20 problems are in the band of
+            `write`, or the file exists.
+    """
+    if not 0 <= band[0] < band[1] <= 1:
+        raise UserError(f"--band: expected two pass rates such as 0.1 0.9, the lower one first, got {band}")
+    if write is not None and write.exists():
+        raise UserError(f"--write: expected a new file, got {write}, which is there: give another name")
+    run = OpenedRun(with_dtype(config))
+    all_problems, group_size = run.task.problems("train"), config.rollout.group_size
+    if len(all_problems) < 2:
+        raise UserError(f"task: expected at least 2 problems to train on, got {len(all_problems)}: give more data")
+    if write is not None and run.task.verifier is None:
+        raise UserError("--write: expected a task with a verifier, got none: pass rates need right and wrong answers")
+    rng = random.Random(f"check_data/{config.seed}")  # the first problems may be the easiest
+    indices = rng.sample(range(len(all_problems)), min(problems, len(all_problems)))
+    tried = [all_problems[index] for index in sorted(indices)]
+    terminal = Terminal(errors=as_json)
+    with terminal.progress("check-data", len(tried) * samples) as advance:
+        groups, outcomes, seconds = _sampled(run, tried, samples, advance)
+    totals = [[outcome.total for outcome in row if outcome.valid] for row in outcomes]
+    if not any(totals):
+        reason = outcomes[0][0].reason
+        raise UserError(f"rewards: expected completions with a valid reward, got none, because {reason}: repair it")
+    lengths = [[len(completion) for completion in group.completions] for group in groups]
+    per_completion = seconds / sum(map(sum, lengths))
+    signal_PK = pass_rate_weights([*map(departures, totals)], [*map(len, totals)], folded=True)
+    checks = _problem_checks(tried, outcomes, lengths, signal_chance(signal_PK, group_size).tolist())
+    costs = []
+    for size in sorted({*GROUP_SIZES, group_size}):
+        is_unbiased = size <= min(map(len, totals))
+        chances = (
+            [subset_signal(row, size) for row in totals] if is_unbiased else signal_chance(signal_PK, size).tolist()
+        )
+        share = fmean(chances)
+        tokens = size * fmean(map(fmean, lengths)) / share if share else None
+        paid = None if tokens is None else tokens * per_completion
+        costs.append(GroupCost(size, share, score_interval(chances), is_unbiased, tokens, paid))
+    stops = [completion.stop_reason for group in groups for completion in group.completions]
+    rates = [check.correct / check.samples for check in checks if check.correct is not None]
+    checked = DataCheck(
+        task=run.task.name,
+        model=config.model.path,
+        train_problems=len(all_problems),
+        samples=samples,
+        group_size=group_size,
+        max_tokens=config.rollout.max_tokens,
+        band=band,
+        problems=checks,
+        groups=tuple(costs),
+        pass_rate=fmean(rates) if rates else None,
+        pass_interval=score_interval(rates) if rates else None,
+        truncated=stops.count(StopReason.LENGTH) / len(stops),
+        tokens_per_second=1 / per_completion,
+    )
+    if as_json:
+        print(json_text(checked.as_values()))
+    else:
+        show(Console(highlight=False), checked)
+    if write is not None:
+        if len(checked.inside) < FEWEST:
+            raise UserError(
+                f"--write: expected at least {FEWEST} problems whose pass rate is in {band[0]:g} to {band[1]:g}, got "
+                f"{len(checked.inside)} of {len(tried)}: widen --band, or try more --problems"
+            )
+        rows = [json_text(check.as_row()) for check in checked.inside]
+        atomic_write_text(write, "".join(f"{row}\n" for row in rows))
+        terminal.say(f"{counted(len(rows), 'problem')} with pass rates of {band[0]:g} to {band[1]:g}: {write}")
+    return checked
+
+
+def _sampled(
+    run: OpenedRun, problems: Sequence[Problem], samples: int, advance: Callable[[int], None]
+) -> tuple[list[Group], list[tuple[RewardOutcome, ...]], float]:
+    """Groups and outcomes of problems, as many at a time as in a step of the run; and the seconds of sampling."""
+    config, groups, outcomes, seconds = run.config, list[Group](), list[tuple[RewardOutcome, ...]](), 0.0
+    with ExitStack() as stack:
+        conversations = stack.enter_context(open_conversations(config, run.task))
+        gives_reward = getattr(conversations, "gives_reward", None)
+        rewards = beside_environment(config, run.task, run.rewards, gives_reward)
+        check_rewards(config, run.task, rewards)
+        # With max_invalid=1 the check goes on where a run would stop.
+        scorer = stack.enter_context(configured_scorer(config, run.task, rewards, max_invalid=1.0))
+        scorer.check_columns(problems)
+        engine = run.engine(run.model, conversations)
+        for first in range(0, len(problems), config.rollout.problems_per_step):
+            visits = [(problem, "") for problem in problems[first : first + config.rollout.problems_per_step]]
+            requests = run.requests(visits, samples, conversations)
+            started = time.perf_counter()
+            sampled = engine.generate(requests, run.sampling, on_finished=advance)
+            seconds += time.perf_counter() - started
+            scorer.begin_step(1)
+            outcomes += scorer.finish([scorer.begin(group) for group in sampled], run.tokenizer)
+            groups += sampled
+    return groups, outcomes, seconds
+
+
+def _problem_checks(
+    problems: Sequence[Problem],
+    outcomes: Sequence[Sequence[RewardOutcome]],
+    lengths: Sequence[Sequence[int]],
+    signals: Sequence[float],
+) -> tuple[ProblemCheck, ...]:
+    verdicts = [[outcome.correct for outcome in row if outcome.correct is not None] for row in outcomes]
+    counts, samples = [sum(row) for row in verdicts], [len(row) for row in verdicts]
+    rates = (pass_rate_weights(counts, samples) @ GRID_K).tolist()
+    return tuple(
+        ProblemCheck(
+            problem,
+            samples=tries or len(lengths[index]),
+            correct=count if tries else None,
+            interval=wilson_interval(count, tries) if tries else None,
+            pass_rate=rates[index] if tries else None,
+            signal=signals[index],
+            mean_tokens=fmean(lengths[index]),
+        )
+        for index, (problem, count, tries) in enumerate(zip(problems, counts, samples, strict=True))
+    )

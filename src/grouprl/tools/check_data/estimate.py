@@ -1,0 +1,75 @@
+"""Which groups will have a signal, estimated from M completions of each problem.
+
+A group of G completions has a signal if its rewards differ. Up to G = M the estimate is the share of the G-subsets of a
+problem's M completions whose totals differ: it is unbiased, as pass@k's estimate (Chen et al. 2021, arXiv:2107.03374).
+
+Beyond M no unbiased estimate exists: 1 - (1-p)^G - p^G has powers of p that M completions do not know. There the pass
+rates of all problems have one distribution, the likeliest that explains the counts (Kiefer and Wolfowitz 1956), on a
+grid. The counts know M moments of it; the grid decides the rest. In simulations of 200 problems and 16 completions from
+five distributions its share is 0 to 2.4 points too low at G = 32 and 64, where the shares of successes in place of p
+are 5 to 21 points too low (tests/tools/test_check_data.py).
+
+The same distribution tells how much of a count was luck: a problem that was solved in 1 of 16 completions is solved
+less often than that where most are never solved, so a choice of problems does not promise more than it holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import comb
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+_ROUNDS = 3000
+# Pass rates from 0 to 1, close together near both ends, where a small difference decides whether a large group differs.
+GRID_K: Array = np.sin(np.linspace(0.0, np.pi / 2, 201)) ** 2
+
+
+def subset_signal(totals: Sequence[float], group_size: int) -> float:
+    """The share of the subsets of `group_size` completions whose totals differ, in [0, 1]; exact.
+
+    >>> subset_signal([1.0, 0.0, 0.0, 0.0], 2)
+    0.5
+    """
+    subsets = comb(len(totals), group_size)
+    equal = sum(comb(count, group_size) for count in Counter(totals).values())
+    return (subsets - equal) / subsets
+
+
+def departures(totals: Sequence[float]) -> int:
+    """How many of M totals are not the commonest one, at most M // 2: the others of two values.
+
+    More than two values differ more surely than that, by less than 2^(1 - M).
+    """
+    commonest = Counter(totals).most_common(1)[0][1] if totals else 0
+    return min(len(totals) - commonest, len(totals) // 2)
+
+
+def pass_rate_weights(counts: Sequence[int], samples: Sequence[int], *, folded: bool = False) -> Array:
+    """How likely each pass rate of the grid is for each problem, float64 [P, K]; rows sum to 1.
+
+    Args:
+        counts: [P], correct completions; with `folded`, `departures`, of which nobody knows on which side they are.
+        samples: [P], all completions of a problem.
+        folded: whether p and 1 - p give the same counts.
+    """
+    k_P1, m_P1 = np.array(counts, np.float64)[:, None], np.array(samples, np.float64)[:, None]
+    likelihood_PK = GRID_K**k_P1 * (1 - GRID_K) ** (m_P1 - k_P1)
+    if folded:
+        likelihood_PK += GRID_K ** (m_P1 - k_P1) * (1 - GRID_K) ** k_P1
+    share_K = np.full(len(GRID_K), 1 / len(GRID_K))
+    for _ in range(_ROUNDS):  # expectation, maximization
+        weights_PK = share_K * likelihood_PK
+        weights_PK /= weights_PK.sum(1, keepdims=True)
+        share_K = weights_PK.mean(0)
+    return weights_PK
+
+
+def signal_chance(weights_PK: Array, group_size: int) -> Array:
+    """The chance of each problem that its next group has a signal, float64 [P]: the mean of 1 - (1-p)^G - p^G."""
+    chance_K = 1 - GRID_K**group_size - (1 - GRID_K) ** group_size
+    return weights_PK @ chance_K

@@ -1,0 +1,119 @@
+"""What a check of data finds, and what it advises."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from grouprl.types import Problem, counted
+
+GROUP_SIZES = (4, 8, 16, 32, 64)
+FEWEST = 20  # problems of a band that are worth a training
+MOSTLY, SOLVED = 0.5, 0.9
+
+
+@dataclass(frozen=True)
+class ProblemCheck:
+    """What M completions of a problem say about it."""
+
+    problem: Problem
+    samples: int  # with a valid reward
+    correct: int | None  # None = the task has no verifier
+    interval: tuple[float, float] | None  # 95 %, of the pass rate, from this problem alone
+    pass_rate: float | None  # in [0, 1], with what the other problems say of the distribution
+    signal: float  # chance that a group of the run's size has a signal, with that too
+    mean_tokens: float
+
+    def is_inside(self, band: tuple[float, float]) -> bool:
+        """Whether its pass rate lies in a band, ends included."""
+        return self.pass_rate is not None and band[0] <= self.pass_rate <= band[1]
+
+    def as_row(self) -> dict[str, Any]:
+        """A line for `rollout.curriculum.chosen`, which reads the prompt; the rest is for people."""
+        rate = None if self.pass_rate is None else round(self.pass_rate, 4)
+        prompt = self.problem.prompt_text
+        return {"prompt": prompt, "pass_rate": rate, "weight": round(self.signal, 4), "id": self.problem.id}
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """Groups of one size over all problems that were tried."""
+
+    group_size: int
+    signal: float  # share of the groups whose rewards differ, in [0, 1]
+    interval: tuple[float, float]  # 95 %, over problems
+    is_unbiased: bool  # group_size is at most M; else it comes from the distribution of pass rates
+    tokens: float | None  # sampled for one group with a signal; None = there is none
+    seconds: float | None  # of sampling them here, as fast as the check did
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """The whole check."""
+
+    task: str
+    model: str
+    train_problems: int  # of the task
+    samples: int  # M
+    group_size: int  # of the run
+    max_tokens: int  # of the run
+    band: tuple[float, float]
+    problems: tuple[ProblemCheck, ...]
+    groups: tuple[GroupCost, ...]
+    pass_rate: float | None  # mean over problems
+    pass_interval: tuple[float, float] | None
+    truncated: float  # share of completions that reach rollout.max_tokens
+    tokens_per_second: float  # sampled
+
+    @property
+    def inside(self) -> tuple[ProblemCheck, ...]:
+        """The problems in the band."""
+        return tuple(problem for problem in self.problems if problem.is_inside(self.band))
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do before a training, the most pressing first; each a sentence."""
+        own = next(cost for cost in self.groups if cost.group_size == self.group_size)
+        sentences = []
+        if self.truncated > MOSTLY:
+            sentences.append(
+                f"{self.truncated:.0%} of the completions reach rollout.max_tokens={self.max_tokens} without an end: "
+                "raise it, or show the model the form first (grouprl sft)."
+            )
+        if self.pass_rate is not None and max(check.correct or 0 for check in self.problems) == 0:
+            sentences.append(
+                f"No completion of {len(self.problems) * self.samples:,} is correct: these problems teach nothing yet. "
+                "Begin with a cold start (grouprl sft), or with easier problems."
+            )
+            return tuple(sentences)
+        solved = fmean(check.pass_rate is not None and check.pass_rate >= SOLVED for check in self.problems)
+        if solved > MOSTLY:
+            sentences.append(f"The model solves {solved:.0%} of these problems nearly always: take harder ones.")
+        enough = next((cost for cost in self.groups if cost.signal >= MOSTLY), None)
+        if own.signal >= MOSTLY:
+            sentences.append(f"It fits: {own.signal:.0%} of the groups of {self.group_size} will have a signal.")
+        elif enough is not None and enough.group_size > self.group_size:
+            sentences.append(
+                f"rollout.group_size={enough.group_size} gives {enough.signal:.0%} of the groups a signal; "
+                f"{self.group_size} gives {own.signal:.0%}."
+            )
+        inside = self.inside
+        if own.signal < MOSTLY and len(inside) >= FEWEST:
+            share = fmean(check.signal for check in inside)
+            sentences.append(
+                f"Train on the {len(inside)} problems whose pass rate is in {self.band[0]:g} to {self.band[1]:g}: "
+                f"{share:.0%} of their groups of {self.group_size} will have a signal (--write FILE.jsonl, then "
+                "rollout.curriculum.chosen=FILE.jsonl)."
+            )
+        elif own.signal < MOSTLY and self.pass_rate is not None:
+            sentences.append(
+                f"Only {counted(len(inside), 'problem')} of {len(self.problems)} have a pass rate in {self.band[0]:g} "
+                f"to {self.band[1]:g}: begin with a cold start (grouprl sft), or try more --problems."
+            )
+        return tuple(sentences)
+
+    def as_values(self) -> dict[str, Any]:
+        """All values for JSON, with the problems' ids in place of the problems."""
+        rows = [{**vars(check), "problem": check.problem.id} for check in self.problems]
+        return {**asdict(replace(self, problems=())), "problems": rows, "advice": self.advice}

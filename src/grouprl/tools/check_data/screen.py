@@ -1,0 +1,64 @@
+"""The screen of `grouprl check-data`: pass rates as bars, what groups of each size cost, advice."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grouprl.tools.check_data.findings import DataCheck
+from grouprl.trainer.terminal import visible
+from grouprl.trainer.verdict import duration
+from grouprl.types import counted
+
+_WIDTH = 40  # characters of the longest bar
+_BINS = ("never", "to 10 %", "to 30 %", "to 50 %", "to 70 %", "to 90 %", "above", "always")
+_ENDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+
+
+def histogram(checked: DataCheck) -> dict[str, int]:
+    """Problems by the share of their completions that are correct; empty without a verifier."""
+    counts = dict.fromkeys(_BINS, 0)
+    for check in checked.problems:
+        if check.correct is None:
+            return {}
+        share = check.correct / check.samples
+        place = len(_BINS) - 1 if share == 1 else next(n for n, end in enumerate(_ENDS) if share <= end)
+        counts[_BINS[place]] += 1
+    return counts
+
+
+def show(console: Console, checked: DataCheck) -> None:
+    """Prints all findings; it fits a terminal of 80 columns."""
+    tried = f"{counted(len(checked.problems), 'problem')} of {checked.train_problems:,}"
+    title = f"{checked.task} for {checked.model}: {tried}, {counted(checked.samples, 'completion')} each"
+    console.print(Text(visible(title), style="bold"))
+    if checked.pass_rate is not None and checked.pass_interval is not None:
+        low, high = checked.pass_interval
+        console.print(f"Pass rate {checked.pass_rate:.1%} ({low:.1%} to {high:.1%}).")
+        console.print(Text("Problems by the share of their completions that are correct:", style="dim"))
+        bins = histogram(checked)
+        for name, count in bins.items():
+            bar = "█" * round(_WIDTH * count / max(bins.values()))
+            console.print(Text.assemble(f"{name:>8}  ", (bar, "cyan"), f" {count}"))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("group size", "with a signal", "95 % interval", "tokens", "sampling"):
+        table.add_column(heading, justify="right")
+    for cost in checked.groups:
+        mark = "" if cost.is_unbiased else "~"
+        tokens, seconds = ("-", "-") if cost.tokens is None else (f"{cost.tokens:,.0f}", duration(cost.seconds or 0.0))
+        low, high = cost.interval
+        style = "bold" if cost.group_size == checked.group_size else ""
+        row = (str(cost.group_size), f"{mark}{cost.signal:.0%}", f"{low:.0%} to {high:.0%}", tokens, seconds)
+        table.add_row(*row, style=style)
+    console.print("", table, "", sep="\n")
+    console.print(
+        Text(
+            "tokens, sampling: expected for one group with a signal, at "
+            f"{checked.tokens_per_second:,.0f} tokens a second. ~: of more completions than were sampled.",
+            style="dim",
+        )
+    )
+    for sentence in checked.advice:
+        console.print(Text(sentence))
