@@ -16,9 +16,9 @@ from small_runs import Ended, grouprl, gsm8k_row, metrics, small_settings, tree,
 
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
-    *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare", "check-reward", "export", "report", "lab"),
-    *("plan", "import-config", "tasks", "settings", "doctor", "check-model", "import-model", "merge", "push"),
-    *("replay", "selftest"),
+    *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare", "check-data", "check-reward", "export"),
+    *("report", "lab", "plan", "import-config", "tasks", "settings", "doctor", "check-model", "import-model", "merge"),
+    *("push", "replay", "selftest"),
 )
 
 

@@ -251,3 +251,17 @@ def test_bad_rows_are_reported_with_their_line(tmp_path: Path, rows: list[dict[s
 def test_nothing_is_loaded_from_the_hub_unless_asked_for() -> None:
     with pytest.raises(UserError, match=r"task\.path=FILE\.jsonl .* or task\.path=hub:OWNER/NAME"):
         MathProblems().problems("train")
+
+
+def test_longer_solutions_can_be_left_out(tmp_path: Path) -> None:
+    steps = "2 + 3 = <<2+3=5>>5 pens.\n" * 3
+    rows = [gsm8k_row(n, answer=f"{steps}#### {n}") if n % 2 else gsm8k_row(n) for n in range(40)]
+    path = str(write_rows(tmp_path / "a.jsonl", rows))
+    every, short = Gsm8k(path), Gsm8k(path, most_steps=2)
+    assert {p.columns["question"] for split in SPLITS for p in short.problems(split)} == {
+        row["question"] for row in rows[::2]
+    }
+    for split in SPLITS:  # what is left stays in its split
+        assert set(questions(short, split)) <= set(questions(every, split))
+    with pytest.raises(UserError, match=r"task\.arguments\.most_steps: expected a number above 0, got 0: change it"):
+        load_task("gsm8k", path=path, arguments={"most_steps": 0})

@@ -57,16 +57,19 @@ def pass_rate_weights(counts: Sequence[int], samples: Sequence[int], *, folded: 
         samples: [P], all completions of a problem.
         folded: whether p and 1 - p give the same counts.
     """
-    k_P1, m_P1 = np.array(counts, np.float64)[:, None], np.array(samples, np.float64)[:, None]
-    likelihood_PK = GRID_K**k_P1 * (1 - GRID_K) ** (m_P1 - k_P1)
+    pairs, index_P, repeats_U = np.unique(
+        np.array([counts, samples]).T, axis=0, return_inverse=True, return_counts=True
+    )  # U different pairs: problems with equal counts are told apart by nothing
+    k_U1, m_U1 = pairs[:, :1].astype(np.float64), pairs[:, 1:].astype(np.float64)
+    likelihood_UK = GRID_K**k_U1 * (1 - GRID_K) ** (m_U1 - k_U1)
     if folded:
-        likelihood_PK += GRID_K ** (m_P1 - k_P1) * (1 - GRID_K) ** k_P1
+        likelihood_UK += GRID_K ** (m_U1 - k_U1) * (1 - GRID_K) ** k_U1
     share_K = np.full(len(GRID_K), 1 / len(GRID_K))
     for _ in range(_ROUNDS):  # expectation, maximization
-        weights_PK = share_K * likelihood_PK
-        weights_PK /= weights_PK.sum(1, keepdims=True)
-        share_K = weights_PK.mean(0)
-    return weights_PK
+        weights_UK = share_K * likelihood_UK
+        weights_UK /= weights_UK.sum(1, keepdims=True)
+        share_K = repeats_U @ weights_UK / len(counts)
+    return weights_UK[index_P.reshape(-1)]
 
 
 def signal_chance(weights_PK: Array, group_size: int) -> Array:
