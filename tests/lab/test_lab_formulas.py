@@ -106,7 +106,7 @@ def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
     assert (ratio, objective, gradient) == (near(3.6), pytest.approx(3 * advantage, rel=1e-3), 0)
     choice(page, "Dual clip").select_option("")
     page.locator("#stage-ratio .read", has_text="less probable").wait_for()
-    assert "in 2 updates, each on a part of the batch" in page.locator("#stage-update").inner_text()
+    assert "in one update. " in page.locator("#stage-update").inner_text()
 
 
 def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -> None:

@@ -249,7 +249,8 @@ function stepsOf({ algorithm: { updates_per_batch: updates, minibatches, passes 
   if (updates === 1) return "one update";
   const again = passes > 1 ? `, in ${passes} passes over the batch` : "";
   if (minibatches === 1) return `${updates} updates, one for each pass over the batch`;
-  if (batch.groups < minibatches) return `one update for each of the ${batch.groups} groups of the batch${again}`;
+  const each = batch.groups === 1 ? "" : ` for each of the ${batch.groups} groups of the batch`;
+  if (batch.groups < minibatches) return `one update${each}${again}`;
   return `${updates} updates, each on a part of the batch${again}`;
 }
 
