@@ -23,6 +23,7 @@ PLACES: Mapping[str, str] = {
     "cold_start": "grouprl.problems.word_problems:cold_start_pairs",
     "comparison": "grouprl.lab.report.write:write_comparison_page",
     "conversations": "grouprl.environments.conversation:open_conversations",
+    "data_page": "grouprl.lab.report.write:write_data_page",
     "engine.vllm": "grouprl.engines.vllm:VllmEngine",
     "environments.authored": "grouprl.environments.authored:authored_episode",
     "environments.schemas": "grouprl.environments.shapes:tool_schemas",

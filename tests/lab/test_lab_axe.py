@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grouprl.lab.report.write import write_data_page
 from lab_browser import Lab, Opened, needs_chromium
 from lab_runs import FULL_CONFIG, Made, make_run
 from recorded_episodes import record_episodes
@@ -65,3 +66,30 @@ def test_a_violation_would_be_found(browser: Opened) -> None:
     browser.go("/")
     browser.page.evaluate("document.querySelector('main').append(document.createElement('input'))")
     assert [rule for rule, _ in violations(browser.page)] == ["label"]
+
+
+def test_a_check_of_data_is_one_file_without_violations(browser: Opened, tmp_path: Path) -> None:
+    """The text of a problem is text, whatever it says; the group size of the run is named."""
+    hostile = "<img src=x onerror='window.hostile = 1'>"
+    problem = {"samples": 8, "correct": 3, "pass_rate": 0.37, "signal": 0.9, "mean_tokens": 12.5, "question": hostile}
+    unjudged = problem | {"correct": None, "pass_rate": None, "question": "How many?"}
+    group = {"interval": (0.4, 0.6), "is_unbiased": True, "tokens": 40.0, "seconds": 1.0}
+    answer = {
+        "task": "list", "model": "abacus", "train_problems": 9, "samples": 8, "group_size": 8, "max_tokens": 16,
+        "band": (0.1, 0.9), "problems": [problem, unjudged], "pass_rate": 0.37, "pass_interval": (0.2, 0.5),
+        "truncated": 0.0, "tokens_per_second": 100.0, "advice": ["It fits."], "histogram": {"never": 1, "to 50 %": 1},
+        "groups": [{"group_size": 8, "signal": 0.5} | group,
+                   {"group_size": 16, "signal": 0.0} | group | {"is_unbiased": False, "tokens": None, "seconds": None}],
+    }  # fmt: skip
+    write_data_page(tmp_path / "some data.html", answer)
+    for width in (1200, 390):
+        browser.page.set_viewport_size({"width": width, "height": 800})
+        browser.page.goto((tmp_path / "some data.html").as_uri())
+        browser.page.wait_for_selector("text=8, as in the run")
+        words = browser.page.inner_text("main")
+        for text in ("Pass rate 37.0% (20.0 to 50.0); 1 problem between 10% and 90%.", "~0.0%", "3 of 8", hostile):
+            assert text in words
+        assert browser.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert_none(browser)
+    assert browser.page.evaluate("window.hostile") is None
+    assert (browser.watched.complaints, browser.watched.dialogs) == ([], [])

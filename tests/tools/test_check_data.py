@@ -132,8 +132,11 @@ def test_its_numbers_are_those_of_the_completions(checked: dict[str, Any]) -> No
 
 
 def test_the_screen_draws_pass_rates_and_says_what_to_do(place: Path, tiny: Path) -> None:
-    ended = check(place, tiny, "--samples", 4)
+    page = place / "data.html"
+    ended = check(place, tiny, "--samples", 4, "--page", page)
     assert ended.code == 0, ended.err
+    assert f"Page: {page}" in ended.text
+    assert '"group_size":8' in page.read_text().replace(" ", "")
     lines = ended.out.splitlines()
     bars = {line.split()[0]: line.split()[-1] for line in lines if "█" in line or line.startswith("   never")}
     assert (bars["never"], bars["always"]) >= ("25", "25")
@@ -173,6 +176,7 @@ def test_the_chosen_problems_are_what_a_run_trains_on(place: Path, tiny: Path, t
     [
         (["--band", 0.9, 0.1], "--band: expected two pass rates such as 0.1 0.9, the lower one first"),
         (["--write", "DATA"], "--write: expected a new file, got"),
+        (["--page", "DATA"], "--page: expected a new file, got"),
         (["--samples", 2, "--write", "NEW"], "--write: expected at least 20 problems whose pass rate is in 0.1 to 0.9"),
         (["--task", "ONE"], "task: expected at least 2 problems to train on, got 1"),
         (["task.arguments.verifier=null", "--write", "NEW"], "--write: expected a task with a verifier, got none"),

@@ -308,6 +308,7 @@ def check_data(
     samples: Annotated[int, typer.Option(min=2, max=1024, help="Completions of each.")] = 16,
     band: Annotated[tuple[float, float], typer.Option(help="Pass rates of problems to train on.")] = (0.1, 0.9),
     write: Annotated[Path | None, typer.Option(help="New file of them: rollout.curriculum.chosen=FILE.")] = None,
+    page: Annotated[Path | None, typer.Option(help="New file of a page to look at, such as data.html.")] = None,
     trust_code: TrustOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
@@ -321,7 +322,7 @@ def check_data(
     config = run_config(settings, options, trust=trust_code)
     from grouprl.tools.check_data import check_data as check
 
-    check(config, problems=problems, samples=samples, band=band, write=write, as_json=as_json)
+    check(config, problems=problems, samples=samples, band=band, write=write, page=page, as_json=as_json)
     if not as_json:
         chosen = "" if write is None else f" rollout.curriculum.chosen={write}"
         suggest(again("train", settings, {"--model": model, "--task": task}) + chosen)

@@ -21,7 +21,7 @@ class Svamp(FileProblems, BoxedAnswers):
 
     `path` is a data file such as SVAMP.json, a folder with train and test (see `tasks.sources`), or None for the data
     set ChilleD/SVAMP on the Hugging Face hub. `largest` leaves out the rows in whose text a number is larger, and
-    `most_steps` those whose equation has more operations. Of a single file 60 % of the stories are for training, 30 %
+    `most_steps` those whose equation has more operations. Of a single file 50 % of the stories are for training, 40 %
     for tests, 10 % for validation; rows that differ in their numbers and questions alone are one story.
     """
 
@@ -30,7 +30,7 @@ class Svamp(FileProblems, BoxedAnswers):
     most_steps: int | None = None
     name = "svamp"
     default_path = "hub:ChilleD/SVAMP"
-    test_share = 0.3
+    test_share = 0.4
     default_step_rewards = EQUATION_STEPS
     example_row = {  # noqa: RUF012  declared by FileProblems
         "Body": "Ben has 30 pens. He gives 5 pens to Anna.",

@@ -58,6 +58,13 @@ def write_comparison_page(directory: Path, answer: Mapping[str, Any]) -> None:
     atomic_write_text(path, standalone(f"{name} · GroupRL", data, ("compare",)))
 
 
+def write_data_page(path: Path, answer: Mapping[str, Any]) -> None:
+    """Writes the page of a check of data, which asks for this answer."""
+    name = encoded(path.stem)
+    data = {"home": f"/data/{name}", "links": [[f"/data/{name}", "Data"]], "answers": {f"data/{name}": rounded(answer)}}
+    atomic_write_text(path, standalone(f"{path.stem} · GroupRL", data, ("data",)))
+
+
 def page_answers() -> Answers:
     """What every page asks for: the definitions of metrics, and which charts there are."""
     files = (FILE, STATIC / "sections.json", STATIC / "charts.json")
@@ -141,7 +148,7 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
-    return [rounded(inner) for inner in value] if isinstance(value, list) else value
+    return [rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def with_rounded_series(comparison: Mapping[str, Any]) -> dict[str, Any]:

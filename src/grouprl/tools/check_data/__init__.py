@@ -13,6 +13,7 @@ from rich.console import Console
 
 from grouprl.config.run import RunConfig
 from grouprl.evaluation.statistics import score_interval, wilson_interval
+from grouprl.leaves import leaf
 from grouprl.record.files import atomic_write_text, json_text
 from grouprl.rewards.configured import beside_environment, check_rewards, configured_scorer
 from grouprl.rollout.episodes import open_conversations
@@ -32,6 +33,7 @@ def check_data(
     samples: int = 16,
     band: tuple[float, float] = (0.1, 0.9),
     write: Path | None = None,
+    page: Path | None = None,
     as_json: bool = False,
 ) -> DataCheck:
     """Samples train problems as the run would, and prints what it would learn from.
@@ -42,6 +44,7 @@ def check_data(
         samples: M, completions of each, at least 2.
         band: pass rates of the problems to train on, each in [0, 1].
         write: a new file for the problems inside the band, which `rollout.curriculum.chosen` reads.
+        page: a new file for the page of the check, which opens without a server.
         as_json: whether to print one JSON object instead of tables.
 
     Raises:
@@ -50,8 +53,9 @@ def check_data(
     """
     if not 0 <= band[0] < band[1] <= 1:
         raise UserError(f"--band: expected two pass rates such as 0.1 0.9, the lower one first, got {band}")
-    if write is not None and write.exists():
-        raise UserError(f"--write: expected a new file, got {write}, which is there: give another name")
+    for option, file in (("--write", write), ("--page", page)):
+        if file is not None and file.exists():
+            raise UserError(f"{option}: expected a new file, got {file}, which is there: give another name")
     run = OpenedRun(with_dtype(config))
     all_problems, group_size = run.task.problems("train"), config.rollout.group_size
     if len(all_problems) < 2:
@@ -103,6 +107,9 @@ def check_data(
         print(json_text(checked.as_values()))
     else:
         show(Console(highlight=False), checked)
+    if page is not None:
+        leaf("data_page")(page, checked.as_values())
+        terminal.say(f"Page: {page}")
     if write is not None:
         if len(checked.inside) < FEWEST:
             raise UserError(

@@ -11,6 +11,9 @@ from grouprl.types import Problem, counted
 GROUP_SIZES = (4, 8, 16, 32, 64)
 FEWEST = 20  # problems of a band that are worth a training
 MOSTLY, SOLVED = 0.5, 0.9
+_BINS = ("never", "to 10 %", "to 30 %", "to 50 %", "to 70 %", "to 90 %", "above", "always")
+_ENDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+_LONGEST = 1_000  # characters of a question
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,26 @@ class DataCheck:
         return tuple(sentences)
 
     def as_values(self) -> dict[str, Any]:
-        """All values for JSON, with the problems' ids in place of the problems."""
-        rows = [{**vars(check), "problem": check.problem.id} for check in self.problems]
-        return {**asdict(replace(self, problems=())), "problems": rows, "advice": self.advice}
+        """All values for JSON, with the id and the last message of each problem."""
+        rows = [
+            {**vars(check), "problem": check.problem.id, "question": _question(check.problem)[:_LONGEST]}
+            for check in self.problems
+        ]
+        values = asdict(replace(self, problems=()))
+        return {**values, "problems": rows, "advice": self.advice, "histogram": self.histogram}
+
+    @property
+    def histogram(self) -> dict[str, int]:
+        """Problems by the share of their completions that are correct; empty without a verifier."""
+        counts = dict.fromkeys(_BINS, 0)
+        for check in self.problems:
+            if check.correct is None:
+                return {}
+            share = check.correct / check.samples
+            place = len(_BINS) - 1 if share == 1 else next(n for n, end in enumerate(_ENDS) if share <= end)
+            counts[_BINS[place]] += 1
+        return counts
+
+
+def _question(problem: Problem) -> str:
+    return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]

@@ -13,20 +13,6 @@ from grouprl.trainer.verdict import duration
 from grouprl.types import counted
 
 _WIDTH = 40  # characters of the longest bar
-_BINS = ("never", "to 10 %", "to 30 %", "to 50 %", "to 70 %", "to 90 %", "above", "always")
-_ENDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-
-
-def histogram(checked: DataCheck) -> dict[str, int]:
-    """Problems by the share of their completions that are correct; empty without a verifier."""
-    counts = dict.fromkeys(_BINS, 0)
-    for check in checked.problems:
-        if check.correct is None:
-            return {}
-        share = check.correct / check.samples
-        place = len(_BINS) - 1 if share == 1 else next(n for n, end in enumerate(_ENDS) if share <= end)
-        counts[_BINS[place]] += 1
-    return counts
 
 
 def show(console: Console, checked: DataCheck) -> None:
@@ -38,7 +24,7 @@ def show(console: Console, checked: DataCheck) -> None:
         low, high = checked.pass_interval
         console.print(f"Pass rate {checked.pass_rate:.1%} ({low:.1%} to {high:.1%}).")
         console.print(Text("Problems by the share of their completions that are correct:", style="dim"))
-        bins = histogram(checked)
+        bins = checked.histogram
         for name, count in bins.items():
             bar = "█" * round(_WIDTH * count / max(bins.values()))
             console.print(Text.assemble(f"{name:>8}  ", (bar, "cyan"), f" {count}"))

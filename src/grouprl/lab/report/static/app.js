@@ -1,5 +1,5 @@
 // The pages and their addresses: #/, #/runs/ID, #/runs/ID/groups/STEP/GROUP, #/compare/ID,ID, #/comparison/NAME,
-// #/step, #/group, #/ppo.
+// #/data/NAME, #/step, #/group, #/ppo.
 import { Gone, home, links, live, Refused } from "./parts/api.js";
 import { kept } from "./parts/address.js";
 import { h, put, select } from "./parts/dom.js";
@@ -14,6 +14,7 @@ const PAGES = [
     (group === undefined ? `Groups of ${named(run)}` : `Group ${group} of step ${step}, ${named(run)}`)],
   [/^\/compare(?:\/([^/]+))?$/, ["runs"], "compare", ({ runs }) => ["Compare", runs?.split(",").map(decoded).map(named).join(", ")].filter(Boolean).join(" ")],
   [/^\/comparison\/([^/]+)$/, ["comparison"], "compare", ({ comparison }) => `Comparison ${named(comparison)}`],
+  [/^\/data\/([^/]+)$/, ["check"], "data", ({ check }) => `Data of ${named(check)}`],
   [/^\/step$/, [], "step", (_, query) => ["GRPO step by step", ...query.getAll("run").map(named)].join(", ")],
   [/^\/group$/, [], "group", () => "One group"],
   [/^\/ppo$/, [], "ppo", () => "PPO and GRPO"],
