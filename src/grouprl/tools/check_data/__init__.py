@@ -36,36 +36,74 @@ def check_data(
     page: Path | None = None,
     as_json: bool = False,
 ) -> DataCheck:
-    """Samples train problems as the run would, and prints what it would learn from.
+    """Tries the data of a run (see `try_data`), prints what was found, and writes files that are asked for.
 
     Args:
-        config: the run: its model, task, rewards, sampling parameters and group size.
-        problems: how many, chosen at random by the seed; all where the task has fewer.
-        samples: M, completions of each, at least 2.
-        band: pass rates of the problems to train on, each in [0, 1].
+        config: the run.
+        problems, samples, band: see `try_data`.
         write: a new file for the problems inside the band, which `rollout.curriculum.chosen` reads.
         page: a new file for the page of the check, which opens without a server.
         as_json: whether to print one JSON object instead of tables.
 
     Raises:
-        UserError: there is nothing to check, before anything is sampled; fewer than 20 problems are in the band of
-            `write`, or the file exists.
+        UserError: a file exists, or there is nothing to check, before anything is sampled; or fewer than 20 problems
+            are in the band of `write`.
     """
-    if not 0 <= band[0] < band[1] <= 1:
-        raise UserError(f"--band: expected two pass rates such as 0.1 0.9, the lower one first, got {band}")
     for option, file in (("--write", write), ("--page", page)):
         if file is not None and file.exists():
             raise UserError(f"{option}: expected a new file, got {file}, which is there: give another name")
-    run = OpenedRun(with_dtype(config))
-    all_problems, group_size = run.task.problems("train"), config.rollout.group_size
-    if len(all_problems) < 2:
-        raise UserError(f"task: expected at least 2 problems to train on, got {len(all_problems)}: give more data")
+    run, terminal = OpenedRun(with_dtype(config)), Terminal(errors=as_json)
     if write is not None and run.task.verifier is None:
         raise UserError("--write: expected a task with a verifier, got none: pass rates need right and wrong answers")
+    checked = try_data(run, terminal, problems=problems, samples=samples, band=band)
+    if as_json:
+        print(json_text(checked.as_values()))
+    else:
+        show(Console(highlight=False), checked)
+    if page is not None:
+        leaf("data_page")(page, checked.as_values())
+        terminal.say(f"Page: {page}")
+    if write is not None:
+        if len(checked.inside) < FEWEST:
+            raise UserError(
+                f"--write: expected at least {FEWEST} problems whose pass rate is in {band[0]:g} to {band[1]:g}, got "
+                f"{len(checked.inside)} of {len(checked.problems)}: widen --band, or try more --problems"
+            )
+        rows = [json_text(check.as_row()) for check in checked.inside]
+        atomic_write_text(write, "".join(f"{row}\n" for row in rows))
+        terminal.say(f"{counted(len(rows), 'problem')} with pass rates of {band[0]:g} to {band[1]:g}: {write}")
+    return checked
+
+
+def try_data(
+    run: OpenedRun,
+    terminal: Terminal,
+    *,
+    problems: int = 200,
+    samples: int = 16,
+    band: tuple[float, float] = (0.1, 0.9),
+) -> DataCheck:
+    """Samples train problems and scores them as a step of the run would.
+
+    Args:
+        run: gives the model, the task, the rewards, the sampling parameters and the group size.
+        terminal: shows the progress.
+        problems: how many, chosen at random by the seed; all where the task has fewer.
+        samples: M, completions of each, at least 2.
+        band: pass rates of the problems to train on, each in [0, 1].
+
+    Raises:
+        UserError: the band is none, there are fewer than two problems, or no completion has a valid reward.
+    """
+    if not 0 <= band[0] < band[1] <= 1:
+        raise UserError(f"--band: expected two pass rates such as 0.1 0.9, the lower one first, got {band}")
+    config, all_problems = run.config, run.task.problems("train")
+    if len(all_problems) < 2:
+        raise UserError(f"task: expected at least 2 problems to train on, got {len(all_problems)}: give more data")
+    group_size = config.rollout.group_size
     rng = random.Random(f"check_data/{config.seed}")  # the first problems may be the easiest
     indices = rng.sample(range(len(all_problems)), min(problems, len(all_problems)))
     tried = [all_problems[index] for index in sorted(indices)]
-    terminal = Terminal(errors=as_json)
     with terminal.progress("check-data", len(tried) * samples) as advance:
         groups, outcomes, seconds = _sampled(run, tried, samples, advance)
     totals = [[outcome.total for outcome in row if outcome.valid] for row in outcomes]
@@ -88,7 +126,7 @@ def check_data(
         costs.append(GroupCost(size, share, score_interval(chances), is_unbiased, tokens, paid))
     stops = [completion.stop_reason for group in groups for completion in group.completions]
     rates = [check.correct / check.samples for check in checks if check.correct is not None]
-    checked = DataCheck(
+    return DataCheck(
         task=run.task.name,
         model=config.model.path,
         train_problems=len(all_problems),
@@ -103,23 +141,6 @@ def check_data(
         truncated=stops.count(StopReason.LENGTH) / len(stops),
         tokens_per_second=1 / per_completion,
     )
-    if as_json:
-        print(json_text(checked.as_values()))
-    else:
-        show(Console(highlight=False), checked)
-    if page is not None:
-        leaf("data_page")(page, checked.as_values())
-        terminal.say(f"Page: {page}")
-    if write is not None:
-        if len(checked.inside) < FEWEST:
-            raise UserError(
-                f"--write: expected at least {FEWEST} problems whose pass rate is in {band[0]:g} to {band[1]:g}, got "
-                f"{len(checked.inside)} of {len(tried)}: widen --band, or try more --problems"
-            )
-        rows = [json_text(check.as_row()) for check in checked.inside]
-        atomic_write_text(write, "".join(f"{row}\n" for row in rows))
-        terminal.say(f"{counted(len(rows), 'problem')} with pass rates of {band[0]:g} to {band[1]:g}: {write}")
-    return checked
 
 
 def _sampled(

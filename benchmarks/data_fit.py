@@ -1,0 +1,76 @@
+"""Does `grouprl check-data` foretell a training? Shares of groups with a signal, foretold and then measured in a run.
+
+    python benchmarks/data_fit.py                                           # the bundled models, minutes
+    python benchmarks/data_fit.py --model build/smollm2 --task sums -- rollout.max_tokens=24 evaluation.problems=0
+
+The run has another seed and a learning rate of 0, so that the model stays the one that was checked: what is compared is
+the estimate, not what is learned. 16 completions of 200 problems foretell groups of 8, which the run samples from other
+problems of the same split, and groups of 32, which are more than were sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import fmean
+
+from grouprl.cli.words import run_config
+from grouprl.evaluation.statistics import wilson_interval
+from grouprl.record.read import read_run
+from grouprl.run.machine import with_dtype
+from grouprl.run.opened import OpenedRun
+from grouprl.run.train import run_to_end
+from grouprl.tools.check_data import try_data
+from grouprl.trainer.terminal import Terminal
+
+BUNDLED = (
+    ("abacus", "word_problems", ()),
+    ("abacus", "sums", ()),
+    ("abacus_chains", "chains", ("rewards=[{name: correct_answer}]",)),
+)
+
+
+def foretold_and_measured(model: str, task: str, settings: list[str], *, problems: int, steps: int) -> list[str]:
+    """Rows of a table: one for groups of 8 and one for groups of 32, over `steps` steps of 16 problems."""
+    words = [*settings, "evaluation.problems=0", "rollout.problems_per_step=16"]
+    chosen = {"model.path": model, "task.name": task}
+    terminal = Terminal(errors=True)
+    checked = try_data(OpenedRun(with_dtype(run_config([*words, "seed=0"], chosen))), terminal, problems=problems)
+    rows = []
+    for size in (8, 32):
+        (cost,) = (cost for cost in checked.groups if cost.group_size == size)
+        with tempfile.TemporaryDirectory() as folder:
+            run = [f"rollout.group_size={size}", f"steps={steps}", "seed=1", "learner.learning_rate=0"]
+            opened = OpenedRun(run_config([*words, *run, f"runs_dir={folder}", "name=run"], chosen))
+            run_to_end(opened.config, opened.task, opened.rewards, display=terminal.silent())
+            equal = [row["frac_reward_zero_std"] for row in read_run(Path(folder) / "run").metrics]
+        share, groups = 1 - fmean(equal), 16 * len(equal)
+        low, high = wilson_interval(round(share * groups), groups)
+        foretold = f"{cost.signal:.1%} ({cost.interval[0]:.1%} to {cost.interval[1]:.1%})"
+        off = 100 * (cost.signal - share)
+        measured = f"{share:.1%} ({low:.1%} to {high:.1%}, {groups} groups)"
+        rows.append(f"| {Path(model).name} | {task} | {size} | {foretold} | {measured} | {off:+.1f} |")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a folder; default: the bundled models")
+    parser.add_argument("--task", help="with --model")
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--smoke", action="store_true", help="a few problems and one step")
+    parser.add_argument("settings", nargs="*", help="after --, of the run")
+    options = parser.parse_args()
+    problems, steps = (8, 1) if options.smoke else (options.problems, options.steps)
+    plans = BUNDLED if options.model is None else ((options.model, options.task, options.settings),)
+    print("| model | task | G | foretold, 95 % | measured, 95 % | off, points |\n|---|---|---|---|---|---|")
+    rows = []
+    for model, task, settings in plans:
+        rows += foretold_and_measured(model, task, [*settings], problems=problems, steps=steps)
+        print("\n".join(rows[-2:]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
