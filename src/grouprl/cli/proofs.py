@@ -16,20 +16,27 @@ from grouprl.record.files import atomic_write_text, json_text
 from grouprl.tools.proof.branches import Selection, branch
 from grouprl.tools.proof.changes import as_values, completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.checks import Check
-from grouprl.tools.proof.model_check import check_model
+from grouprl.tools.proof.model_check import ModelLine, check_model
 from grouprl.tools.proof.replay import Replay
 from grouprl.tools.proof.selftest import selftest
 from grouprl.trainer.terminal import Terminal, visible
 from grouprl.types import counted
 
 _ROWS = 10
+# What check-model does after each of these lines.
+_AFTERWARDS = {
+    "form": "comparing log-probs of long prompts",
+    "learner gap": "comparing sampled log-probs",
+    "sampler gap": "reading tokenizer and template",
+    "LoRA targets": "planning memory",
+}
 
 
 def show_replay(replay: Replay, model: str, changes: str, as_json: Path | None) -> None:
     """Prints a replay.
 
     Args:
-        found: the replay.
+        replay: what was recomputed, beside the record.
         model: the path of the run's model, whose tokenizer writes the tokens.
         changes: the changed settings as they were given; "" = none.
         as_json: a file for all values; None = no file.
@@ -112,9 +119,12 @@ def show_selftest(config: RunConfig) -> bool:
 
 def show_model_check(config: RunConfig) -> bool:
     """Prints what there is to know about a model; returns whether a run can train it."""
-    terminal = Terminal()
-    with terminal.status("loading the model"):
-        findings = list(check_model(config))
+    terminal, findings = Terminal(), list[ModelLine]()
+    with terminal.status("loading the model, and comparing its log-probs in both forms") as change:
+        for finding in check_model(config):
+            findings.append(finding)
+            if finding.name in _AFTERWARDS:
+                change(_AFTERWARDS[finding.name])
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for finding in findings:
         mark = (

@@ -54,7 +54,7 @@ class Display(Protocol):
         """A progress bar."""
         ...
 
-    def status(self, what: str) -> AbstractContextManager[None]:
+    def status(self, what: str) -> AbstractContextManager[object]:
         """A sign of life for work of unknown length."""
         ...
 

@@ -134,10 +134,16 @@ class Terminal:
             yield lambda done, text=None: progress.update(bar, advance=done, description=text)
 
     @contextmanager
-    def status(self, what: str) -> Iterator[None]:
-        """A sign of life for work of unknown length."""
-        with self.console.status(what), self._lines(lambda: what):
-            yield
+    def status(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A sign of life for work of unknown length; the value says what is done now."""
+
+        def change(text: str) -> None:
+            nonlocal what
+            what = text
+            shown.update(text)
+
+        with self.console.status(what) as shown, self._lines(lambda: what):
+            yield change
 
     @contextmanager
     def _lines(self, describe: Callable[[], str]) -> Iterator[None]:

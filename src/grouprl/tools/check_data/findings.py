@@ -77,7 +77,7 @@ class DataCheck:
     @property
     def advice(self) -> tuple[str, ...]:
         """What to do before a training, the most pressing first; each a sentence."""
-        own = next(cost for cost in self.groups if cost.group_size == self.group_size)
+        run_groups = next(cost for cost in self.groups if cost.group_size == self.group_size)
         sentences = []
         if self.truncated > MOSTLY:
             sentences.append(
@@ -94,22 +94,22 @@ class DataCheck:
         if solved > MOSTLY:
             sentences.append(f"The model solves {solved:.0%} of these problems nearly always: take harder ones.")
         enough = next((cost for cost in self.groups if cost.signal >= MOSTLY), None)
-        if own.signal >= MOSTLY:
-            sentences.append(f"It fits: {own.signal:.0%} of the groups of {self.group_size} will have a signal.")
+        if run_groups.signal >= MOSTLY:
+            sentences.append(f"It fits: {run_groups.signal:.0%} of the groups of {self.group_size} will have a signal.")
         elif enough is not None and enough.group_size > self.group_size:
             sentences.append(
                 f"rollout.group_size={enough.group_size} gives {enough.signal:.0%} of the groups a signal; "
-                f"{self.group_size} gives {own.signal:.0%}."
+                f"{self.group_size} gives {run_groups.signal:.0%}."
             )
         inside = self.inside
-        if own.signal < MOSTLY and len(inside) >= FEWEST:
+        if run_groups.signal < MOSTLY and len(inside) >= FEWEST:
             share = fmean(check.signal for check in inside)
             sentences.append(
                 f"Train on the {len(inside)} problems whose pass rate is in {self.band[0]:g} to {self.band[1]:g}: "
                 f"{share:.0%} of their groups of {self.group_size} will have a signal (--write FILE.jsonl, then "
                 "rollout.curriculum.chosen=FILE.jsonl)."
             )
-        elif own.signal < MOSTLY and self.pass_rate is not None:
+        elif run_groups.signal < MOSTLY and self.pass_rate is not None:
             sentences.append(
                 f"Only {counted(len(inside), 'problem')} of {len(self.problems)} have a pass rate in {self.band[0]:g} "
                 f"to {self.band[1]:g}: begin with a cold start (grouprl sft), or try more --problems."
