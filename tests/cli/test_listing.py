@@ -291,7 +291,6 @@ def test_an_episode_is_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert not set("\x1b\u202e") & set(out)
 
 
-@pytest.mark.usefixtures("no_page")
 def test_an_evaluation_on_rows_that_the_run_trained_on_says_so(tmp_path: Path) -> None:
     """Without splits of its own, a file's rows are trained on, but for the split that the run evaluates."""
     rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(60)]

@@ -264,7 +264,7 @@ def test_a_template_without_tools_is_refused_before_anything_is_sampled(tiny: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny: Path, tmp_path: Path, no_page: None):
+def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny: Path, tmp_path: Path):
     def run(name: str, steps: int, *, resume: bool = False) -> list[dict[str, Any]]:
         config = small_config(
             tmp_path,
@@ -294,7 +294,7 @@ def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny
 
 
 @pytest.mark.parametrize("credit", ["grpo_process", "ppo"])
-def test_sampler_and_learner_agree_in_every_form_of_credit(credit: str, tiny: Path, tmp_path: Path, no_page: None):
+def test_sampler_and_learner_agree_in_every_form_of_credit(credit: str, tiny: Path, tmp_path: Path):
     """Of turns (a game's rewards), and of tokens (a critic's values); of completions in the run above."""
     config = small_config(
         tmp_path,

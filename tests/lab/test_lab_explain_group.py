@@ -27,8 +27,6 @@ from letter_rewards import letters, rarely, words
 from small_runs import ROWS, metrics, rollouts, small_config
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 LETTERS = (WeightedReward("letters", letters), WeightedReward("rarely", rarely, weight=0.5))
 
 

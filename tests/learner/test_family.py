@@ -19,8 +19,6 @@ from small_runs import LETTERS, ROWS, assert_same_run, metrics, rollouts, small_
 from variants import variant
 
 FILE = "model.safetensors"
-pytestmark = pytest.mark.usefixtures("no_page")
-
 WORDS = WeightedReward("words", words, 0.5, per_step=True)
 
 

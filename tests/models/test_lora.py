@@ -44,8 +44,6 @@ from small_runs import checkpoint_names, metrics
 from tiny import tiny_model_folder
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture(scope="module")
 def straight(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

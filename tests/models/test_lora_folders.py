@@ -45,8 +45,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import families
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture(scope="module")
 def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -23,8 +23,6 @@ from grouprl.types import UserError
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, small_config
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 Measured = Callable[..., list[object]]
 

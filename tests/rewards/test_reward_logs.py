@@ -170,7 +170,6 @@ def stated(completions: list[str], trainer_state: Any, log_extra: Any, log_metri
     return [value + trainer_state.global_step / trainer_state.max_steps * n for n, value in enumerate(share)]
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_run_records_them_and_a_resume_repeats_them(tiny: Path, tmp_path: Path) -> None:
     def run(runs: Path, *, resume: bool = False) -> Path:
         config = small_config(runs, checkpoint={"every": 2, "keep": 9})

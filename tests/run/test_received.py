@@ -31,7 +31,7 @@ from grouprl.types import UserError
 from small_runs import ROWS, grouprl, received, small_settings, write_rows
 
 REWARD = "import near\ndef f(completions, **columns):\n    return [near.ONE] * len(completions)\n"
-pytestmark = [pytest.mark.usefixtures("no_page"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,6 @@ from grouprl.record.write import RunRecord
 from grouprl.run.resume import check_resumable
 from small_runs import assert_same_run, assert_same_weights, checkpoint_names, metrics, small_config, small_run, tree
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 SIX = {"checkpoint": {"every": 2, "keep": 9}, "evaluation": {"every": 2, "problems": 3, "samples": 2}}
 
 

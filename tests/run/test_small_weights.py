@@ -26,7 +26,6 @@ from grouprl.rollout.verify import sampler_gap
 from grouprl.tools.planner import Networks, plan_memory, shape_of
 from small_runs import as_killed, assert_same_weights, grouprl, metrics, small_config, small_run, tree
 
-pytestmark = pytest.mark.usefixtures("no_page")
 BFLOAT16 = {"weights": "bfloat16", "dtype": "bfloat16"}
 NF4 = {"weights": "nf4", "dtype": "bfloat16", "lora": {"rank": 4}}
 SMALL = {"moments": "8bit"}

@@ -42,8 +42,6 @@ from small_runs import (
 )
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")  # `straight` has one
-
 # Everything with a state of its own: moments, warm-up, weight decay, several updates a step, no reference.
 STATEFUL: dict[str, Any] = {
     "algorithm": variant(passes=2, kl_coef=0.0, scale="none", entropy_target=9.0),

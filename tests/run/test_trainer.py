@@ -24,8 +24,6 @@ from small_runs import ROWS, SMALL, metrics, rollouts, small_config, tree
 from tiny import tiny_model_folder
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
 

@@ -19,8 +19,6 @@ from grouprl.tasks import task_from_list
 from letter_rewards import letters
 from small_runs import LETTERS, ROWS, assert_same_run, rollouts, small_config, small_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture
 def objects(tiny: Path) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from grouprl.types import UserError
 from small_runs import ROWS, grouprl, received, small_settings, write_rows
 from tiny import tiny_model_folder
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 REWARD = """
 from pathlib import Path
 

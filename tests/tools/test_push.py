@@ -19,8 +19,6 @@ from hub_server import HubServer
 from letter_rewards import letters
 from small_runs import ROWS, grouprl, small_config
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

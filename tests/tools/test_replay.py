@@ -25,8 +25,6 @@ from letter_rewards import letters
 from small_runs import ROWS, grouprl, metrics, small_config, tree
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 LETTERS = WeightedReward("letters", letters)
 
 

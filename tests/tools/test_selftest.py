@@ -24,8 +24,6 @@ from grouprl.tools.proof import checks, selftest
 from letter_rewards import letters
 from small_runs import ROWS, Ended, grouprl, small_config, write_rows
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 Patch = pytest.MonkeyPatch
 PACKED = {"packed = padded rows, log-probs", "packed = padded rows, gradient"}
 KILLED = "killed and resumed = uninterrupted"

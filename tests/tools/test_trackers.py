@@ -20,8 +20,6 @@ from grouprl.tools.trackers.libraries import About, Shown, Table
 from letter_rewards import letters
 from small_runs import ROWS, rollouts, small_config
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 def train(tiny: Path, tmp_path: Path, trackers: Any, *, resume: bool = False, **changes: Any) -> Run:
     config = small_config(tmp_path, **{"steps": 4, "checkpoint": {"every": 2}, "trackers": trackers, **changes})
