@@ -190,10 +190,10 @@ def test_bytecode_beside_a_reward_is_not_run(made: Path, tmp_path: Path, name: s
 
 def test_a_file_beside_a_reward_replaces_no_library_and_none_is_imported_unnamed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import fractions, torch, pkg.inner\nfrom pkg import other\nfrom near import ONE\n"
+        "import fractions, yaml, pkg.inner\nfrom pkg import other\nfrom near import ONE\n"
         "def f(completions, **columns):\n    return [ONE + pkg.inner.TWO + other.THREE] * len(completions)\n"
     )
-    for name in ("fractions", "torch", "sitecustomize", "typing", "json"):
+    for name in ("fractions", "yaml", "sitecustomize", "typing", "json"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     (tmp_path / "near.py").write_text("ONE = 1.0\n")
     (tmp_path / "pkg").mkdir()
