@@ -212,8 +212,3 @@ def test_the_penalty_takes_part_when_rewards_are_normalized_one_by_one(tiny: Pat
     config = small_config(tmp_path, steps=2, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 16})
     directory = Trainer(tiny, ROWS, [same], algorithm=algorithm, config=config).train().directory
     assert any(row["grad_norm"] > 0 for row in metrics(directory))
-
-
-def test_the_name_of_the_penalty_is_taken(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="expected names other than 'soft_overlong'"):
-        Trainer(tiny, ROWS, [WeightedReward("soft_overlong", letters)], config=small_config(tmp_path)).train()

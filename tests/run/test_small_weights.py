@@ -171,7 +171,3 @@ def test_a_plan_and_a_run_are_refused_in_the_same_way(tmp_path: Path) -> None:
         assert ended.code == 2
         assert "model.weights: expected an adapter with nf4" in ended.text
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_adapter_of_bfloat16_weights_may_have_moments_in_8_bits(tmp_path: Path) -> None:
-    check_sections(config_of(tmp_path, "run", model={**BFLOAT16, "lora": {}}, learner={"moments": "8bit"}))
