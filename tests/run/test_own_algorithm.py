@@ -29,12 +29,15 @@ DOCS = Path(__file__).parents[2] / "docs/algorithms.md"
 FILE = re.search(r"```python\n(\"\"\"The median.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]  # type: ignore[index]
 
 
+BRIEF = {"problems": 1, "samples": 0}
+
+
 def settings(tiny: Path, folder: Path, name: str, **changes: Any) -> list[str]:
     write_rows(folder / "rows.jsonl", [{**row, "answer": "1"} for row in ROWS])
     reward = [{"name": "letters", "path": letter_rewards.__file__}]
     task = {"name": "jsonl", "path": str(folder / "rows.jsonl")}
     model = {"path": str(tiny), "threads": 1}
-    given = {"model": model, "task": task, "rewards": reward, "steps": 1, "name": name, **changes}
+    given = {"model": model, "task": task, "rewards": reward, "steps": 1, "name": name, "evaluation": BRIEF, **changes}
     return small_settings(folder / "runs", **given)
 
 
@@ -160,12 +163,14 @@ def test_a_recipe_and_python_name_it_alike(tiny: Path, own: Path) -> None:
     assert ended.code == 0, ended.text
     losses = [metrics(own / "runs" / name)[0]["grad_norm"] for name in ("run", "recipe")]
     assert losses[0] == losses[1]
-    config = small_config(own / "runs", "python", steps=1, algorithm={"name": "mine.py:mine", "bound": 0.2})
+    algorithm = {"name": "mine.py:mine", "bound": 0.2}
+    config = small_config(own / "runs", "python", steps=1, algorithm=algorithm, evaluation=BRIEF)
     by_config = Trainer(str(tiny), ROWS, [LETTERS], config=config)
     assert by_config.train().finished
     assert by_config.train(resume=True).finished
     assert load_config(RunConfig, [own / "runs/python/config.yaml"], []).algorithm.objective.bound == 0.2  # type: ignore[attr-defined]
-    by_name = Trainer(str(tiny), ROWS, [LETTERS], "mine.py:mine", small_config(own / "runs", "name", steps=1)).train()
+    config = small_config(own / "runs", "name", steps=1, evaluation=BRIEF)
+    by_name = Trainer(str(tiny), ROWS, [LETTERS], "mine.py:mine", config).train()
     assert by_name.summary["algorithm"] == "mine.py:mine"
 
 

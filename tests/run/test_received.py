@@ -43,7 +43,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     task = {"name": "jsonl", "path": str(rows), "arguments": {"verifier": "think_format"}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "their state"))
-        given = [f"--model={tiny}", "--reward", f"{folder}/mine.py:f", *small_settings(folder, task=task, steps=1)]
+        brief = {"task": task, "steps": 1, "evaluation": {"problems": 1, "samples": 0}}
+        given = [f"--model={tiny}", "--reward", f"{folder}/mine.py:f", *small_settings(folder, **brief)]
         ended = grouprl("train", *given)
     assert ended.code == 0, ended.text
     return folder
