@@ -34,9 +34,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end without their page, a third of the time of a small run: for tests of everything else."""
-    monkeypatch.setattr("grouprl.trainer.terminal.report_of", lambda directory: directory / "report.html")
+def with_page() -> None:
+    """For tests whose runs write their pages."""
+
+
+@pytest.fixture(autouse=True)
+def no_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other runs end without their page, a third of the time of a small run; those of a module's fixtures have one."""
+    terminal = sys.modules.get("grouprl.trainer.terminal")
+    if terminal is not None and "with_page" not in request.fixturenames:
+        monkeypatch.setattr(terminal, "report_of", lambda directory: directory / "report.html")
 
 
 @pytest.fixture(params=BACKENDS)

@@ -28,6 +28,7 @@ def test_there_is_python_on_each_page() -> None:
     assert shown == set(PAGES), "expected an example in a ```python block on each: show how Trainer is used"
 
 
+@pytest.mark.usefixtures("with_page")
 @pytest.mark.parametrize(("block", "page"), BLOCKS)
 def test_a_block_runs_in_an_empty_folder(
     block: str, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

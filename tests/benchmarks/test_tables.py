@@ -140,7 +140,6 @@ def test_no_post_is_there_twice_and_all_end_where_the_policy_begins(posts: Path)
     assert runpy.run_path(str(SCRIPT))["posts"]()["test"] == test  # the same in every process
 
 
-@pytest.mark.usefixtures("no_page")
 def test_the_recipe_trains_on_them(posts: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     ended = grouprl(

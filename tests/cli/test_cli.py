@@ -158,7 +158,6 @@ def test_every_verb_is_listed_with_an_example() -> None:
     assert grouprl("trian").code == 2
 
 
-@pytest.mark.usefixtures("no_page")
 def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, guesser: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("seed: 5\nsteps: 7\nname: from-file\n")
@@ -173,7 +172,6 @@ def test_files_and_changes_apply_in_order_and_options_are_text(place: Path, gues
     assert (summary["seed"], summary["steps"], summary["model"]) == (5, 1, str(model))
 
 
-@pytest.mark.usefixtures("no_page")
 def test_the_recipe_for_a_file_trains_on_one(guesser: Path, tmp_path: Path) -> None:
     own = [{"prompt": f"What is {number} and 2?", "answer": str(number + 2)} for number in range(20)]
     named = f"task.name={write_rows(tmp_path / 'mine.jsonl', own)}"
@@ -299,7 +297,6 @@ def test_other_verbs_say_what_they_need(
     assert tree(tmp_path) == {}
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_run_is_a_model_to_train_and_check(finished: Path, tmp_path: Path) -> None:
     newest = finished / "checkpoints" / "step-000002"
     ended = grouprl(
@@ -317,7 +314,6 @@ def test_a_run_is_a_model_to_train_and_check(finished: Path, tmp_path: Path) -> 
     assert f"{newest}: expected the folder of a LoRA adapter" in ended.err
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_run_is_resumed_by_its_folder(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     ended = grouprl("train", "--resume", tmp_path / "copy", "steps=3")

@@ -20,14 +20,12 @@ from grouprl.engines.structure import TokenAutomaton, Vocabulary, structure_of, 
 from grouprl.forward.logprobs import Context, token_logprobs
 from grouprl.learner import make_batch
 from grouprl.record.read import read_rollouts, read_run
-from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout.engine import structured_sampling
 from grouprl.tools.proof.replay import replay
 from grouprl.types import Completion, Sampling, StopReason, UserError
 from learner_setting import learn, learner_of, loaded, sampled
-from letter_rewards import letters
 from oracles import own_logits, slow_policy
-from small_runs import ROWS, small_config
+from small_runs import LETTERS, ROWS, small_config
 
 BYTES = tuple(bytes([byte]) for byte in range(128))
 REGEX = r"(John|Mary) has [0-9]{1,2} (apple|pen)s?(, [a-z]+)*\."
@@ -276,7 +274,7 @@ def test_a_run_learns_and_replays_under_an_expression(tiny: Path, tmp_path: Path
     regex = "[a-z]{0,2}[0-9]{1,3}( [0-9])?"  # of at most 7 tokens and an end
     rollout = RolloutConfig(problems_per_step=2, group_size=4, max_tokens=8, regex=regex)
     config = small_config(tmp_path, steps=3, rollout=rollout)
-    run = Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train().directory
+    run = Trainer(tiny, ROWS, [LETTERS], config=config).train().directory
     recorded = [one for step in (1, 2, 3) for one in read_rollouts(run, step)]
     completions = [completion for one in recorded for completion in one.group.completions]
     assert len(completions) == 24

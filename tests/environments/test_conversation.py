@@ -3,6 +3,7 @@
 import os
 import random
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from grouprl.rewards.workers.frames import pack, unpack
 from grouprl.rollout import Request
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.types import Episode, Group, Problem, StopReason, UserError
-from played_episodes import PROBLEM, TOKENIZER, add, called, played, written_by
+from played_episodes import PROBLEM, TOKENIZER, add, called, kept, played, written_by
 from small_runs import small_config
 from tool_templates import STYLES, tool_tokenizer
 
@@ -76,8 +77,8 @@ TURNS = [called(("add", {"a": 4, "b": 5})), "It is 9."]
 
 
 def test_functions_and_a_class_of_the_same_tool_give_the_same_episode():
-    ours, problem = played(open_tools([add]), TURNS)
-    theirs, other = played(open_tools(environments=Adder), TURNS)
+    ours, problem = played(kept(add), TURNS)
+    theirs, other = played(kept(environments=Adder), TURNS)
     assert problem.tools == other.tools
     assert (ours.token_ids, ours.observations) == (theirs.token_ids, theirs.observations)
     assert ours.episode is not None
@@ -88,7 +89,7 @@ def test_functions_and_a_class_of_the_same_tool_give_the_same_episode():
 
 
 def test_an_episode_is_the_conversation_that_the_template_writes():
-    found, problem = played(open_tools([add]), [called(("add", {"a": 4, "b": 5}), ("add", {"a": -1, "b": 1})), *TURNS])
+    found, problem = played(kept(add), [called(("add", {"a": 4, "b": 5}), ("add", {"a": -1, "b": 1})), *TURNS])
     messages = [*problem.prompt, *found.episode.messages]  # type: ignore[union-attr]
     whole = TOKENIZER.apply_chat_template(messages, tools=list(problem.tools), return_dict=False)
     ids, begun = list(prompt_token_ids(problem, TOKENIZER, longest=2000)), 0
@@ -138,9 +139,9 @@ def test_where_a_template_drops_thoughts_the_policy_reads_the_conversation_witho
 
 def test_where_results_drop_thoughts_the_calls_stay_as_the_policy_wrote_them():
     tokenizer = tool_tokenizer(STYLES["deepseek_v31"])
-    found, problem = played(open_tools([add]), TURNS, tokenizer=tokenizer)
+    found, problem = played(kept(add), TURNS, tokenizer=tokenizer)
     turn = thought(written_by(problem, TURNS[0], tokenizer), "deepseek_v31")  # type: ignore[arg-type]
-    forked, _ = played(open_tools([add]), [turn, "It is 9."], tokenizer=tokenizer)
+    forked, _ = played(kept(add), [turn, "It is 9."], tokenizer=tokenizer)
     assert found.episode is not None
     assert forked.episode is not None
     assert (found.episode.forks, forked.episode.forks) == (0, 1)
@@ -156,7 +157,7 @@ def test_where_results_drop_thoughts_the_calls_stay_as_the_policy_wrote_them():
 
 
 def test_what_rewards_get_of_an_episode():
-    found, problem = played(open_tools(environments=Adder), TURNS)
+    found, problem = played(kept(environments=Adder), TURNS)
     keywords = call_keywords([Group(problem, (1,), (found,))])
     assert [message["role"] for message in keywords["completions"][0]] == ["assistant", "tool", "assistant"]
     assert keywords["completion_ids"] == [list(found.token_ids)]
@@ -176,9 +177,7 @@ WRONG: dict[str, tuple[str | dict[str, Any], str, str]] = {
 
 
 def test_mistakes_are_told_by_default():
-    found, _ = played(
-        open_tools([add, fail]), [*(turn for turn, *_ in WRONG.values()), "Well."], turns=9, max_tokens=2000
-    )
+    found, _ = played(kept(add, fail), [*(turn for turn, *_ in WRONG.values()), "Well."], turns=9, max_tokens=2000)
     assert found.episode is not None
     for call, (_, fault, said) in zip(found.episode.calls, WRONG.values(), strict=True):
         assert call.fault == fault
@@ -188,8 +187,8 @@ def test_mistakes_are_told_by_default():
 
 def test_a_mistake_can_end_the_episode_or_make_it_invalid():
     turn = WRONG["exception"][0]
-    ended, _ = played(open_tools([add, fail]), [turn], mistakes="end")
-    invalid, _ = played(open_tools([add, fail]), [turn], mistakes="invalid")
+    ended, _ = played(kept(add, fail), [turn], mistakes="end")
+    invalid, _ = played(kept(add, fail), [turn], mistakes="invalid")
     assert ended.episode is not None
     assert invalid.episode is not None
     assert (ended.episode.ended, ended.episode.invalid) == ("exception", "")
@@ -204,21 +203,18 @@ def test_a_mistake_can_end_the_episode_or_make_it_invalid():
 )
 def test_limits_end_an_episode(settings: dict[str, int], count: int | None, ended: str):
     turns = [TURNS[0]] * (count or 1)
-    found, _ = played(open_tools([add]), turns, longest=200 if ended == "tokens" else 100, **settings)
+    found, _ = played(kept(add), turns, longest=200 if ended == "tokens" else 100, **settings)
     assert found.episode is not None
     assert found.episode.ended == ended
     assert len(found.observations) == len(turns) - 1
 
 
 def test_a_turn_longer_than_it_may_be_ends_the_episode():
-    conversations = ToolConversations(open_tools([add]), EnvironmentConfig())
-    try:
-        opened = conversations.opened(PROBLEM)
-        talk = conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=8)
+    conversations = ToolConversations(kept(add), EnvironmentConfig())
+    opened = conversations.opened(PROBLEM)
+    with closing(conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=8)) as talk:
         turn = authored_completion(0, "a long story", TOKENIZER, StopReason.LENGTH)
         answer = talk.answer(Request(opened, (1,), 1), [turn], []).result()
-    finally:
-        conversations.close()
     assert answer.episode is not None
     assert answer.episode.ended == "length"
 
@@ -236,7 +232,7 @@ def test_a_game_answers_messages_and_pays_by_turn():
 
 def test_plain_text_prompts_are_refused():
     with pytest.raises(UserError, match="expected a prompt of chat messages"):
-        played(open_tools([add]), TURNS, Problem("p", "What is 4 + 5?"))
+        played(kept(add), TURNS, Problem("p", "What is 4 + 5?"))
 
 
 class Drawn:
@@ -268,7 +264,7 @@ def test_a_template_without_tools_is_refused_before_anything_is_sampled(tiny: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny: Path, tmp_path: Path, no_page: None):
+def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny: Path, tmp_path: Path):
     def run(name: str, steps: int, *, resume: bool = False) -> list[dict[str, Any]]:
         config = small_config(
             tmp_path,
@@ -278,15 +274,15 @@ def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny
             rollout={"problems_per_step": 2, "group_size": 4, "max_tokens": 24},
             environment={"max_tokens": 140, "turns": 3},
             evaluation={"problems": 0},
-            checkpoint={"every": 2},
+            checkpoint={"every": 1},
         )
         trainer = Trainer(model=str(tiny), task="guess_number", rewards=[letters], config=config)
         rows = trainer.train(resume=resume).metrics()
         return [{key: row[key] for key in row if not re.search("time|second|rss", key)} for row in rows]
 
-    whole = run("whole", 4)
-    run("parts", 2)
-    parts = run("parts", 4, resume=True)
+    whole = run("whole", 3)
+    run("parts", 1)
+    parts = run("parts", 3, resume=True)
     assert parts == whole
     assert max(row["sampler_learner_gap"] for row in whole) < 1e-4
     for step in (2, 3):
@@ -298,7 +294,7 @@ def test_a_run_of_episodes_is_recorded_and_resumes_as_if_it_had_not_stopped(tiny
 
 
 @pytest.mark.parametrize("credit", ["grpo_process", "ppo"])
-def test_sampler_and_learner_agree_in_every_form_of_credit(credit: str, tiny: Path, tmp_path: Path, no_page: None):
+def test_sampler_and_learner_agree_in_every_form_of_credit(credit: str, tiny: Path, tmp_path: Path):
     """Of turns (a game's rewards), and of tokens (a critic's values); of completions in the run above."""
     config = small_config(
         tmp_path,
@@ -320,11 +316,11 @@ def letters(completions: list[Any], **columns: Any) -> list[float]:
 
 def test_rewards_read_the_last_turn_whatever_came_after_it():
     """A tool's last result is not what the policy wrote, and steps of its last turn are places in it."""
-    found, problem = played(open_tools([add]), [TURNS[0], TURNS[0]], turns=2)
+    found, problem = played(kept(add), [TURNS[0], TURNS[0]], turns=2)
     (messages,) = call_keywords([Group(problem, (1,), (found,))])["completions"]
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
 
-    whole, _ = played(open_tools([add]), TURNS)
+    whole, _ = played(kept(add), TURNS)
     reward = WeightedReward("steps", boxed_format, per_step=True)
     ends = [step.end for step in step_rewards(reward, [(len("It is"), 1.0), (len("It is 9."), 0.0)], whole, TOKENIZER)]
     begun = whole.observations[0].after

@@ -98,7 +98,7 @@ def trained(folder: Path, name: str, **shape: Any) -> tuple[list[dict[str, Any]]
     return metrics, found, [one.reward for one in episodes if one is not None]
 
 
-def test_a_function_a_class_and_a_real_server_give_the_same_run(tmp_path: Path, url: str, no_page: None) -> None:
+def test_a_function_a_class_and_a_real_server_give_the_same_run(tmp_path: Path, url: str) -> None:
     function, groups, unjudged = trained(tmp_path, "function", tools=[calculate])
     object_, theirs, paid = trained(tmp_path, "class", environment_factory=Calculator)
     server, remote, paid_too = trained(tmp_path, "server", url=url)

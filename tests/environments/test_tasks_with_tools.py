@@ -1,6 +1,7 @@
 """The built-in tasks with tools: what they give to imitate is what their tools answer, and it is right."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,17 +16,13 @@ from grouprl.tasks import load_task
 SANDBOXED = not all(map(why_unavailable, BACKENDS))
 
 
-def answers(name: str, worked: Sequence[dict[str, Any]], problem: Any) -> list[str]:
+def answers(source: Any, worked: Sequence[dict[str, Any]], problem: Any) -> list[str]:
     """What the task's tools answer to the calls of a conversation."""
-    source = source_of(EnvironmentConfig(), load_task(name))
-    try:
-        environment = source.open(problem)
-        environment.reset(problem, 0)
-        calls = [one["function"] for message in worked for one in message.get("tool_calls", ())]
-        found = [environment.call([Call(one["name"], one["arguments"])])[0] for one in calls]
-        environment.close()
-    finally:
-        source.close()
+    environment = source.open(problem)
+    environment.reset(problem, 0)
+    calls = [one["function"] for message in worked for one in message.get("tool_calls", ())]
+    found = [environment.call([Call(one["name"], one["arguments"])])[0] for one in calls]
+    environment.close()
     assert [one.fault for one in found] == [None] * len(found)
     return [one.text for one in found]
 
@@ -35,20 +32,20 @@ def test_a_worked_conversation_is_what_the_tools_answer(name: str):
     if name == "python_repl" and not SANDBOXED:
         pytest.skip("no sandbox works here")
     task: Any = load_task(name)
-    for problem in task.problems("train")[:3]:
-        worked = task.worked(problem)
-        shown = [message["content"] for message in worked if message["role"] == "tool"]
-        assert answers(name, worked, problem) == shown
-        (right,) = correct_answer(["?"], [worked], [[]], answer=[problem.columns["answer"]])
-        assert right == 1.0
+    with closing(source_of(EnvironmentConfig(), task)) as source:
+        for problem in task.problems("train")[:3]:
+            worked = task.worked(problem)
+            shown = [message["content"] for message in worked if message["role"] == "tool"]
+            assert answers(source, worked, problem) == shown
+            (right,) = correct_answer(["?"], [worked], [[]], answer=[problem.columns["answer"]])
+            assert right == 1.0
 
 
 def test_halving_the_range_earns_everything_and_each_further_guess_less():
     task = load_task("guess_number")
     problem = task.problems("train")[0]
     lowest, highest = (int(one) for one in problem.prompt[0]["content"].split("from ")[1].split(".")[0].split(" to "))  # type: ignore[index]
-    source = source_of(EnvironmentConfig(), task)
-    try:
+    with closing(source_of(EnvironmentConfig(), task)) as source:
         halving, counting = source.open(problem), source.open(problem)
         for game in (halving, counting):
             game.reset(problem, 0)
@@ -60,5 +57,3 @@ def test_halving_the_range_earns_everything_and_each_further_guess_less():
             counting.reply("I do not know")
         counting.reply(str(problem.columns["number"]))
         assert counting.verdict().reward == 1 / 7  # ten guesses, of which four are enough for 15 numbers
-    finally:
-        source.close()

@@ -4,11 +4,12 @@ import importlib.util
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -91,26 +92,36 @@ calls = st.builds(Call, st.sampled_from(["add", "find_word"]), st.dictionaries(w
 results = st.lists(st.lists(st.tuples(calls, words), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
+@cache
+def drawn(strategy: Any, count: int) -> list[Any]:
+    """Examples that all styles share, because to draw one takes longer than to test it."""
+    found: list[Any] = []
+    take = given(strategy)(lambda one: found.append(one))
+    settings(max_examples=count, phases=[Phase.generate])(take)()
+    return found
+
+
+messages = st.lists(st.tuples(words, words), min_size=1, max_size=3)
+
+
 @by_style
-@settings(max_examples=8, deadline=None)
-@given(turns=results)
-def test_turns_with_calls_and_their_results_are_the_whole_conversation(name: str, turns: list[Any]) -> None:
+def test_turns_with_calls_and_their_results_are_the_whole_conversation(name: str) -> None:
     found = format_of(name)
-    check_whole(found, [of_results(found, turn, place) for place, turn in enumerate(turns)])
+    for turns in drawn(results, 8):
+        check_whole(found, [of_results(found, turn, place) for place, turn in enumerate(turns)])
 
 
 @by_style
-@settings(max_examples=8, deadline=None)
-@given(turns=st.lists(st.tuples(words, words), min_size=1, max_size=3))
-def test_turns_and_messages_are_the_whole_conversation(name: str, turns: list[Any]) -> None:
+def test_turns_and_messages_are_the_whole_conversation(name: str) -> None:
     if not STYLES[name].takes_messages:
         with pytest.raises(UserError, match="ends each turn of the assistant"):
             format_of(name, [])
         return
     found = format_of(name, [TOOL] if name in ("hermes", "gemma") else [])
-    if STYLES[name].begins_thought[0]:  # the beginning of a thought is gone once the turn is an earlier one
-        turns = turns[:1]
-    check_whole(found, [of_message(found, turn, place) for place, turn in enumerate(turns)])
+    # The beginning of a thought is gone once the turn is an earlier one.
+    most = 1 if STYLES[name].begins_thought[0] else None
+    for turns in drawn(messages, 8):
+        check_whole(found, [of_message(found, turn, place) for place, turn in enumerate(turns[:most])])
 
 
 @by_style
@@ -130,25 +141,28 @@ any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 plain_word = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12)
 
 
-def any_call(keys: Any, inner: Any) -> Any:
-    """Calls with arguments of these keys, and objects in them with inner keys."""
+@cache
+def any_calls(keys: Any) -> Any:
+    """Calls with arguments of these keys, which objects in them have too; and a thought before them."""
     value = st.recursive(
         any_text | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.booleans() | st.integers(),
-        lambda one: st.lists(one, max_size=2) | st.dictionaries(inner, one, max_size=2),
+        lambda one: st.lists(one, max_size=2) | st.dictionaries(keys, one, max_size=2),
     )
-    return st.builds(Call, plain_word, st.dictionaries(keys, value, max_size=3))
+    call = st.builds(Call, plain_word, st.dictionaries(keys, value, max_size=3))
+    return st.tuples(st.lists(call, min_size=1, max_size=3), any_text)
 
 
 WITH_WORDS = ("Qwen XML", "GLM", "Gemma", "LFM", "Muse")  # forms whose keys are words
 
 
 @by_style
-@settings(max_examples=12, deadline=None)
-@given(data=st.data(), thought=any_text)
-def test_calls_come_back_exactly(name: str, data: st.DataObject, thought: str) -> None:
+def test_calls_come_back_exactly(name: str) -> None:
     """What the template writes, encoded and decoded, is the calls again: names, arguments, unicode, escapes."""
-    keys = plain_word if STYLES[name].form in WITH_WORDS else any_text
-    made = data.draw(st.lists(any_call(keys, keys), min_size=1, max_size=3))
+    for made, thought in drawn(any_calls(plain_word if STYLES[name].form in WITH_WORDS else any_text), 12):
+        check_calls(name, made, thought)
+
+
+def check_calls(name: str, made: list[Call], thought: str) -> None:
     tokenizer = TOKENIZERS[name]
     made = made if STYLES[name].many else made[:1]
     made = [Call(f"{one.tool}{place}", one.arguments, f"a{place}b00c000") for place, one in enumerate(made)]

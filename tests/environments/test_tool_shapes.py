@@ -1,7 +1,7 @@
 """The shapes of a user's code: what becomes a tool, what the policy is shown, and what is refused before sampling."""
 
-import ast
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -239,16 +239,16 @@ class Base:
 class Maze(Base):
     def reset(self, **row: Any) -> str | None: ...
 
-opening = open_tools([convert], Maze).open(Problem("p", "go"))
-print([(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in opening.tools])
+with open_tools([convert], Maze) as source:
+    shown = source.open(Problem("p", "go")).tools
 '''
 
 
 def test_a_script_s_hints_may_be_text(tmp_path: Path) -> None:
     # Such names are of the script, which workers do not import.
     (tmp_path / "train.py").write_text(SCRIPT)
-    printed = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ast.literal_eval(printed.stdout) == [
+    shown = runpy.run_path(str(tmp_path / "train.py"), run_name="__main__")["shown"]
+    assert [(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in shown] == [
         (
             "convert",
             {

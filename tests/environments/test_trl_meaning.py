@@ -230,7 +230,6 @@ def ours(runs: Path, row: Row) -> list[Scored]:
 BY_HAND: dict[str, tuple[list[str], list[list[float | None]]]] = {
     "factory, own and get_reward": (["Count from 0."] * 2, [[1, 4, 7, 10]] * 2),
     "factory, data, objects": (["Go on. "] * 2, [[2, 3, 3, 3]] * 2),
-    "factory, data, sparse": (["Go on. "] * 2, [[None, 0.5, 0.5, 0.5]] * 2),
     "factory, data, answers": (["Go on. Count from 0.", "Go on. Count from 1."], [[0, 2, 4, 6], [2, 4, 6, 8]]),
     "factory, data, no prompt": (["Count from 0.", "Count from 1."], [[0, 2, 4, 6], [2, 4, 6, 8]]),
     "several, column, get_reward": (["Count from 0.", ""], [[0, 2, 4, 6], [None, 0.5, 0.5, 0.5]]),

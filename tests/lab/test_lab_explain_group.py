@@ -23,20 +23,18 @@ from grouprl.config.run import RunConfig, dump_config
 from grouprl.record.write import RunRecord
 from grouprl.rewards.functions import WeightedReward
 from grouprl.types import Completion, Group, Problem, RewardOutcome, StepRecord, StepReward, StopReason, TokenTrace
-from letter_rewards import letters, rarely, words
-from small_runs import ROWS, metrics, rollouts, small_config
+from letter_rewards import rarely, words
+from small_runs import LETTERS, ROWS, metrics, rollouts, small_config
 from variants import variant
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
-LETTERS = (WeightedReward("letters", letters), WeightedReward("rarely", rarely, weight=0.5))
+BOTH = (LETTERS, WeightedReward("rarely", rarely, weight=0.5))
 
 
 @pytest.fixture(scope="module")
 def train(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[TestClient, Path]]:
     @cache
     def trained(
-        algorithm: Algorithm, rewards: tuple[WeightedReward, ...] = LETTERS, problems: int = 1
+        algorithm: Algorithm, rewards: tuple[WeightedReward, ...] = BOTH, problems: int = 1
     ) -> tuple[TestClient, Path]:
         root = tmp_path_factory.mktemp("runs")
         rollout = {"problems_per_step": problems, "group_size": 4, "max_tokens": 8}
@@ -108,7 +106,7 @@ def test_a_step_without_signal_has_no_walk(train: Any) -> None:
 
 
 def test_steps_are_compared_with_all_steps_of_the_group(train: Any) -> None:
-    rewards = (WeightedReward("letters", letters), WeightedReward("words", words, per_step=True))
+    rewards = (LETTERS, WeightedReward("words", words, per_step=True))
     page, _ = train(NAMED["grpo_process"], rewards)
     stages = ask(page, "group?run=run&step=1")["stages"]
     found = stages["statistics"]

@@ -203,7 +203,6 @@ def run(
     return Trainer(tiny, task, [WeightedReward("none", nothing)], config=config).train(resume=resume).directory
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_run_learns_where_every_completion_fails(tiny: Path, tmp_path: Path) -> None:
     alone = run(tiny, tmp_path, "alone")
     both = run(tiny, tmp_path, "both", algorithm={"distill_coef": 0.1})
@@ -232,7 +231,6 @@ def test_the_recipe_for_a_teacher_alone_goes_after_another_and_needs_one() -> No
     assert config.algorithm.distill == Distill(1.0, "abacus", "prompt", "all")
 
 
-@pytest.mark.usefixtures("no_page")
 def test_another_model_teaches_alone_where_nothing_is_compared(tiny: Path, tmp_path: Path) -> None:
     teacher = changed_model(tiny, tmp_path / "teacher")
     algorithm = {"distill_coef": 1.0, "distill_teacher": str(teacher), "kl_coef": 0}

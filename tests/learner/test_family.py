@@ -15,12 +15,10 @@ from grouprl import Algorithm, Run, Trainer, UserError, WeightedReward
 from grouprl.algorithms.named import NAMED
 from grouprl.record.read import read_rollouts
 from letter_rewards import letters, rarely, words
-from small_runs import LETTERS, ROWS, assert_same_run, metrics, rollouts, small_config
+from small_runs import LETTERS, ROWS, as_killed, assert_same_run, metrics, rollouts, small_config
 from variants import variant
 
 FILE = "model.safetensors"
-pytestmark = pytest.mark.usefixtures("no_page")
-
 WORDS = WeightedReward("words", words, 0.5, per_step=True)
 
 
@@ -89,11 +87,13 @@ STATEFUL = {
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_with_a_break_is_bit_for_bit_the_run_without(name: str, tiny: Path, tmp_path: Path) -> None:
     algorithm = STATEFUL[name]
-    whole = run(tiny, tmp_path / "whole", algorithm, steps=3)
-    run(tiny, tmp_path / "broken", algorithm, steps=2)
-    resumed = run(tiny, tmp_path / "broken", algorithm, resume=True, steps=3)
-    assert_same_run(whole.directory, resumed.directory, step=3)
-    ends = [directory / "checkpoints" / "step-000003" / "trainer" for directory in (whole.directory, resumed.directory)]
+    changes: dict[str, Any] = {"steps": 3, "checkpoint": {"every": 1, "keep": 9}}
+    whole = run(tiny, tmp_path / "whole", algorithm, **changes).directory
+    (tmp_path / "broken").mkdir()
+    broken = as_killed(whole, tmp_path / "broken" / "run", after=2)
+    run(tiny, tmp_path / "broken", algorithm, resume=True, **changes)
+    assert_same_run(whole, broken, step=3)
+    ends = [directory / "checkpoints" / "step-000003" / "trainer" for directory in (whole, broken)]
     ours, theirs = ({path.name: load_file(path) for path in end.glob("*.safetensors")} for end in ends)
     assert ours.keys() == theirs.keys()
     for file, tensors in ours.items():
@@ -212,8 +212,3 @@ def test_the_penalty_takes_part_when_rewards_are_normalized_one_by_one(tiny: Pat
     config = small_config(tmp_path, steps=2, rollout={"problems_per_step": 8, "group_size": 8, "max_tokens": 16})
     directory = Trainer(tiny, ROWS, [same], algorithm=algorithm, config=config).train().directory
     assert any(row["grad_norm"] > 0 for row in metrics(directory))
-
-
-def test_the_name_of_the_penalty_is_taken(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="expected names other than 'soft_overlong'"):
-        Trainer(tiny, ROWS, [WeightedReward("soft_overlong", letters)], config=small_config(tmp_path)).train()

@@ -27,7 +27,6 @@ def test_every_family_is_documented() -> None:
     assert list(DOCUMENTED)[2:] == list(families.FAMILIES)
 
 
-@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in families.FAMILIES]
 )

@@ -40,11 +40,9 @@ from lora_models import (
     shaken,
 )
 from oracles import own_logits, own_model
-from small_runs import checkpoint_names, metrics
+from small_runs import as_killed, checkpoint_names, metrics
 from tiny import tiny_model_folder
 from variants import variant
-
-pytestmark = pytest.mark.usefixtures("no_page")
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +203,10 @@ def test_a_killed_run_resumes_from_its_last_adapter(straight: Path, tiny: Path, 
 @pytest.mark.parametrize("critic", ["shared", "copy"])
 def test_a_critic_learns_beside_an_adapter_and_resumes(tiny: Path, tmp_path: Path, critic: str) -> None:
     algorithm = variant(baseline="critic", credit="token", scale="none", critic=critic)
-    whole = run(tiny, tmp_path, "whole", algorithm=algorithm, steps=2).directory
-    run(tiny, tmp_path, "parts", algorithm=algorithm, steps=1)
-    parts = run(tiny, tmp_path, "parts", algorithm=algorithm, steps=2, resume=True).directory
+    changes = {"algorithm": algorithm, "steps": 2, "checkpoint": {"every": 1}}
+    whole = run(tiny, tmp_path, "whole", **changes).directory
+    parts = as_killed(whole, tmp_path / "parts", after=1)
+    run(tiny, tmp_path, "parts", **changes, resume=True)
     assert_same_run(whole, parts)
     ours, theirs = (load_file(newest(one) / "trainer/critic.safetensors") for one in (whole, parts))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)

@@ -36,7 +36,7 @@ from lora_models import (
     shaken,
 )
 from oracles import own_model
-from small_runs import grouprl, metrics, small_settings
+from small_runs import as_killed, grouprl, metrics, small_settings
 from source_tree import ROOT
 from tiny import tiny_model_folder
 from variants import variant
@@ -44,8 +44,6 @@ from variants import variant
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import families
-
-pytestmark = pytest.mark.usefixtures("no_page")
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +148,14 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base(adapter: Path, tiny
 
 def test_an_adapter_is_trained_on_and_held_to_where_it_started(trained: Path, tmp_path: Path) -> None:
     start = trained
-    ours = run(str(start), tmp_path, model={}, steps=2)
+    ours = run(str(start), tmp_path, model={}, steps=2, checkpoint={"every": 1})
     rows = metrics(ours.directory)
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the reference is base and adapter
     assert rows[-1]["kl"] > 1e-4
     assert {path.name for path in newest(ours.directory).iterdir()} == {path.name for path in start.iterdir()}
-    run(str(start), tmp_path, "parts", model={}, steps=1)
-    assert_same_run(ours.directory, run(str(start), tmp_path, "parts", model={}, steps=2, resume=True).directory)
+    parts = as_killed(ours.directory, tmp_path / "parts", after=1)
+    run(str(start), tmp_path, "parts", model={}, steps=2, checkpoint={"every": 1}, resume=True)
+    assert_same_run(ours.directory, parts)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])

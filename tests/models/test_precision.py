@@ -20,10 +20,7 @@ from grouprl.tools.compare.settings import CompareConfig
 from grouprl.tools.compare.variants import planned_runs
 from grouprl.tools.planner.screen import step_of
 from grouprl.types import UserError
-from letter_rewards import letters
-from small_runs import ROWS, grouprl, small_config
-
-pytestmark = pytest.mark.usefixtures("no_page")
+from small_runs import LETTERS, ROWS, grouprl, small_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 Measured = Callable[..., list[object]]
@@ -113,10 +110,10 @@ def saved(runs: Path) -> str:
 def test_a_run_records_its_dtype_and_a_resume_keeps_it(tiny: Path, tmp_path: Path, measured: Measured) -> None:
     model = {"path": str(tiny), "dtype": "auto", "device": "cpu"}
     measured(4.0)
-    Trainer(None, ROWS, [letters], config=small_config(tmp_path, steps=1, model=model)).train()
+    Trainer(None, ROWS, [LETTERS], config=small_config(tmp_path, steps=1, model=model)).train()
     assert saved(tmp_path) == "bfloat16"
     calls = measured(0.5)
-    ended = Trainer(None, ROWS, [letters], config=small_config(tmp_path, steps=2, model=model)).train(resume=True)
+    ended = Trainer(None, ROWS, [LETTERS], config=small_config(tmp_path, steps=2, model=model)).train(resume=True)
     assert (ended.finished, saved(tmp_path), calls) == (True, "bfloat16", [])
 
 

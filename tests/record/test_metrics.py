@@ -20,7 +20,6 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(
     "settings",
     [

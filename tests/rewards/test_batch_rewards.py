@@ -196,7 +196,6 @@ def ranked(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
     return [sum(other < own for other in shares) / len(shares) for own in shares]
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_run_calls_it_once_a_step_and_a_resume_repeats_it(tiny: Path, tmp_path: Path) -> None:
     def run(runs: Path, *, resume: bool = False) -> Path:
         config = small_config(runs, steps=2, checkpoint={"every": 1, "keep": 9})
@@ -216,7 +215,6 @@ def test_a_run_calls_it_once_a_step_and_a_resume_repeats_it(tiny: Path, tmp_path
     assert_same_run(whole, run(tmp_path / "stopped", resume=True), step=2)
 
 
-@pytest.mark.usefixtures("no_page")
 def test_a_round_of_replacements_is_a_batch_of_its_own(tiny: Path, tmp_path: Path) -> None:
     def first_equal(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
         log_metric(f"of_{len(completions)}", 1)

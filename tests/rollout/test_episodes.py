@@ -129,7 +129,11 @@ def test_in_bfloat16_they_are_those_to_rounding(setting: Setting):
     assert gaps[0] < 2 * gaps[1] < 0.5
 
 
-@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 64), (0.02, 5)])
+@pytest.mark.parametrize(
+    ("setting", "latency", "max_rows"),
+    [("kernels", 0.05, 64), ("kernels", 0.02, 5), ("modules", 0.02, 5)],
+    indirect=["setting"],
+)
 def test_a_fork_is_read_from_where_it_begins(setting: Setting, latency: float, max_rows: int):
     found = sampled(setting, Talk(latency, kept=KEPT), max_rows)
     assert [one.episode.forks for one in all_of(found)[:4] if one.episode] == [0, 1, 1, 2]
@@ -137,7 +141,11 @@ def test_a_fork_is_read_from_where_it_begins(setting: Setting, latency: float, m
     assert_same(found, sampled(setting, Talk(kept=KEPT)))
 
 
-@pytest.mark.parametrize(("latency", "max_rows"), [(0.05, 5), (0.0, 1)])
+@pytest.mark.parametrize(
+    ("setting", "latency", "max_rows"),
+    [("kernels", 0.05, 5), ("kernels", 0.0, 1), ("modules", 0.05, 5)],
+    indirect=["setting"],
+)
 def test_episodes_do_not_depend_on_latencies_or_rows(
     setting: Setting, groups: list[Group], latency: float, max_rows: int
 ):
@@ -149,6 +157,7 @@ def test_episodes_do_not_depend_on_latencies_or_rows(
     assert set(times.values()) == {1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("setting", ["kernels"], indirect=True)
 def test_a_model_that_is_not_packed_has_the_same_episodes(tiny: Path, groups: list[Group]):
     """Its turns read all before them, with the caches of transformers."""
     setting = setting_of(tiny)
@@ -182,6 +191,7 @@ def test_a_later_turn_draws_other_random_numbers_than_the_first(setting: Setting
     assert sum(first == second for first, second in pairs) < len(pairs) / 2
 
 
+@pytest.mark.parametrize("setting", ["kernels"], indirect=True)
 def test_an_error_of_an_environment_stops_the_sampling(setting: Setting):
     class Broken(Talk):
         def _answer(self, count: int, index: int) -> Answer:
@@ -191,6 +201,7 @@ def test_an_error_of_an_environment_stops_the_sampling(setting: Setting):
         sampled(setting, Broken())
 
 
+@pytest.mark.parametrize("setting", ["kernels"], indirect=True)
 def test_while_a_tool_runs_its_row_serves_others(setting: Setting):
     """The first five answers wait for each other: with four rows that episodes held, the fifth would never be asked."""
     together = threading.Barrier(5)
@@ -248,7 +259,7 @@ def test_episodes_that_write_and_are_shown_the_same_read_it_once(setting: Settin
     assert plain_gap(setting, [group]) < 1e-5
 
 
-@pytest.mark.parametrize("limit", [0, 60])
+@pytest.mark.parametrize(("setting", "limit"), [("kernels", 0), ("kernels", 60), ("modules", 60)], indirect=["setting"])
 def test_what_is_evicted_is_read_again(
     setting: Setting, groups: list[Group], limit: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -288,6 +299,7 @@ def test_without_limits_reached_nothing_is_read_twice(setting: Setting, groups: 
     assert engine.tokens_read == prompts + sum(LATER[turn] for turn in sequences.values())
 
 
+@pytest.mark.parametrize("setting", ["kernels"], indirect=True)
 def test_the_planner_counts_what_is_kept(setting: Setting, monkeypatch: pytest.MonkeyPatch):
     """Two groups of 5 in 6 rows: the prompts of both and 6 episodes of 160 tokens, and as much between their turns."""
     rooms = []

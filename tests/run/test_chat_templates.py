@@ -12,8 +12,6 @@ import yaml
 from grouprl.models.load import load_tokenizer
 from small_runs import ROWS, grouprl, rollouts, small_settings, write_rows
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 DROPS = (
     "{% for m in messages if m.role == 'user' %}{{ mark + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

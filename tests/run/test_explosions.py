@@ -20,8 +20,6 @@ from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.save import save_model
 from small_runs import assert_same_weights, metrics, small_config, small_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 Loss = Callable[[PolicyTerm, TokenGrid, float], tuple[Tensor, dict[str, Tensor]]]
 EVERY = {"every": 1, "keep": 99}
 

@@ -24,8 +24,6 @@ from grouprl.tasks.held_out import trained_on_the_rest
 from small_runs import ROWS, grouprl, metrics, rollouts, small_config, small_run, tree
 from tiny import tiny_model_folder
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 def test_the_memory_and_the_tokens_of_evaluations(tmp_path: Path) -> None:
     """Abacus has 1,188,736 weights in float32: weights, reference, gradient and two moments take 5 x 4 bytes each."""

@@ -15,8 +15,6 @@ import pytest
 from grouprl import Run, Trainer, UserError
 from small_runs import LETTERS, ROWS, small_config, small_run
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 class Screen:
     """What a notebook shows of a cell: the outputs, each with its newest picture."""

@@ -31,7 +31,7 @@ from grouprl.types import UserError
 from small_runs import ROWS, grouprl, received, small_settings, write_rows
 
 REWARD = "import near\ndef f(completions, **columns):\n    return [near.ONE] * len(completions)\n"
-pytestmark = [pytest.mark.usefixtures("no_page"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     task = {"name": "jsonl", "path": str(rows), "arguments": {"verifier": "think_format"}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "their state"))
-        given = [f"--model={tiny}", "--reward", f"{folder}/mine.py:f", *small_settings(folder, task=task, steps=1)]
+        brief = {"task": task, "steps": 1, "evaluation": {"problems": 1, "samples": 0}}
+        given = [f"--model={tiny}", "--reward", f"{folder}/mine.py:f", *small_settings(folder, **brief)]
         ended = grouprl("train", *given)
     assert ended.code == 0, ended.text
     return folder
@@ -190,10 +191,10 @@ def test_bytecode_beside_a_reward_is_not_run(made: Path, tmp_path: Path, name: s
 
 def test_a_file_beside_a_reward_replaces_no_library_and_none_is_imported_unnamed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import fractions, torch, pkg.inner\nfrom pkg import other\nfrom near import ONE\n"
+        "import fractions, yaml, pkg.inner\nfrom pkg import other\nfrom near import ONE\n"
         "def f(completions, **columns):\n    return [ONE + pkg.inner.TWO + other.THREE] * len(completions)\n"
     )
-    for name in ("fractions", "torch", "sitecustomize", "typing", "json"):
+    for name in ("fractions", "yaml", "sitecustomize", "typing", "json"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     (tmp_path / "near.py").write_text("ONE = 1.0\n")
     (tmp_path / "pkg").mkdir()

@@ -182,13 +182,8 @@ def digest(run: Path) -> str:
 
 @pytest.mark.parametrize("names_last", [False, True], ids=["nothing unsynced lasts", "names last, bytes do not"])
 def test_a_run_that_loses_power_ends_as_if_it_had_not(
-    make: Make,
-    straight: Callable[[str], tuple[Path, int]],
-    logged: tuple[Path, list[Any]],
-    tmp_path: Path,
-    names_last: bool,
+    make: Make, logged: tuple[Path, list[Any]], tmp_path: Path, names_last: bool
 ) -> None:
-    whole, _ = straight("grpo")
     runs, made = logged
     draw, resumed = random.Random(f"{SEED} power"), 0
     count = max(2, KILLS // 10)
@@ -202,7 +197,7 @@ def test_a_run_that_loses_power_ends_as_if_it_had_not(
         if not RunDirectory(left / "run").is_finished(6):
             status, _ = make(left, "grpo")
             assert status == 0, f"after a loss of power before change {at}: {made[at]!r:.200}"
-        assert_survived(left / "run", whole)
+        assert_survived(left / "run", runs / "run")
         shutil.rmtree(left)
     assert resumed  # a disk that keeps nothing would prove nothing
 

@@ -19,19 +19,16 @@ from grouprl.models.load import fingerprint, load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
 from grouprl.rewards import built_in
 from grouprl.tasks import task_from_list
-from letter_rewards import letters
-from small_runs import ROWS, SMALL, metrics, rollouts, small_config, tree
+from small_runs import LETTERS, ROWS, SMALL, metrics, rollouts, small_config, tree
 from tiny import tiny_model_folder
 from variants import variant
-
-pytestmark = pytest.mark.usefixtures("no_page")
 
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
 
 def train(tiny: Path, tmp_path: Path, *rewards: Any, task: Any = ROWS, **changes: Any) -> Run:
     trained = {"rewards": list(rewards), "algorithm": None} | changes
-    config = small_config(tmp_path, steps=2)
+    config = small_config(tmp_path, steps=2, evaluation={"problems": 0})
     return Trainer(tiny, task, trained["rewards"], trained["algorithm"], config).train()
 
 
@@ -67,9 +64,9 @@ def test_chat_prompts_give_chat_completions_and_go_through_the_template(tiny: Pa
 def test_chat_prompts_need_a_template_and_plain_ones_do_not(tmp_path: Path) -> None:
     model = tiny_model_folder(tmp_path, chat_template=False)
     with pytest.raises(UserError, match="its prompt is chat messages, and the model's tokenizer has no chat template"):
-        train(model, tmp_path / "runs", letters, task=CHAT)
+        train(model, tmp_path / "runs", LETTERS, task=CHAT)
     assert not (tmp_path / "runs").exists()
-    assert train(model, tmp_path / "runs", letters).finished
+    assert train(model, tmp_path / "runs", LETTERS).finished
 
 
 class Alternating:
@@ -121,7 +118,7 @@ def test_what_cannot_be_trained_is_a_sentence(
     tiny: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
-        train(tiny, tmp_path, **{"rewards": [letters], **changes})
+        train(tiny, tmp_path, **{"rewards": [LETTERS], **changes})
     assert tree(tmp_path) == {}
 
 
@@ -164,9 +161,9 @@ def test_none_for_every_completion_trains_nothing(tiny: Path, tmp_path: Path) ->
 def test_plain_prompts_for_a_chat_model_are_warned_of(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(tiny, tmp_path / "plain", letters)
+    train(tiny, tmp_path / "plain", LETTERS)
     assert "Warning: the model has a chat template, but plain-text prompts" in capsys.readouterr().out
-    train(tiny, tmp_path / "chat", letters, task=CHAT)
+    train(tiny, tmp_path / "chat", LETTERS, task=CHAT)
     assert "Warning" not in capsys.readouterr().out
 
 
@@ -184,7 +181,7 @@ def test_a_missing_compiler_is_warned_of_once_with_its_cost(
     build.library.cache_clear()
     build.library_file.cache_clear()
     try:
-        Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=2)).train()
+        Trainer(tiny, ROWS, [LETTERS], config=small_config(tmp_path, steps=1, evaluation={"problems": 0})).train()
     finally:
         monkeypatch.undo()
         build.library.cache_clear()
@@ -198,13 +195,14 @@ def test_products_in_software_are_warned_of(
 ) -> None:
     for capability, warned in (("AVX2", True), ("AVX512", False)):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        config = small_config(tmp_path, capability, steps=1, model={"path": str(tiny), "dtype": "bfloat16"})
-        Trainer(tiny, ROWS, [letters], config=config).train()
+        model = {"path": str(tiny), "dtype": "bfloat16"}
+        config = small_config(tmp_path, capability, steps=1, model=model, evaluation={"problems": 0})
+        Trainer(tiny, ROWS, [LETTERS], config=config).train()
         assert ("emulates bfloat16" in " ".join(capsys.readouterr().out.split())) == warned
 
 
 def test_the_model_is_saved_without_the_state_of_its_run(tiny: Path, tmp_path: Path) -> None:
-    trainer = Trainer(tiny, ROWS, [letters], config=small_config(tmp_path, steps=1))
+    trainer = Trainer(tiny, ROWS, [LETTERS], config=small_config(tmp_path, steps=1, evaluation={"problems": 0}))
     with pytest.raises(UserError, match=r"expected a run with a checkpoint, got none: call train\(\) first"):
         trainer.save(tmp_path / "early")
     run = trainer.train()
@@ -256,8 +254,8 @@ def test_a_run_is_measured_by_its_own_reward_and_not_by_a_verifier_that_nobody_a
     assert all(one["correct"] is None and one["reward"] is not None for one in examples)
     # With the verifier as a reward of weight 0 somebody asked for it; the run's own reward stays the measure.
     asked = [letters, built_in("correct_answer", weight=0.0)]
-    both = Trainer(tiny, rows, asked, config=small_config(tmp_path, "both", steps=2)).train().summary
+    both = Trainer(tiny, rows, asked, config=small_config(tmp_path, "both", steps=1)).train().summary
     assert (both["measure"], both["after"]["greedy_accuracy"]) == ("reward", 0.0)
-    judged = Trainer(tiny, rows, ["correct_answer"], config=small_config(tmp_path, "judged", steps=2)).train().summary
+    judged = Trainer(tiny, rows, ["correct_answer"], config=small_config(tmp_path, "judged", steps=1)).train().summary
     assert judged["measure"] == "greedy_accuracy"
     assert "Greedy accuracy 0.0%" in capsys.readouterr().out

@@ -16,8 +16,6 @@ from grouprl.types import UserError
 from small_runs import ROWS, grouprl, received, small_settings, write_rows
 from tiny import tiny_model_folder
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 REWARD = """
 from pathlib import Path
 
@@ -37,7 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
         write_rows(folder / "rows.jsonl", ROWS)
         reward = f"{folder}/evil.py:evil"
         task = {"name": "jsonl", "path": str(folder / "rows.jsonl"), "arguments": {"verifier": reward}}
-        ended = grouprl("train", f"--model={tiny}", "--reward", reward, *small_settings(folder, task=task, steps=1))
+        brief = {"task": task, "steps": 1, "evaluation": {"problems": 1, "samples": 0}}
+        ended = grouprl("train", f"--model={tiny}", "--reward", reward, *small_settings(folder, **brief))
     assert ended.code == 0, ended.text
     (folder / "ran").unlink()
     return folder

@@ -31,7 +31,6 @@ from small_runs import (
 )
 from vllm_server import Answer, Call, Fault, Reply, VllmServer, Worker
 
-pytestmark = pytest.mark.usefixtures("no_page")
 TOKEN = "s3cret-token"
 ROLLOUT = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "temperature": 0.8}
 

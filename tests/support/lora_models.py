@@ -19,9 +19,8 @@ from grouprl.models.save import save_model
 from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine, Request
 from grouprl.types import Batch, Problem, Sampling
-from letter_rewards import letters
 from oracles import own_model
-from small_runs import ROWS, checkpoint_names, metrics, rollouts, small_config
+from small_runs import LETTERS, ROWS, checkpoint_names, metrics, rollouts, small_config
 from variants import variant
 
 CPU = torch.device("cpu")
@@ -84,7 +83,13 @@ def learner_of(
 
 
 def run(
-    start: Path | str, runs: Path, name: str = "run", *, reward: Any = letters, resume: bool = False, **changes: Any
+    start: Path | str,
+    runs: Path,
+    name: str = "run",
+    *,
+    reward: Any = LETTERS.function,
+    resume: bool = False,
+    **changes: Any,
 ) -> Run:
     given = {"model": {"lora": {"rank": 4}}, "learner": {"learning_rate": 0.02}, **changes}
     config = small_config(runs, name, **given)

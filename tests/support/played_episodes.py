@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -10,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from grouprl.config.environment import EnvironmentConfig
 from grouprl.environments.authored import authored_episode
 from grouprl.environments.conversation import ToolConversations
+from grouprl.environments.processes import ProcessSource
+from grouprl.environments.shapes import open_tools
 from grouprl.models.prompts import authored_completion, prompt_token_ids
 from grouprl.rollout import Request
 from grouprl.rollout.episodes import joined
@@ -30,6 +34,18 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@cache
+def kept(*tools: Callable[..., Any], environments: Any = None) -> ProcessSource:
+    """These tools, in processes that serve every test: `played` does not end them."""
+    source = open_tools(tools, environments)
+    atexit.register(source.close)
+    _KEPT.append(source)
+    return source
+
+
+_KEPT: list[ProcessSource] = []
+
+
 def called(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
     return {"role": "assistant", "content": "", "tool_calls": made}
@@ -46,8 +62,8 @@ def played(
 ) -> tuple[Completion, Problem]:
     """What becomes of these turns in the place of a policy's."""
     conversations = ToolConversations(source, EnvironmentConfig(**settings))
+    talk = conversations.bind(tokenizer, [tokenizer.eos_token_id], max_tokens=longest)
     try:
-        talk = conversations.bind(tokenizer, [tokenizer.eos_token_id], max_tokens=longest)
         opened = conversations.opened(problem)
         request = Request(opened, prompt_token_ids(opened, tokenizer, longest=2000), 1)
         written: list[Completion] = []
@@ -62,7 +78,9 @@ def played(
             observations.append(ObservedTokens(sum(map(len, written)), answer.token_ids, answer.kept))
         raise AssertionError("the episode has not ended")
     finally:
-        conversations.close()
+        talk.close()
+        if source not in _KEPT:
+            source.close()
 
 
 def written_by(problem: Problem, message: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -354,7 +354,6 @@ def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any]) 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
 def test_a_resumed_run_visits_the_same_problems_as_a_whole_one(tmp_path: Path) -> None:
     settings = small_settings(
         tmp_path,

@@ -364,7 +364,7 @@ def test_every_trick_of_the_bundled_task_is_wrong_but_lucky_guesses() -> None:
 
 
 def test_the_episodes_of_a_run_are_judged_again_with_what_was_said(
-    tiny: Path, tmp_path: Path, no_page: None, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config = small_config(
         tmp_path,

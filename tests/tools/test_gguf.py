@@ -16,8 +16,7 @@ from grouprl import Trainer, UserError
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.supervised.scratch import new_tokenizer
 from grouprl.tools.gguf import _check, import_gguf
-from letter_rewards import letters
-from small_runs import ROWS, grouprl, small_config
+from small_runs import LETTERS, ROWS, grouprl, small_config
 from source_tree import ROOT
 from tiny import TEXTS
 
@@ -95,7 +94,7 @@ def test_a_file_is_read_once_and_another_one_does_not_replace_it(llama, tmp_path
 
 def test_a_file_is_trained_and_sampled_by_its_path(llama, tmp_path: Path):
     file = write_gguf(tmp_path / "tiny.gguf", llama)
-    run = Trainer(str(file), ROWS, [letters], config=small_config(tmp_path, steps=1)).train()
+    run = Trainer(str(file), ROWS, [LETTERS], config=small_config(tmp_path, steps=1)).train()
     assert f"path: {tmp_path / 'tiny'}\n" in (run.directory / "config.yaml").read_text()
     ended = grouprl("sample", file, "--prompt", "Hello", "rollout.max_tokens=3")
     assert ended.code == 0, ended.text

@@ -16,16 +16,13 @@ from grouprl.record.read import read_run
 from grouprl.record.write import RunRecord
 from grouprl.tools.push import model_card
 from hub_server import HubServer
-from letter_rewards import letters
-from small_runs import ROWS, grouprl, small_config
-
-pytestmark = pytest.mark.usefixtures("no_page")
+from small_runs import LETTERS, ROWS, grouprl, small_config
 
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(tmp_path_factory.mktemp("pushed"), steps=1)
-    return Trainer(tiny, ROWS, [letters], config=config).train().directory
+    return Trainer(tiny, ROWS, [LETTERS], config=config).train().directory
 
 
 @pytest.fixture

@@ -17,17 +17,11 @@ from safetensors.torch import load_file
 from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.record.layout import lock_directory
-from grouprl.rewards.functions import WeightedReward
 from grouprl.run.opened import OpenedRun
 from grouprl.tools.proof.changes import completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.replay import Replay, replay
-from letter_rewards import letters
-from small_runs import ROWS, grouprl, metrics, small_config, tree
+from small_runs import LETTERS, ROWS, grouprl, metrics, small_config, tree
 from variants import variant
-
-pytestmark = pytest.mark.usefixtures("no_page")
-
-LETTERS = WeightedReward("letters", letters)
 
 
 def made(tiny: Path, folder: Path, **changes: Any) -> Path:

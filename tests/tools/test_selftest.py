@@ -18,13 +18,9 @@ from grouprl import Trainer
 from grouprl.forward.layouts import TreeLayout
 from grouprl.learner.runner import PackRunner
 from grouprl.record.layout import RunDirectory
-from grouprl.rewards.functions import WeightedReward
 from grouprl.rollout import NativeEngine
 from grouprl.tools.proof import checks, selftest
-from letter_rewards import letters
-from small_runs import ROWS, Ended, grouprl, small_config, write_rows
-
-pytestmark = pytest.mark.usefixtures("no_page")
+from small_runs import LETTERS, ROWS, Ended, grouprl, small_config, write_rows
 
 Patch = pytest.MonkeyPatch
 PACKED = {"packed = padded rows, log-probs", "packed = padded rows, gradient"}
@@ -179,7 +175,7 @@ def test_runs_that_differ_in_a_step_or_a_weight_are_counted(tiny: Path, tmp_path
     def made(name: str, **changes: Any) -> RunDirectory:
         small = {"steps": 3, "evaluation": {"problems": 1, "samples": 0}, "checkpoint": {"every": 1, "keep": 9}}
         config = small_config(tmp_path, name, **small, **changes)
-        return RunDirectory(Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train().directory)
+        return RunDirectory(Trainer(tiny, ROWS, [LETTERS], config=config).train().directory)
 
     one, other = made("one"), made("other", learner={"learning_rate": 0.0101})
     same = RunDirectory(Path(shutil.copytree(one.path, tmp_path / "same")))

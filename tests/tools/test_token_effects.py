@@ -21,8 +21,6 @@ from grouprl.record.read import read_rollouts
 from grouprl.tools.proof.branches import Selection, branch
 from small_runs import grouprl, small_settings, write_rows
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 REWARDS = """import random
 def letters(completions, **columns):
     return [sum(c in "abcdefghijklmnopqrstuvwxyz" for c in text) / max(1, len(text)) for text in completions]

@@ -12,20 +12,17 @@ from typing import Any
 
 import pytest
 
-from grouprl import Run, Trainer, UserError, WeightedReward
+from grouprl import Run, Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
 from grouprl.tools.trackers import following
 from grouprl.tools.trackers.following import tracked, tracked_name
 from grouprl.tools.trackers.libraries import About, Shown, Table
-from letter_rewards import letters
-from small_runs import ROWS, rollouts, small_config
-
-pytestmark = pytest.mark.usefixtures("no_page")
+from small_runs import LETTERS, ROWS, rollouts, small_config
 
 
 def train(tiny: Path, tmp_path: Path, trackers: Any, *, resume: bool = False, **changes: Any) -> Run:
     config = small_config(tmp_path, **{"steps": 4, "checkpoint": {"every": 2}, "trackers": trackers, **changes})
-    return Trainer(tiny, ROWS, [WeightedReward("letters", letters)], config=config).train(resume=resume)
+    return Trainer(tiny, ROWS, [LETTERS], config=config).train(resume=resume)
 
 
 def train_and_resume(tiny: Path, tmp_path: Path, tracker: str, **tracking: Any) -> Path:

@@ -283,6 +283,7 @@ def _origin(layers: Sequence[_Source], key: _Key) -> str:
 # Keys that exist
 
 
+@functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, str]]:
     """Returns key -> (type, description) of a section, which may be optional; empty for a plain value."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):

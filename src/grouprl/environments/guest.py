@@ -18,7 +18,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from numbers import Real
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -185,14 +189,26 @@ def _schema(where: str, tool: Callable[..., Any]) -> Any:
     if bare or not inspect.getdoc(tool):
         got = f"no type hint of {', '.join(bare)}" if bare else "no docstring"
         raise UserError(f"{where}: expected type hints and a docstring, got {got}: {remedy}")
-    from transformers.utils import chat_template_utils
-
-    setattr(chat_template_utils, "is_torch_available", lambda: False)  # noqa: B010  it would import torch for a hint
     try:
-        return chat_template_utils.get_json_schema(tool)
+        return _schema_writer().get_json_schema(tool)
     except Exception as error:
         got = str(error).partition("\n")[0]
         raise UserError(f"{where}: expected type hints and a docstring, got: {got}; {remedy}") from error
+
+
+@cache
+def _schema_writer() -> ModuleType:
+    """The module of transformers that writes schemas, without the rest of the package, whose import takes 1 s."""
+    folder, needed = Path(find_spec("transformers").origin).parent, "transformers" not in sys.modules  # type: ignore[union-attr, arg-type]
+    for name, path in (("transformers", folder), ("transformers.utils", folder / "utils")):
+        if needed:
+            sys.modules[name] = package = ModuleType(name)
+            package.__path__ = [str(path)]
+    writer = import_module("transformers.utils.chat_template_utils")
+    setattr(writer, "is_torch_available", lambda: False)  # noqa: B010  it would import torch for a hint
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers" and needed]:
+        del sys.modules[name]  # a user's code may import the package itself
+    return writer
 
 
 class _Guest:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as shown
+from typing import Any, cast
 
 from grouprl.config.run import OWNED, RewardConfig, RunConfig, ScoringConfig
 from grouprl.forward.packing import pack_tokens
@@ -216,7 +217,8 @@ def open_scorer(
     if elsewhere is None:
         workers = limits.workers or max(1, cores() // ranks.on_machine)
         limits = limits.model_copy(update={"workers": workers})
-    with (elsewhere or RewardPool)(sources, limits) as pool:
+    # Rewards of this process need no workers, whose start takes 0.2 s of a processor.
+    with (elsewhere or RewardPool)(sources, limits) if sources else nullcontext(cast(Any, None)) as pool:
         yield Scorer(tuple(rewards), verifier, pool, limits.max_invalid, penalty, ranks, state)
 
 

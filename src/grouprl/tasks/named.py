@@ -8,8 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from grouprl.files import DATA_KINDS
 from grouprl.leaves import LeafNames
 from grouprl.tasks.answers import Format, with_format
@@ -102,7 +100,10 @@ def _part(label: str, part: Any, shared: Mapping[str, Any]) -> MixturePart:
 
     Settings that it lacks are those of the mixture.
     """
-    from grouprl.config.run import TaskConfig  # loads torch, which a list of tasks does not need
+    # pydantic takes the workers of rewards 0.1 s; the configuration loads torch, which a list of tasks does not need
+    from pydantic import ValidationError
+
+    from grouprl.config.run import TaskConfig
 
     settings = dict(part) if isinstance(part, Mapping) else {"ratio": part}
     ratio = settings.pop("ratio", 1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if text is None:
         raise UserError(f"{path}: expected the settings of the run, found no such file: restore it")
     try:
-        values = copy.deepcopy(_read_once(text.decode("utf-8", "replace")))
+        values = read_yaml(text.decode("utf-8", "replace"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected YAML ({type(error).__name__}: {error}): restore the file") from None
     if not isinstance(values, dict):
@@ -42,12 +40,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if steps is not None and type(steps) is not int:
         raise UserError(f"{path}: steps: expected a whole number, got {steps!r:.60}: restore the file")
     return values
-
-
-@lru_cache(maxsize=16)
-def _read_once(text: str) -> Any:
-    # PyYAML takes 40 ms for a configuration, and a report of 24 completions asks for the same one 35 times.
-    return read_yaml(text)
 
 
 def run_algorithm(config: Mapping[str, Any]) -> Algorithm:
