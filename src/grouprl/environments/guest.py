@@ -189,8 +189,9 @@ def _schema(where: str, tool: Callable[..., Any]) -> Any:
     if bare or not inspect.getdoc(tool):
         got = f"no type hint of {', '.join(bare)}" if bare else "no docstring"
         raise UserError(f"{where}: expected type hints and a docstring, got {got}: {remedy}")
+    writer = _schema_writer()
     try:
-        return _schema_writer().get_json_schema(tool)
+        return writer.get_json_schema(tool)
     except Exception as error:
         got = str(error).partition("\n")[0]
         raise UserError(f"{where}: expected type hints and a docstring, got: {got}; {remedy}") from error
@@ -199,15 +200,18 @@ def _schema(where: str, tool: Callable[..., Any]) -> Any:
 @cache
 def _schema_writer() -> ModuleType:
     """The module of transformers that writes schemas, without the rest of the package, whose import takes 1 s."""
-    folder, needed = Path(find_spec("transformers").origin).parent, "transformers" not in sys.modules  # type: ignore[union-attr, arg-type]
-    for name, path in (("transformers", folder), ("transformers.utils", folder / "utils")):
-        if needed:
+    is_alone = "transformers" not in sys.modules
+    spec = find_spec("transformers")
+    if is_alone and spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent
+        for name, path in (("transformers", folder), ("transformers.utils", folder / "utils")):
             sys.modules[name] = package = ModuleType(name)
             package.__path__ = [str(path)]
     writer = import_module("transformers.utils.chat_template_utils")
     setattr(writer, "is_torch_available", lambda: False)  # noqa: B010  it would import torch for a hint
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers" and needed]:
-        del sys.modules[name]  # a user's code may import the package itself
+    if is_alone:  # a user's code may import the package itself
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
     return writer
 
 

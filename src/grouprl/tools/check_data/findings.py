@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -133,8 +134,7 @@ class DataCheck:
             if check.correct is None:
                 return {}
             share = check.correct / check.samples
-            place = len(_BINS) - 1 if share == 1 else next(n for n, end in enumerate(_ENDS) if share <= end)
-            counts[_BINS[place]] += 1
+            counts[_BINS[bisect_left(_ENDS, share) + (share == 1)]] += 1
         return counts
 
 
