@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from grouprl.record.read import read_rollouts
-from grouprl.tools.check_data.estimate import departures, pass_rate_weights, signal_chance, subset_signal
+from grouprl.tools.check_data.estimate import (
+    departures,
+    pass_rate_weights,
+    signal_chance,
+    signal_interval,
+    subset_signal,
+)
 from small_runs import grouprl, write_rows
 
 
@@ -54,18 +60,22 @@ DISTRIBUTIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_larger_groups_than_were_sampled_are_foretold_from_200_problems(name: str) -> None:
     """Against the true chances of the problems' own pass rates, which the estimate does not know."""
-    rng, errors, naive_errors = np.random.default_rng(0), [], []
+    rng, errors, naive_errors, held = np.random.default_rng(0), [], [], []
     for _ in range(4):
         rates = DISTRIBUTIONS[name](rng)
         counts = rng.binomial(16, rates)
-        weights = pass_rate_weights(np.minimum(counts, 16 - counts).tolist(), [16] * 200, folded=True)
-        shares = counts / 16
+        others = np.minimum(counts, 16 - counts).tolist()
+        weights, shares = pass_rate_weights(others, [16] * 200, folded=True), counts / 16
         for size in (32, 64):
             truth = np.mean(1 - rates**size - (1 - rates) ** size)
             errors.append(signal_chance(weights, size).mean() - truth)
             naive_errors.append(np.mean(1 - shares**size - (1 - shares) ** size) - truth)
+            low, high = signal_interval(others, [16] * 200, size)
+            assert low <= signal_chance(weights, size).mean() <= high
+            held.append(low <= truth <= high)
     assert abs(np.mean(errors)) < 0.04
     assert abs(np.mean(naive_errors)) > 2 * abs(np.mean(errors))
+    assert sum(held) >= 6  # of 8
 
 
 def test_a_choice_of_problems_promises_what_it_holds() -> None:

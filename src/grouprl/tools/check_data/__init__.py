@@ -19,7 +19,14 @@ from grouprl.rewards.configured import beside_environment, check_rewards, config
 from grouprl.rollout.episodes import open_conversations
 from grouprl.run.machine import with_dtype
 from grouprl.run.opened import OpenedRun
-from grouprl.tools.check_data.estimate import GRID_K, departures, pass_rate_weights, signal_chance, subset_signal
+from grouprl.tools.check_data.estimate import (
+    GRID_K,
+    departures,
+    pass_rate_weights,
+    signal_chance,
+    signal_interval,
+    subset_signal,
+)
 from grouprl.tools.check_data.findings import FEWEST, GROUP_SIZES, DataCheck, GroupCost, ProblemCheck
 from grouprl.tools.check_data.screen import show
 from grouprl.trainer.terminal import Terminal
@@ -112,18 +119,22 @@ def try_data(
         raise UserError(f"rewards: expected completions with a valid reward, got none, because {reason}: repair it")
     lengths = [[len(completion) for completion in group.completions] for group in groups]
     per_completion = seconds / sum(map(sum, lengths))
-    signal_PK = pass_rate_weights([*map(departures, totals)], [*map(len, totals)], folded=True)
+    others, valid = [*map(departures, totals)], [*map(len, totals)]
+    signal_PK = pass_rate_weights(others, valid, folded=True)
     checks = _problem_checks(tried, outcomes, lengths, signal_chance(signal_PK, group_size).tolist())
     costs = []
     for size in sorted({*GROUP_SIZES, group_size}):
         is_unbiased = size <= min(map(len, totals))
-        chances = (
-            [subset_signal(row, size) for row in totals] if is_unbiased else signal_chance(signal_PK, size).tolist()
-        )
+        if is_unbiased:
+            chances = [subset_signal(row, size) for row in totals]
+            interval = score_interval(chances)
+        else:
+            chances = signal_chance(signal_PK, size).tolist()
+            interval = signal_interval(others, valid, size)
         share = fmean(chances)
         tokens = size * fmean(map(fmean, lengths)) / share if share else None
         paid = None if tokens is None else tokens * per_completion
-        costs.append(GroupCost(size, share, score_interval(chances), is_unbiased, tokens, paid))
+        costs.append(GroupCost(size, share, interval, is_unbiased, tokens, paid))
     stops = [completion.stop_reason for group in groups for completion in group.completions]
     rates = [check.correct / check.samples for check in checks if check.correct is not None]
     return DataCheck(
