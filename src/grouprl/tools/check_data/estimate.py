@@ -62,7 +62,8 @@ def pass_rate_weights(counts: Sequence[int], samples: Sequence[int], *, folded: 
     likelihood_UK, index_P = _likelihood(counts, samples, folded)
     repeats_U = np.bincount(index_P).astype(np.float64)
     weights_UK = likelihood_UK * _likeliest(repeats_U[None], likelihood_UK)
-    return (weights_UK / weights_UK.sum(1, keepdims=True))[index_P]
+    weights_PK: Array = (weights_UK / weights_UK.sum(1, keepdims=True))[index_P]
+    return weights_PK
 
 
 def _likelihood(counts: Sequence[int], samples: Sequence[int], folded: bool) -> tuple[Array, Any]:
