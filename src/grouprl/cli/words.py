@@ -275,7 +275,7 @@ def main() -> None:
         sys.argv[1:] = ["--version"]
     try:
         with errors_of_code():
-            app()
+            app(prog_name="grouprl")
     except (
         *(UserError, FloatingPointError, OSError, sqlite3.Error, MemoryError, RuntimeError, ModuleNotFoundError),
     ) as error:
