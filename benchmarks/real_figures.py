@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from drawing import BLUE, COLORS, GRAY, RED, STYLE, over_steps, shares, smooth
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-PROBLEMS, LINE = 3, 46  # shown, and characters of a line
+from grouprl.evaluation.paired import ProblemResults, paired_by_name
+
+PROBLEMS, LINE, QUESTION = 3, 46, 64  # shown, and characters of a line of a completion and of a question
 
 
 def load(run: Path, name: str) -> Any:
@@ -28,13 +31,24 @@ def load(run: Path, name: str) -> Any:
 
 
 def row(run: Path) -> str:
-    """Accuracy before and after with its intervals, and seconds."""
+    """Accuracy before and after with its intervals, their paired difference in points, mean lengths and seconds."""
     summary = load(run, "summary.json")
+    lines = (run / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    results = [read for line in lines if (read := ProblemResults.read(json.loads(line))) is not None]
+    before, after = results[0], results[-1]
+    pairs = {
+        "greedy_accuracy": (after.greedy_by_problem, before.greedy_by_problem),
+        "pass_at_1": (after.sampled_by_problem, before.sampled_by_problem),
+    }
     cells = [run.name]
     for name, interval in (("greedy_accuracy", "greedy_interval"), ("pass_at_1", "pass_at_1_interval")):
         for when in ("before", "after"):
             low, high = summary[when][interval]
             cells.append(f"{summary[when][name]:.1%} ({low:.1%} to {high:.1%})")
+        difference = paired_by_name(*pairs[name])
+        if difference is not None and difference.interval is not None:
+            low, high = difference.interval
+            cells.append(f"{100 * difference.mean:+.1f} ({100 * low:.1f} to {100 * high:.1f})")
     lengths = [f"{summary[when]['mean_length']:.1f}" for when in ("before", "after")]
     return f"| {' | '.join([*cells, *lengths])} | {summary['train_seconds']:.0f} s |"
 
@@ -63,7 +77,10 @@ def completions(axes: Any, run: Path) -> None:
     )
     height = 1.0
     for before, after in pairs[:PROBLEMS]:
-        axes.text(0, height, before["prompt"], fontweight="bold", va="top", transform=axes.transAxes)
+        question = textwrap.wrap(before["prompt"].strip().splitlines()[-1].replace("$", r"\$"), QUESTION)
+        for number, line in enumerate(question):
+            height -= 0.075 if number else 0.0
+            axes.text(0, height, line, fontweight="bold", fontsize=9, va="top", transform=axes.transAxes)
         for label, one in (("before", before), ("after", after)):
             height -= 0.085
             text = " ".join(one["completion"].split())
@@ -73,7 +90,7 @@ def completions(axes: Any, run: Path) -> None:
             axes.text(
                 0.18, height, text, color=color, va="top", family="monospace", fontsize=8.5, transform=axes.transAxes
             )
-        height -= 0.14
+        height -= 0.12
 
 
 def draw(runs: Sequence[Path], image: Path) -> None:
