@@ -109,7 +109,8 @@ def check(place: Path, model: Path, *more: object) -> Any:
     judge = f"{place / 'judge.py'}:judge"
     return grouprl(
         "check-data", "--model", model, "--task", place / "data.jsonl", "model.threads=1",
-        f"task.arguments.verifier={judge}", *([] if "--reward" in more else ["--reward", judge]),
+        *([] if "mixture" in more else [f"task.arguments.verifier={judge}"]),
+        *([] if "--reward" in more else ["--reward", judge]),
         "evaluation.problems=0", "rollout.problems_per_step=16", "rollout.max_tokens=4", *more,
     )  # fmt: skip
 
@@ -187,6 +188,14 @@ def test_the_chosen_problems_are_what_a_run_trains_on(place: Path, tiny: Path, t
         (["--band", 0.9, 0.1], "--band: expected two pass rates such as 0.1 0.9, the lower one first"),
         (["--write", "DATA"], "--write: expected a new file, got"),
         (["--page", "DATA"], "--page: expected a new file, got"),
+        (
+            ["--task", "mixture", "task.arguments={sums: 1, chains: 1}", "--write", "NEW"],
+            "got a mixture, or prompts that",
+        ),
+        (
+            ["--task", "mixture", "task.arguments={sums: 1}", "rollout.curriculum.chosen=DATA"],
+            "one task, got a mixture",
+        ),
         (["--samples", 2, "--write", "NEW"], "--write: expected at least 20 problems whose pass rate is in 0.1 to 0.9"),
         (["--task", "ONE"], "task: expected at least 2 problems to train on, got 1"),
         (["task.arguments.verifier=null", "--write", "NEW"], "--write: expected a task with a verifier, got none"),

@@ -56,10 +56,12 @@ def chosen_in(task: Task, file: str | None) -> Task:
     """Returns the task that trains on the problems of a file of `grouprl check-data --write` alone; None = on all.
 
     Raises:
-        UserError: the file cannot be read, or names a prompt that is none of the train problems.
+        UserError: the file cannot be read, or names a prompt that is none of the train problems; the task is a mixture.
     """
     if file is None:
         return task
+    if isinstance(task, Mixture):
+        raise UserError("rollout.curriculum.chosen: expected one task, got a mixture: choose the problems of a task")
     prompts = {column(row, "prompt"): row[0] for row in read_rows(file)}
     chosen = [problem for problem in task.problems("train") if problem.prompt_text in prompts]
     missing = prompts.keys() - {problem.prompt_text for problem in chosen}

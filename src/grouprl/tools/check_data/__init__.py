@@ -19,6 +19,7 @@ from grouprl.rewards.configured import beside_environment, check_rewards, config
 from grouprl.rollout.episodes import open_conversations
 from grouprl.run.machine import with_dtype
 from grouprl.run.opened import OpenedRun
+from grouprl.tasks.mixture import Mixture
 from grouprl.tools.check_data.estimate import (
     GRID_K,
     departures,
@@ -62,6 +63,11 @@ def check_data(
     run, terminal = OpenedRun(with_dtype(config)), Terminal(errors=as_json)
     if write is not None and run.task.verifier is None:
         raise UserError("--write: expected a task with a verifier, got none: pass rates need right and wrong answers")
+    if write is not None and (isinstance(run.task, Mixture) or not run.task.problems("train")[0].prompt_text):
+        raise UserError(
+            "--write: expected one task whose problems have prompts of their own, got a mixture, or prompts that an "
+            "environment gives: leave it out"
+        )
     checked = try_data(run, terminal, problems=problems, samples=samples, band=band)
     if as_json:
         print(json_text(checked.as_values()))
