@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # What the compiled kernels compute is computed by torch where there is no C compiler.
 WITHOUT_KERNELS := $(addprefix tests/,$(addprefix rollout/test_,rollout.py) $(addprefix learner/test_,learner.py packs.py) \
-  $(addprefix models/test_,attention.py logprobs.py recompute.py))
+  $(addprefix models/test_,attention.py logprobs.py))
 
 # Of tests/ranks, what test-slow runs too: two ranks, and ranks and Ray actors that are killed: the run is the same.
 KILLS := after_each_kill or two_ranks_are_one_process or (actors_are_killed and not adapter)

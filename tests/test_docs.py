@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import shutil
+import subprocess
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +73,17 @@ def test_pages_that_messages_and_comments_name_are_there() -> None:
     cited = {(name_of(path), name) for path in files for name in named.findall(path.read_text(encoding="utf-8"))}
     assert len(cited) > 20
     assert [pair for pair in sorted(cited) if not (ROOT / pair[1]).exists()] == []
+
+
+def test_the_tests_that_make_runs_by_name_are_there() -> None:
+    """pytest with two workers runs nothing where one of its files is missing."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    targets = ("test", "test-slow", "models", "test-cluster", "chaos")
+    shown = subprocess.run(["make", "-n", "-s", *targets], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    named = set(re.findall(r"(?<!\S)tests/\S+", shown))
+    assert len(named) >= 7, shown
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
