@@ -71,7 +71,15 @@ def test_a_violation_would_be_found(browser: Opened) -> None:
 def test_a_check_of_data_is_one_file_without_violations(browser: Opened, tmp_path: Path) -> None:
     """The text of a problem is text, whatever it says; the group size of the run is named."""
     hostile = "<img src=x onerror='window.hostile = 1'>"
-    problem = {"samples": 8, "correct": 3, "pass_rate": 0.37, "signal": 0.9, "mean_tokens": 12.5, "question": hostile}
+    problem = {
+        "samples": 8,
+        "correct": 3,
+        "interval": (0.1, 0.7),
+        "pass_rate": 0.37,
+        "signal": 0.9,
+        "mean_tokens": 12.5,
+        "question": hostile,
+    }
     unjudged = problem | {"correct": None, "pass_rate": None, "question": "How many?"}
     group = {"interval": (0.4, 0.6), "is_unbiased": True, "tokens": 40.0, "seconds": 1.0}
     answer = {
@@ -87,7 +95,12 @@ def test_a_check_of_data_is_one_file_without_violations(browser: Opened, tmp_pat
         browser.page.goto((tmp_path / "some data.html").as_uri())
         browser.page.wait_for_selector("text=8, as in the run")
         words = browser.page.inner_text("main")
-        for text in ("Pass rate 37.0% (20.0 to 50.0); 1 problem between 10% and 90%.", "~0.0%", "3 of 8", hostile):
+        for text in (
+            "Pass rate 37.0% (20.0 to 50.0); 1 problem between 10% and 90%.",
+            "~0.0%",
+            "3 of 8 (10.0 to 70.0)",
+            hostile,
+        ):
             assert text in words
         assert browser.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert_none(browser)

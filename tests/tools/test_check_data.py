@@ -187,6 +187,7 @@ def test_the_chosen_problems_are_what_a_run_trains_on(place: Path, tiny: Path, t
     [
         (["--band", 0.9, 0.1], "--band: expected two pass rates such as 0.1 0.9, the lower one first"),
         (["--write", "DATA"], "--write: expected a new file, got"),
+        (["--page", "NEW/data.html"], "--page: expected a file in a folder that is there"),
         (["--page", "DATA"], "--page: expected a new file, got"),
         (
             ["--task", "mixture", "task.arguments={sums: 1, chains: 1}", "--write", "NEW"],

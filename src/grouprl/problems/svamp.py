@@ -49,7 +49,9 @@ class Svamp(FileProblems, BoxedAnswers):
         body, question, equation = (column(row, name).strip() for name in ("Body", "Question", "Equation"))
         answer = _number(str(row[1].get("Answer", "")))
         if parse_value(answer) is None:
-            raise UserError(f"{row[0]}: expected a number in the column Answer, got {row[1].get('Answer')!r}")
+            raise UserError(
+                f"{row[0]}: expected a number in the column Answer, got {row[1].get('Answer')!r}: correct it"
+            )
         is_sentence = body.endswith((".", "?", "!"))
         text = f"{body} {question}" if is_sentence else f"{body.rstrip(' ,')}, {question[0].lower()}{question[1:]}"
         numbers = [float(number) for number in _NUMBER.findall(text)]

@@ -60,6 +60,8 @@ def check_data(
     for option, file in (("--write", write), ("--page", page)):
         if file is not None and file.exists():
             raise UserError(f"{option}: expected a new file, got {file}, which is there: give another name")
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UserError(f"{option}: expected a file in a folder that is there, got {file}: make the folder first")
     run, terminal = OpenedRun(with_dtype(config)), Terminal(errors=as_json)
     if write is not None and run.task.verifier is None:
         raise UserError("--write: expected a task with a verifier, got none: pass rates need right and wrong answers")
@@ -124,7 +126,7 @@ def try_data(
         reason = outcomes[0][0].reason
         raise UserError(f"rewards: expected completions with a valid reward, got none, because {reason}: repair it")
     lengths = [[len(completion) for completion in group.completions] for group in groups]
-    per_completion = seconds / sum(map(sum, lengths))
+    seconds_per_token = seconds / sum(map(sum, lengths))
     others, valid = [*map(departures, totals)], [*map(len, totals)]
     signal_PK = pass_rate_weights(others, valid, folded=True)
     checks = _problem_checks(tried, outcomes, lengths, signal_chance(signal_PK, group_size).tolist())
@@ -139,7 +141,7 @@ def try_data(
             interval = signal_interval(others, valid, size)
         share = fmean(chances)
         tokens = size * fmean(map(fmean, lengths)) / share if share else None
-        paid = None if tokens is None else tokens * per_completion
+        paid = None if tokens is None else tokens * seconds_per_token
         costs.append(GroupCost(size, share, interval, is_unbiased, tokens, paid))
     stops = [completion.stop_reason for group in groups for completion in group.completions]
     rates = [check.correct / check.samples for check in checks if check.correct is not None]
@@ -156,7 +158,7 @@ def try_data(
         pass_rate=fmean(rates) if rates else None,
         pass_interval=score_interval(rates) if rates else None,
         truncated=stops.count(StopReason.LENGTH) / len(stops),
-        tokens_per_second=1 / per_completion,
+        tokens_per_second=1 / seconds_per_token,
     )
 
 
@@ -170,7 +172,7 @@ def _sampled(
         gives_reward = getattr(conversations, "gives_reward", None)
         rewards = beside_environment(config, run.task, run.rewards, gives_reward)
         check_rewards(config, run.task, rewards)
-        # With max_invalid=1 the check goes on where a run would stop.
+        # With max_invalid=1 the check continues where a run would stop.
         scorer = stack.enter_context(configured_scorer(config, run.task, rewards, max_invalid=1.0))
         scorer.check_columns(problems)
         engine = run.engine(run.model, conversations)

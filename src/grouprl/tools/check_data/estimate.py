@@ -6,9 +6,9 @@ problem's M completions whose totals differ: it is unbiased, as pass@k's estimat
 Beyond M no unbiased estimate exists: 1 - (1-p)^G - p^G has powers of p that M completions do not know. There the pass
 rates of all problems have one distribution, the likeliest that explains the counts (Kiefer and Wolfowitz 1956), on a
 grid. The counts know M moments of it; the grid decides the rest. In simulations of 200 problems and 16 completions from
-five distributions its share is at most 2 points off on average at G = 32 and 64, where shares of successes in place of
-p are 5 to 20 points too low; the interval, percentiles over draws of problems, holds the true share in 91 % of 200 runs
-(75 to 100 % by distribution and G; tests/tools/test_check_data.py).
+five distributions its share is at most 2.5 points off on average at G = 32 and 64, where shares of successes in place
+of p are 4 to 20 points too low; the interval, percentiles over draws of problems, holds the true share in 191 of 200
+cases (`python benchmarks/data_fit.py --simulate`).
 
 The same distribution tells how much of a count was luck: a problem that was solved in 1 of 16 completions is solved
 less often than that where most are never solved, so a choice of problems does not promise more than it holds.
@@ -45,7 +45,7 @@ def subset_signal(totals: Sequence[float], group_size: int) -> float:
 def departures(totals: Sequence[float]) -> int:
     """How many of M totals are not the commonest one, at most M // 2: the others of two values.
 
-    More than two values differ more surely than that, by less than 2^(1 - M).
+    Of more than two values it says how surely groups differ at least.
     """
     commonest = Counter(totals).most_common(1)[0][1] if totals else 0
     return min(len(totals) - commonest, len(totals) // 2)

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from grouprl.tasks.curriculum import SOLVED
 from grouprl.types import Problem, counted
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
 FEWEST = 20  # problems of a band that are worth a training
-MOSTLY, SOLVED = 0.5, 0.9
+MOSTLY = 0.5
 _BINS = ("never", "to 10 %", "to 30 %", "to 50 %", "to 70 %", "to 90 %", "above", "always")
 _ENDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _LONGEST = 1_000  # characters of a question
@@ -22,7 +23,7 @@ class ProblemCheck:
     """What M completions of a problem say about it."""
 
     problem: Problem
-    samples: int  # with a valid reward
+    samples: int  # with a verdict; without a verifier all
     correct: int | None  # None = the task has no verifier
     interval: tuple[float, float] | None  # 95 %, of the pass rate, from this problem alone
     pass_rate: float | None  # in [0, 1], with what the other problems say of the distribution

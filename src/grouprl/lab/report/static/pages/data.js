@@ -33,8 +33,8 @@ export async function render(root, { check }) {
 /** The problems that are solved most often first, as many as a page bears. */
 function listed(problems) {
   const solved = problems.toSorted((one, other) => other.pass_rate - one.pass_rate || other.signal - one.signal);
-  const rows = solved.slice(0, MOST).map(({ question, correct, samples, pass_rate: rate, signal, mean_tokens: tokens }) => [written(question),
-    correct === null ? "–" : `${correct} of ${samples}`, rate === null ? "–" : share(rate), share(signal), number(tokens)]);
+  const rows = solved.slice(0, MOST).map(({ question, correct, samples, interval, pass_rate: rate, signal, mean_tokens: tokens }) => [written(question),
+    correct === null ? "–" : `${correct} of ${samples} (${between(interval)})`, rate === null ? "–" : share(rate), share(signal), number(tokens)]);
   const left = problems.length - rows.length;
-  return [table("Problems", ["Problem", "Correct", "Pass rate", "Signal", "Tokens"], rows), left > 0 && h("p", { class: "note" }, `${counted(left, "problem")} more.`)];
+  return [table("Problems", ["Problem", "Correct, 95%", "Pass rate", "Signal", "Tokens"], rows), left > 0 && h("p", { class: "note" }, `${counted(left, "problem")} more.`)];
 }
