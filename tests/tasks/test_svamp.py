@@ -8,6 +8,7 @@ import pytest
 
 from grouprl.problems.svamp import Svamp
 from grouprl.tasks.base import Split
+from grouprl.tasks.held_out import trained_on_the_rest
 from grouprl.tasks.named import load_task
 from grouprl.types import UserError
 from verifying import verdict
@@ -66,6 +67,9 @@ def test_rows_that_differ_in_numbers_and_questions_are_one_story_in_one_split(tm
         questions = [problem.columns["question"] for problem in small.problems(split)]
         assert len(questions) == 4 * len(part)
         assert {question[:3] for question in questions} == part
+    for split, trained in (("test", names[0] | names[1]), ("validation", names[0]), (None, names[0] | names[1])):
+        problems = trained_on_the_rest(task, split).problems("train")
+        assert {problem.columns["question"][:3] for problem in problems} == trained  # never of the tests
 
 
 def test_larger_numbers_and_more_steps_can_be_left_out(tmp_path: Path) -> None:

@@ -21,16 +21,17 @@ _Read = tuple[str, Mapping[str, Any] | None, str]  # the place of a row, its col
 class FileProblems(ABC):
     """The problems of a `Task` in a data set, which is read when they are first needed.
 
-    The hash of a prompt splits a single file into train, validation and test, 80/10/10 (tests have `test_share`). Where
-    train and test are given, it takes 5 % of train as validation. Rows of one `story` are in one split. A run trains on
-    what it does not evaluate (`tasks.held_out`). A repeated prompt counts once, and in test rather than in train.
+    The hash of a prompt splits a single file into train, validation and test, 80/10/10. Where train and test are given,
+    it takes 5 % of train as validation. Rows of one `story` are in one split. A run trains on what it does not evaluate
+    (`tasks.held_out`). A repeated prompt counts once, and in test rather than in train. A class with a `test_share` has
+    that part of a single file as its test split, which no run trains on.
     Reading raises UserError with file and line for missing or malformed data.
     """
 
     path: str | None
     name: ClassVar[str]
     default_path: ClassVar[str] = ""
-    test_share: ClassVar[float] = 0.1
+    test_share: ClassVar[float | None] = None
     example_row: ClassVar[Mapping[str, Any]]
 
     @classmethod
@@ -75,7 +76,7 @@ class FileProblems(ABC):
         read: dict[Split, dict[str, _Read]] = {split: self._read(part) for split, part in parts.items()}
         if "test" not in parts:
             rows = read["train"]
-            splits = self._partition(rows, validation=0.1, test=self.test_share)
+            splits = self._partition(rows, validation=0.1, test=self.test_share or 0.1)
         else:
             held_out = read.get("validation", {}) | read["test"]
             train = {text: row for text, row in read["train"].items() if text not in held_out}
@@ -91,7 +92,7 @@ class FileProblems(ABC):
             raise UserError(
                 f"task.path: expected problems to train on, got none in {self.source()} that is not skipped"
             )
-        return tuple(parts), or_shared(problems)
+        return (*parts, "test") if self.test_share else tuple(parts), or_shared(problems)
 
     def _read(self, rows: Iterable[Row]) -> dict[str, _Read]:
         rows_by_text: dict[str, _Read] = {}
