@@ -67,6 +67,9 @@ PAGES = {
     "tokens of a conversation": Layout("/runs/talk/groups/1/0?c=0", ".tokenpanel", (), {".tokenrows": (2, 1)}),
     "step": Layout("/step?run=one&step=1", ".stage", (), {".walk": (2, 1)}),
     "try": Layout("/runs/one/groups/1/0", ".components tfoot", press=("Try your own completion", "Score it")),
+    "five algorithms": Layout(
+        "/runs/one/groups/1/0", "details[open] tbody .chip", press=("These tokens under five algorithms",)
+    ),
     "all stages of a step": Layout("/step?run=one&step=1&stage=update", ".stage:last-child:not(.later)"),
     "all stages of rewards": Layout("/step?rewards=1,0,0,1&stage=update", ".stage:last-child:not(.later)"),
     "one group": Layout("/group", ".plot canvas", (), {".four": (4, 1)}),

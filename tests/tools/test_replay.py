@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 
 from grouprl import Trainer, UserError
 from grouprl.config.run import RunConfig, load_config
+from grouprl.lab.explain_pushes import token_pushes
 from grouprl.record.layout import lock_directory
+from grouprl.record.read import read_rollouts
 from grouprl.run.opened import OpenedRun
 from grouprl.tools.proof.changes import completion_changes, cosine, norm, not_finite, token_changes
 from grouprl.tools.proof.replay import Replay, replay
@@ -225,3 +228,61 @@ def test_a_changed_filter_and_kl_coefficient_are_those_of_the_other_update(run: 
     found = replayed(run, 5, "algorithm.drop_below=1e9")  # no group earns as much
     assert found.other is not None
     assert norm(found.other.gradient) == 0 < norm(found.update.gradient)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("grpo", ["algorithm.kl_coef=0"]),
+        ("dr_grpo", []),
+        ("dapo", ["algorithm.overlong_buffer=0"]),
+        ("gspo", ["algorithm.minibatches=1"]),
+        ("cispo", []),
+    ],
+)
+def test_the_page_of_five_algorithms_has_what_a_replay_under_each_of_them_pushes(run: Path, name: str, changes: list):
+    other = replayed(run, 1, f"algorithm={name}", *changes).other
+    assert other is not None
+    total = sum(abs(push) for group in other.pushes for row in group for push in row)
+    assert total > 0
+    for index, group in enumerate(other.pushes):
+        found = token_pushes(run, 1, index)["first"][name]
+        for row, pushes, shares, share in zip(group, found["pushes"], found["shares"], found["sums"], strict=True):
+            assert pushes == pytest.approx(row, abs=1e-7)
+            assert shares == pytest.approx([push / total for push in row], abs=1e-6)
+            assert share == pytest.approx(sum(row) / total, abs=1e-6)
+
+
+def test_a_second_update_on_the_same_tokens_is_clipped_by_each_algorithm_in_its_own_way(run: Path):
+    recorded = read_rollouts(run, 1)
+    index = next(n for n, group in enumerate(recorded) if group.traces[0].updated is not None)
+    found = [token_pushes(run, 1, n)["again"] for n in range(len(recorded))]
+    assert [answer is not None for answer in found] == [n == index for n in range(len(recorded))]
+    outcomes, traces = recorded[index].outcomes, recorded[index].traces
+    rewards = [outcome.total for outcome in outcomes]
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    size = sum(len(group.outcomes) for group in recorded)
+    clipped = 0
+    for row, (reward, trace) in enumerate(zip(rewards, traces, strict=True)):
+        advantage, length = (reward - mean) / (deviation + 1e-6), len(trace.updated)
+        changes = [after - before for after, before in zip(trace.updated, trace.logprobs, strict=True)]
+        assert any(changes)
+        by_token = [
+            0.0
+            if (advantage > 0 and math.exp(change) > 1.2) or (advantage < 0 and math.exp(change) < 0.8)
+            else math.exp(change) * advantage / length / size
+            for change in changes
+        ]
+        ratio = math.exp(sum(changes) / length)
+        is_clipped = (advantage > 0 and ratio > 1 + 4e-4) or (advantage < 0 and ratio < 1 - 3e-4)
+        by_sequence = [0.0 if is_clipped else ratio * advantage / length / size] * length
+        clipped += is_clipped
+        assert found[index]["grpo"]["pushes"][row] == pytest.approx(by_token, abs=1e-7)
+        assert found[index]["gspo"]["pushes"][row] == pytest.approx(by_sequence, abs=1e-7)
+    assert clipped > 0
+
+
+def test_a_group_that_is_not_recorded_has_no_page_of_five_algorithms(run: Path):
+    with pytest.raises(UserError, match=r"step 1, group 99: expected a group of .*, found none: choose one"):
+        token_pushes(run, 1, 99)

@@ -43,6 +43,10 @@ def rollout_routes(runs: Runs) -> list[Route]:
                 )
             ),
         ),
+        Route(
+            "/api/runs/{run}/pushes/{step}/{group}",
+            json_answer(lambda request: _pushes(run_folder(runs, request), *_in_path(request, "step", "group"))),
+        ),
         Route("/api/runs/{run}/search", json_answer(lambda request: _search(runs, request))),
         Route("/api/runs/{run}/try", changing(lambda run, body: _try(runs, run, body)), methods=["POST"]),
         Route("/api/runs/{run}/history", json_answer(lambda request: _history(runs, request))),
@@ -95,6 +99,12 @@ def _history(runs: Runs, request: Request) -> dict[str, Any]:
     position = None if before is None else (before[0], before[1])
     problem = query.optional("problem", query.text) or ""  # in a path a browser would take . and .. away
     return history(run_folder(runs, request), problem, before=position, limit=query.whole("limit", 1, MOST_VISITS, 20))
+
+
+def _pushes(folder: Path, step: int, group: int) -> dict[str, Any]:
+    from grouprl.lab.explain_pushes import token_pushes  # loads transformers, which stands beside a run
+
+    return token_pushes(folder, step, group)
 
 
 def _in_path(request: Request, *names: str) -> Iterator[int]:

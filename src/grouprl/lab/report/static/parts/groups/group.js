@@ -7,6 +7,7 @@ import { counted, named, number, said, signed, trouble, written } from "../text.
 import { turnsOf } from "../turns.js";
 import { conversation, turnText } from "./episode.js";
 import { advantageMark, chip, correctMark, kindOfGroup, lengthMark, signalMark } from "./marks.js";
+import { pushesBox } from "./pushes.js";
 import { tokenView } from "./tokens.js";
 import { tryBox } from "./try.js";
 
@@ -26,6 +27,7 @@ export async function groupView(run, place, given) {
       h("div", { class: "halves" }, problemCard(group, links), statisticsCard(group)),
       h("p", { class: "note" }, "Recompute this step, or change its algorithm or reward: ",
         h("code", {}, `grouprl replay runs/${named(run)} ${place.step} algorithm=dr_grpo`)),
+      live ? pushesBox(run, place, group.completions.length) : null,
       live ? tryBox(run, place, group.completions[0]?.text ?? "") : null,
       cards.element,
     ],
