@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from grouprl.algorithms.option import option
 from grouprl.algorithms.spec import Algorithm
 from grouprl.lab.explain_typed import COMPARING, pass_rate_curves, typed_walk
 from grouprl.lab.report.groups import one_group
+from grouprl.lab.report.page import STATIC
 from grouprl.lab.report.worked import compared
 from lab_runs import Made, make_run
 
@@ -204,6 +206,30 @@ def kept(plan: dict[str, Any], *parts: str) -> int:
     blocks = plan["blocks"]["held"] | plan["blocks"]["learning"]
     others = ("activations", "layer", "logits", "rounded", "cache", "copies")
     return sum(size for part, size in blocks.items() if (part in parts if parts else part not in others))
+
+
+def test_every_question_has_one_right_choice_which_is_worked_by_hand(page: TestClient) -> None:
+    numbers = ask(page, "predictions")
+    weight = (7 / 8 + 7 * 1 / 8) / math.sqrt(7 / 64)  # of one right completion of eight, each distance by the deviation
+    # The steps' rewards 1, 0, 0, 0: mean 1/4, deviation sqrt(3)/4.
+    right, wrong = 3 / math.sqrt(3), -1 / math.sqrt(3)
+    assert numbers == pytest.approx(
+        {
+            "equal": 0, "outlier_of_8": math.sqrt(7), "others_of_8": -1 / math.sqrt(7), "outlier_of_64": math.sqrt(63),
+            "half": 1, "half_wrong": -1, "sequence_mean": 10, "token_mean": 1, "constant": 1,
+            "good_token": 0, "bad_token": -1.5, "k1": -1, "k2": 0.5, "k3": math.e - 2,
+            "divided": weight / 8, "undivided": (2 * 7 / 8) / 4, "outcome": 0,
+            "right_step": right + wrong, "wrong_end": wrong, "wrong_step": 2 * wrong,
+        },
+        rel=1e-5, abs=1e-6,
+    )  # fmt: skip
+    questions = json.loads((STATIC / "predictions.json").read_text())
+    assert len({question["asks"] for question in questions}) == len(questions) == 8
+    for question in questions:
+        right_choices = [value for _, value in question["choices"] if abs(value - numbers[question["asks"]]) < 0.01]
+        assert len(right_choices) == 1
+        for name in re.findall(r"\{(\w+)\}", question["question"] + question["answer"]):
+            assert name in numbers
 
 
 def test_memory_of_ppo_beside_grpo(page: TestClient) -> None:

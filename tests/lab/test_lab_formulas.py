@@ -141,3 +141,14 @@ def test_the_kl_is_dragged_over_three_estimates(browser: Opened, page: Any):
         shown = {f"k{int(row[0])}": row[1:] for row in table(page, "Estimates and gradients at this point")}
         assert shown == {name: [near(value), near(slope)] for name, (value, slope) in by_hand.items()}
     assert seen == {1.0, -1.0}
+
+
+def test_a_prediction_is_judged_by_the_computed_number(browser: Opened, page: Any) -> None:
+    browser.go("/step?rewards=1,0,0,1&stage=loss")
+    asked = page.locator("#stage-loss .predict form")
+    for choice, verdict in (("as hard", "\u2717 wrong"), ("10 times as hard", "\u2713 right")):
+        asked.get_by_label(choice, exact=True).check()
+        asked.get_by_role("button", name="Reveal").press("Enter")
+        said = asked.get_by_role("status").inner_text()
+        assert said.startswith(f"{verdict} 10 times. ")
+        assert said.endswith("the factor is 1; with a constant length, as in Dr.GRPO, 1.")

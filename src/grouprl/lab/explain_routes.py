@@ -24,6 +24,7 @@ from grouprl.lab.explain_typed import (
     pass_rate_curves,
     typed_walk,
 )
+from grouprl.lab.predictions import predicted_numbers
 from grouprl.lab.report.recorded import run_algorithm
 from grouprl.lab.runs import Runs
 from grouprl.types import UserError
@@ -56,6 +57,7 @@ def explain_routes(runs: Runs) -> list[Route]:
         "pass_rate": lambda request: _pass_rate(runs, request),
         "memory": _memory,
         "code": _code,
+        "predictions": _predictions,
         "steps": lambda request: watched_steps(runs.folder(Query(request, ("run",)).text("run"))),
     }
     return [Route(f"/api/explain/{name}", json_answer(answer)) for name, answer in answers.items()]
@@ -75,6 +77,11 @@ def _code(request: Request) -> dict[str, Any]:
         lines = text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
         stages[stage] = {"name": name, "file": f"grouprl/{file}", "line": node.lineno, "text": "".join(lines)}
     return stages
+
+
+def _predictions(request: Request) -> dict[str, float]:
+    Query(request, ())
+    return predicted_numbers()
 
 
 def _offered(runs: Runs) -> dict[str, Algorithm]:

@@ -3,6 +3,7 @@ import { note } from "../parts/address.js";
 import { file, get, queryOf } from "../parts/api.js";
 import { field, h, options, put, select } from "../parts/dom.js";
 import { algorithmChoice, readRewards, writeRewards } from "../parts/explain/rewards.js";
+import { predictions } from "../parts/explain/predict.js";
 import { STAGES } from "../parts/explain/stages.js";
 import { walkThrough } from "../parts/explain/walk.js";
 import { visible, written } from "../parts/text.js";
@@ -13,8 +14,8 @@ const LAST = "ppo"; // compares with what a network expects, not with the group
 
 export async function render(page, parameters, query) {
   page.classList.add("explains");
-  const [{ runs: all }, words, code, presets] =
-    await Promise.all([get("runs"), file("stages.json"), get("explain/code"), file("presets.json")]);
+  const [{ runs: all }, words, code, presets, asks, numbers] = await Promise.all([get("runs"), file("stages.json"), get("explain/code"),
+    file("presets.json"), file("predictions.json"), get("explain/predictions")]);
   const runs = all.filter((run) => run.status !== "broken" && run.step > 0);
   const asked = askedPlace(query);
   let stage = query.get("stage"), place = asked;
@@ -27,7 +28,7 @@ export async function render(page, parameters, query) {
       + "or does not exist. Choose another run or your own rewards above.");
     place = await placeOf(asked, runs);
     const group = await get("explain/group", place);
-    const list = Object.entries(STAGES).map(([key, made]) => ({ key, code: code[key], ...words[key], ...made(group, words[key]) }));
+    const list = Object.entries(STAGES).map(([key, made]) => ({ key, code: code[key], questions: predictions(asks, numbers, key), ...words[key], ...made(group, words[key]) }));
     const walk = walkThrough(list, {
       start: stage,
       onreveal(key) {

@@ -4,7 +4,7 @@
 import { h, put } from "../dom.js";
 
 /**
- * Stages of {key, title, happens, why, watch, equation?, body}: `body()` gives the elements of a stage;
+ * Stages of {key, title, happens, why, watch, equation?, questions?, body}: `body()` gives the elements of a stage;
  * `next` names it on the button before it, where its title does not. options: start: key of the last stage to show at once; onreveal(key). Gives
  * {element, scroll(), end()}: scroll goes to the last stage shown, once the page is there.
  */
@@ -57,6 +57,7 @@ function section(walk, stage, index) {
       sentence("What happens", stage.happens), sentence("Why", stage.why), sentence("Watch", stage.watch)),
     stage.equation,
     stage.body(),
+    stage.questions,
     h("details", { class: "note code" }, h("summary", {}, `The code: ${stage.code.name}, ${stage.code.file}, line ${stage.code.line}`),
       h("pre", { tabindex: "0" }, stage.code.text)),
     after && h("p", { class: "next" }, h("button", { type: "button", class: "main", onclick: () => reveal(walk, index + 1) },
