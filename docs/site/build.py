@@ -20,6 +20,7 @@ from latex2mathml.converter import convert
 
 import reference
 import staging
+from grouprl.lab.site import write_site
 from grouprl.types import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +75,13 @@ def _mathml(found: re.Match[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "build", help="where pages/ and site/ are made")
-    folder = parser.parse_args().folder.resolve()
+    parser.add_argument("--runs", type=Path, help="a folder of runs, which the site shows below recorded/")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     site = build(ROOT, folder)
+    if arguments.runs:
+        print(f"{write_site(arguments.runs, site / 'recorded')}: the recorded runs")
     print(f"{site}/index.html; with the search: python3 -m http.server -b 127.0.0.1 -d {site}")
 
 

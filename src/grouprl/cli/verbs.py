@@ -16,6 +16,7 @@ from grouprl.cli.words import (
     ModelOption,
     RewardOption,
     RunArgument,
+    RunOrFolderArgument,
     Settings,
     TaskOption,
     TrustOption,
@@ -330,15 +331,30 @@ def check_data(
 
 @app.command()
 def export(
-    run: RunArgument,
-    out: Annotated[Path | None, typer.Argument(help="Parquet file; default: rollouts.parquet in the run.")] = None,
+    run: RunOrFolderArgument,
+    out: Annotated[
+        Path | None, typer.Argument(help="Parquet file, or folder of the site; default: rollouts.parquet in the run.")
+    ] = None,
+    site: Annotated[bool, typer.Option(help="Write the lab's pages of all runs in the folder RUN.")] = False,
 ) -> None:
-    """Write every completion of a run as Parquet, for DuckDB, polars or pandas.
+    """Write every completion of a run as Parquet, for DuckDB, polars or pandas; or recorded runs as a site.
+
+    A site opens from a folder or any static host, without GroupRL.
 
     Example: grouprl export runs/demo
+
+    Example: grouprl export --site runs site
     """
+    if site:
+        from grouprl.lab.site import write_site
+
+        page = write_site(run, out or Path("site"))
+        typer.echo(f"Site: {page}")
+        suggest(f"python -m http.server -b 127.0.0.1 -d {page.parent}, or open {page} in a browser")
+        return
     from grouprl.tools.export import export as write
 
+    run = run_at(run)
     rollouts = write(run, out or RunDirectory(run).parquet)
     typer.echo(f"Rollouts: {rollouts}")
     suggest(f"python -c \"import pandas; print(pandas.read_parquet('{rollouts}'))\"")

@@ -72,6 +72,14 @@ RunArgument = Annotated[
         callback=lambda path: run_at(_no_option(path)),
     ),
 ]
+RunOrFolderArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Run directory, such as runs/demo; with --site a folder of runs.",
+        autocompletion=completion.runs,
+        callback=lambda path: Path(_no_option(path)),
+    ),
+]
 ModelArgument = Annotated[
     str,
     typer.Argument(

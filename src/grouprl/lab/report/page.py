@@ -21,7 +21,7 @@ _LINKED = re.compile(r"<(?:link|script)\b[^>]*>(?:</script>)?\n?")
 _PLAIN = " !$&'()*+,-./:;=?@[]^_`{|}~>"
 
 
-def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str:
+def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str], *, parts: bool = False) -> str:
     """The page's HTML with everything inside that it needs.
 
     Modules become `data:` addresses in an import map, under bare names: a module that comes from such an address has
@@ -32,6 +32,7 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
         data: what `parts/api.js` answers from: `home` (the address of the first page), `links` (addresses and words at
             the top) and `answers` (by the lab's path).
         pages: names of the files of pages/ that the data are for.
+        parts: whether the page loads scripts beside it that hold further answers (`lab.site`).
     """
     modules: dict[str, str] = {}
     wanted = ["app.js", *(f"pages/{page}.js" for page in pages)]
@@ -49,7 +50,7 @@ def standalone(title: str, data: Mapping[str, Any], pages: Sequence[str]) -> str
     )
     icon = _picture("icon.svg")
     head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(imports, app)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(imports, app, parts=parts)}">\n'
         f'<link rel="icon" href="{icon}">\n'
         f"<style>\n{styles}\n</style>\n"
         f'<script type="importmap">{imports}</script>\n'
@@ -92,12 +93,13 @@ def _inside_script(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _policy(*scripts: str) -> str:
-    """Nothing is loaded, and no script runs but these."""
+def _policy(*scripts: str, parts: bool) -> str:
+    """Nothing is loaded, and no script runs but these and, where the page has parts, those that lie beside it."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
+    beside = " 'self'" if parts else ""
     return (
-        f"default-src 'none'; script-src {hashes} data:; style-src 'unsafe-inline'; img-src data:; "
+        f"default-src 'none'; script-src {hashes} data:{beside}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )

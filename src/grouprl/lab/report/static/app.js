@@ -1,6 +1,6 @@
 // The pages and their addresses: #/, #/runs/ID, #/runs/ID/groups/STEP/GROUP, #/compare/ID,ID, #/comparison/NAME,
 // #/data/NAME, #/step, #/group, #/ppo.
-import { Gone, home, links, live, Refused } from "./parts/api.js";
+import { Gone, home, linked, links, live, Refused } from "./parts/api.js";
 import { kept } from "./parts/address.js";
 import { h, put, select } from "./parts/dom.js";
 import { named, trouble } from "./parts/text.js";
@@ -108,7 +108,7 @@ function fail(error) {
 }
 
 function back() {
-  return h("p", {}, h("a", { href: "#/" }, live ? "All runs" : "The first page"));
+  return h("p", {}, h("a", { href: "#/" }, linked ? "All runs" : "The first page"));
 }
 
 function call(title) {
@@ -121,7 +121,7 @@ function ours() {
 }
 
 function isWithin(path, to) {
-  if (!live) return to === LINKS.map(([link]) => link).findLast((link) => path.startsWith(link));
+  if (!linked) return to === LINKS.map(([link]) => link).findLast((link) => path.startsWith(link));
   return to === "/" ? path === "/" || path.startsWith("/runs") || path.startsWith("/compare") : path === to;
 }
 

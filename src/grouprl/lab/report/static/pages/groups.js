@@ -1,5 +1,5 @@
 // The groups of a run: a step as a grid, one group, completions found by a search, or a problem through training.
-import { follow, get, live, ofRun } from "../parts/api.js";
+import { follow, get, linked, live, ofRun } from "../parts/api.js";
 import { h, put } from "../parts/dom.js";
 import { address, move, rename, whole } from "../parts/address.js";
 import { grid } from "../parts/groups/grid.js";
@@ -20,7 +20,7 @@ export function render(page, { run, step, group }, query) {
 
 function crumbs(run) {
   return h("nav", { "aria-label": "Where this is", class: "crumbs" },
-    live ? [h("a", { href: "#/" }, "Runs"), " / "] : null,
+    linked ? [h("a", { href: "#/" }, "Runs"), " / "] : null,
     h("a", { href: `#/${ofRun(run)}` }, named(run)), " / ",
     h("a", { href: address(run) }, "Groups"));
 }

@@ -1,6 +1,6 @@
 // One run while it runs: its charts, evaluations and configuration, kept up to date by the lab's events.
 import { kept } from "../parts/address.js";
-import { file, follow, get, live, ofRun } from "../parts/api.js";
+import { file, follow, get, linked, ofRun } from "../parts/api.js";
 import { h, put, refresh, write } from "../parts/dom.js";
 import { course, reached } from "../parts/run/course.js";
 import { head } from "../parts/run/head.js";
@@ -104,7 +104,7 @@ function seek(page, element) {
 
 function shownSection(page, { title, line, explained, charts, unjudged }, elements) {
   const address = () => explained.address.replace("{run}", encodeURIComponent(page.id));
-  const link = live && explained && h("a", { class: "explained", href: address() }, `Explained: ${explained.what}`);
+  const link = linked && explained && h("a", { class: "explained", href: address() }, `Explained: ${explained.what}`);
   const fold = ({ target }) => page.folded[target.open ? "delete" : "add"](title);
   return h("details", { class: "folds", open: !page.folded.has(title), ontoggle: fold }, h("summary", {}, line ? visible(line) : h("h2", {}, title)), link,
     unjudged ? h("p", { class: "card unjudged" }, UNJUDGED) : null,

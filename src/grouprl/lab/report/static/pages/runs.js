@@ -1,5 +1,5 @@
 // All runs: how each is doing, what can be done with it, and which are to be compared.
-import { comparing, get, ofRun } from "../parts/api.js";
+import { comparing, get, live, ofRun } from "../parts/api.js";
 import { h, memberBox, put, refresh, s, say, select, toggle, write } from "../parts/dom.js";
 import { actions, startDialog } from "../parts/launch.js";
 import { keptOf, mark, progress, roughPhase } from "../parts/run/head.js";
@@ -38,7 +38,7 @@ export async function render(root) {
     oninput: rearranged });
   page.order = select(Object.keys(ORDERS).map((name) => [name, name]), null, { "aria-label": "Order of the runs", onchange: rearranged });
   page.choices = [compare, page.search, page.order, toggle(false, (on) => { page.archived = on; rearranged(); }, "Show archived")];
-  const tools = h("div", { class: "row tools" }, h("button", { type: "button", class: "main", onclick: start }, "Start a run"), page.choices);
+  const tools = h("div", { class: "row tools" }, live ? h("button", { type: "button", class: "main", onclick: start }, "Start a run") : null, page.choices);
   put(root, h("h1", {}, "Runs"), h("p", { class: "note" }, visible(folder)), tools, wrong, none, table.element);
   const show = ({ runs: found }) => {
     page.runs = found;
@@ -113,7 +113,7 @@ function row(run, changed, names) {
   const reward = withSpark("Reward"), accuracy = withSpark("Accuracy");
   const [held, speed, took] = [0, 1, 2].map(() => h("span", {}));
   const name = h("a", { href: `#/${ofRun(run.id)}` }, named(run.id));
-  const cells = [box, [name, kept, what], status.element, steps.element, reward.element, accuracy.element, held, speed, took, buttons.element];
+  const cells = [box, [name, kept, what], status.element, steps.element, reward.element, accuracy.element, held, speed, took, live ? buttons.element : null];
   const element = h("tr", { role: "row" }, cells.map((inside, place) => cell(place, inside)));
   const show = (found) => {
     box.disabled = found.status === "broken";

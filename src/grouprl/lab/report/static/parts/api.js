@@ -5,6 +5,8 @@ const HELD = JSON.parse(document.getElementById("held")?.textContent ?? "null");
 
 /** Whether a lab answers: without one nothing can be started, followed or searched for. */
 export const live = HELD === null;
+/** Whether the other pages are there: those of a lab, or of a site of recorded runs. */
+export const linked = live || HELD.site === true;
 /** The address of the first page, and the links at the top where they are not the lab's. */
 export const { home = "/", links = null } = HELD ?? {};
 
@@ -52,12 +54,37 @@ export async function file(name) {
   return live ? answer(`static/${name}`) : held(`static/${name}`);
 }
 
+// What a site holds beside its page: scripts by the beginning of the paths that they answer.
+const loaded = new Map();
+let loading = Promise.resolve(); // one at a time: each calls the same function
+
+/** Adds the answers of a script to those of the page. */
+function load(script) {
+  if (!loaded.has(script)) {
+    loaded.set(script, new Promise((resolve, reject) => {
+      globalThis.held = async (packed) => {
+        const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+        const text = new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+        Object.assign(HELD.answers, await text);
+        resolve();
+      };
+      const element = Object.assign(document.createElement("script"), { src: script });
+      element.addEventListener("error", () => reject(new Refused(`${script} is missing: copy the whole folder of the site.`)));
+      document.head.append(element);
+    }).catch((error) => { loaded.delete(script); throw error; }));
+  }
+  return loaded.get(script);
+}
+
 /** What the file holds; of a step that it does not hold, the groups of the one nearest to it. */
-function held(path, parameters = {}) {
-  const { answers } = HELD, { step = null } = parameters;
+async function held(path, parameters = {}) {
+  const { answers, parts = {} } = HELD, { step = null } = parameters, key = path + queryOf(parameters);
+  const part = Object.keys(parts).filter((start) => key.startsWith(start)).sort((one, other) => other.length - one.length)[0];
+  if (part && !answers[key]) await (loading = loading.catch(() => {}).then(() => load(parts[part])));
   const nearest = (steps) => steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
-  const found = answers[path + queryOf(parameters)] ?? answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];
-  if (!found) throw new Refused("This file does not hold that: grouprl lab shows the whole run.");
+  const found = answers[key] ?? answers[step === null || !answers[path]?.held ? path : `${path}?step=${nearest(answers[path].held)}`];
+  if (!found) throw new Refused(HELD.site ? "This site holds recorded answers alone, and not this one: install GroupRL and open grouprl lab for the rest."
+    : "This file does not hold that: grouprl lab shows the whole run.");
   return found;
 }
 

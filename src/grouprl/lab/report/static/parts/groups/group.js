@@ -1,5 +1,5 @@
 // One group: its problem, how its rewards become advantages, and its completions.
-import { get, live, ofRun, queryOf } from "../api.js";
+import { get, linked, live, ofRun, queryOf } from "../api.js";
 import { address, choices, note } from "../address.js";
 import { h, put } from "../dom.js";
 import { added, bracketed, column, deviationWorked, equals, meanWorked, plain } from "../numbers.js";
@@ -16,10 +16,10 @@ export async function groupView(run, place, given) {
   const [group, { total }] = await Promise.all([
     get(ofRun(run, "groups", place.step, place.group)), get(ofRun(run, "groups"), { step: place.step, limit: 1 })]);
   const cards = completionCards(run, place, group, given);
-  const links = live && h("p", { class: "row" },
+  const links = linked && h("p", { class: "row" },
     h("a", { href: `#/step${queryOf({ run, step: group.watched ? place.step : null })}` },
       `${group.watched ? "This" : "Another"} group step by step, from its prompt to the update`),
-    h("a", { href: address(run, {}, { problem: group.problem_id }) }, "This problem through training"));
+    live ? h("a", { href: address(run, {}, { problem: group.problem_id }) }, "This problem through training") : null);
   return {
     title: `Group ${place.group} of step ${place.step}`,
     children: [
@@ -27,7 +27,7 @@ export async function groupView(run, place, given) {
       h("div", { class: "halves" }, problemCard(group, links), statisticsCard(group)),
       h("p", { class: "note" }, "Recompute this step, or change its algorithm or reward: ",
         h("code", {}, `grouprl replay runs/${named(run)} ${place.step} algorithm=dr_grpo`)),
-      live ? pushesBox(run, place, group.completions.length) : null,
+      live || (linked && group.watched) ? pushesBox(run, place, group.completions.length) : null,
       live ? tryBox(run, place, group.completions[0]?.text ?? "") : null,
       cards.element,
     ],

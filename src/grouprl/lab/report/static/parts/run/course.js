@@ -1,5 +1,5 @@
 // How the policy's completions change: those of one held-out problem after each of a few steps, side by side.
-import { live, ofRun } from "../api.js";
+import { linked, ofRun } from "../api.js";
 import { h } from "../dom.js";
 import { correctMark } from "../groups/marks.js";
 import { column } from "../numbers.js";
@@ -22,7 +22,7 @@ export function course({ id, examples, summary }) {
   const { problem_id: problem, prompt, answer } = first[turns.indexOf(Math.max(...turns))];
   const shown = found.flatMap(({ step, rows }) => rows.filter((row) => row.problem_id === problem).map((row) => ({ step, ...row })));
   const rewards = column(shown.map(({ reward }) => reward));
-  const link = (step) => h(live ? "a" : "span", { href: live && `#/${ofRun(id, "groups", step)}` }, `Step ${number(step)}`);
+  const link = (step) => h(linked ? "a" : "span", { href: linked && `#/${ofRun(id, "groups", step)}` }, `Step ${number(step)}`);
   const panel = ({ step, correct, completion, reward }, place) => h("li", { class: "card" },
     h("div", { class: "row between" }, h("h3", {}, link(step)), correctMark(correct)),
     h("p", { class: "said" }, written(completion.slice(0, TEXT))),

@@ -1,5 +1,5 @@
 // The top of a run's page: what it is, how far it is, how fast, and what can be done with it.
-import { comparing, live, ofRun } from "../api.js";
+import { comparing, linked, live, ofRun } from "../api.js";
 import { h, refresh, write } from "../dom.js";
 import { actions } from "../launch.js";
 import { byReward } from "../series.js";
@@ -26,7 +26,7 @@ export function head(run, runs) {
     verdict, origin(run, runs), kept,
     h("div", { class: "row" }, steps.element, live ? buttons.element : null,
       h("a", { href: `#/${ofRun(run.id, "groups")}` }, "Groups and completions"),
-      live ? h("a", { href: comparing([run.id]) }, "Compare") : null),
+      linked ? h("a", { href: comparing([run.id]) }, "Compare") : null),
     connection, numbers);
   const show = (page) => {
     status.show(page.run.status);
