@@ -139,14 +139,14 @@ def _objectives(lab: _Asked, walks: Sequence[Mapping[str, Any]]) -> Answers:
 def _write_run(folder: Path, lab: _Asked, run: str, number: str) -> dict[str, str]:
     """Writes the answers about a run; returns the script of each by the beginning of their paths."""
     path = f"runs/{encoded(run)}"
-    own: Answers = {name: lab[name] for name in (path, *(f"{path}/{part}" for part in ("series", "invalid", "jumps")))}
+    answers: Answers = {name: lab[name] for name in (path, f"{path}/series", f"{path}/invalid", f"{path}/jumps")}
     query = urlencode({"run": run})
-    own[f"explain/steps?{query}"] = lab[f"explain/steps?{query}"]
-    watched = own[f"explain/steps?{query}"]["steps"]
+    answers[f"explain/steps?{query}"] = lab[f"explain/steps?{query}"]
+    watched = answers[f"explain/steps?{query}"]["steps"]
     for step in watched:
         name = f"explain/group?{query}&step={step}"
-        own[name] = rounded(lab[name])
-        own |= _objectives(lab, [own[name]])
+        answers[name] = rounded(lab[name])
+        answers |= _objectives(lab, [answers[name]])
     parts = {path: f"data/{number}.js", f"explain/group?{query}&": f"data/{number}.js"}
     parts[f"explain/steps?{query}"] = f"data/{number}.js"
     newest = lab[f"{path}/groups"]
@@ -154,8 +154,7 @@ def _write_run(folder: Path, lab: _Asked, run: str, number: str) -> dict[str, st
         first, last = newest["steps"]
         left, held = _BYTES, []
         for step in _by_worth(first, last, watched):
-            answers = _groups(lab, path, step)
-            file = _write_part(folder, f"{number}-{step}", answers)
+            file = _write_part(folder, f"{number}-{step}", _groups(lab, path, step))
             size = (folder / file).stat().st_size
             if size > left:
                 (folder / file).unlink()
@@ -163,11 +162,11 @@ def _write_run(folder: Path, lab: _Asked, run: str, number: str) -> dict[str, st
             left -= size
             held.append(step)
             parts |= {f"{path}/{kind}/{step}/": file for kind in ("groups", "completions", "pushes")}
-            own[f"{path}/groups?step={step}"] = {**lab[f"{path}/groups?step={step}"]}
-        own[f"{path}/groups"] = {**newest, "held": sorted(held)}
+            answers[f"{path}/groups?step={step}"] = {**lab[f"{path}/groups?step={step}"]}
+        answers[f"{path}/groups"] = {**newest, "held": sorted(held)}
         for step in held:
-            own[f"{path}/groups?step={step}"]["held"] = sorted(held)
-    _write_part(folder, number, own)
+            answers[f"{path}/groups?step={step}"]["held"] = sorted(held)
+    _write_part(folder, number, answers)
     return parts
 
 
@@ -182,11 +181,11 @@ def _groups(lab: _Asked, path: str, step: int) -> Answers:
     answers: Answers = {}
     listed = lab[f"{path}/groups?step={step}"]
     for row in listed["groups"]:
-        place = f"{step}/{row['group_index']}"
-        group = answers[f"{path}/groups/{place}"] = rounded(lab[f"{path}/groups/{place}"])
+        position = f"{step}/{row['group_index']}"
+        group = answers[f"{path}/groups/{position}"] = rounded(lab[f"{path}/groups/{position}"])
         for completion in group["completions"]:
-            name = f"{path}/completions/{place}/{completion['index']}"
+            name = f"{path}/completions/{position}/{completion['index']}"
             answers[name] = rounded(lab[name])
         if group["watched"]:
-            answers[f"{path}/pushes/{place}"] = rounded(lab[f"{path}/pushes/{place}"])
+            answers[f"{path}/pushes/{position}"] = rounded(lab[f"{path}/pushes/{position}"])
     return answers
