@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,49 @@ def test_rows_that_differ_in_numbers_and_questions_are_one_story_in_one_split(tm
         assert {problem.columns["question"][:3] for problem in problems} == trained  # never of the tests
 
 
+def test_copies_of_train_problems_have_other_numbers_and_the_answer_of_their_equation(tmp_path: Path) -> None:
+    rows = [row(f"{name}{letter} had 9 pens and lost 4 of them.") for name in ("Ann", "Ben") for letter in "abcdefgh"]
+    rows += [
+        row(f"Cem{letter} packs 60 pens into bags of 15.", "How many bags?", "( 60.0 / 15.0 )", 4.0)
+        for letter in "abcdefgh"
+    ]
+    refused = [
+        row(f"Dan{letter} {body}", equation=equation, answer=answer)
+        for letter in "abcdefghijkl"
+        for body, equation, answer in (
+            ("had two pens and 7 more.", "( 2.0 + 7.0 )", 9.0),  # 2 is a word
+            ("had 5 pens and 5 more.", "( 5.0 + 5.0 )", 10.0),  # which 5?
+            ("had 2.5 pens and 5 more.", "( 2.5 + 5.0 )", 7.5),
+        )
+    ]
+    path = written(tmp_path / "a.json", [*rows, *refused])
+    plain, task = Svamp(path), Svamp(path, copies=3)
+    for split in ("validation", "test"):
+        assert task.problems(split) == plain.problems(split)
+    originals, problems = plain.problems("train"), task.problems("train")
+    assert problems[: len(originals)] == originals
+    copies = problems[len(originals) :]
+    assert task.problems("train") == Svamp(path, copies=3).problems("train")
+    texts = [problem.columns["question"] for problem in problems]
+    assert len(set(texts)) == len(texts) == len({problem.id for problem in problems})
+    made = {text: re.sub(r"\d+", "#", text) for text in texts}
+    for problem in copies:
+        text, answer = problem.columns["question"], int(problem.columns["answer"])
+        first, second = map(int, re.findall(r"\d+", text))
+        assert made[text] in {made[other.columns["question"]] for other in originals}
+        assert not text.startswith("Dan")
+        assert (first, second) not in ((9, 4), (60, 15))
+        if "packs" in text:
+            assert (first <= 100, second <= 20, answer * second) == (True, True, first)
+        else:
+            assert (first <= 10, second <= 10, second + answer) == (True, True, first)
+        assert verdict(task, problem, task.gold(problem) or "") == 1.0
+    for original in originals:
+        kept = [problem for problem in copies if problem.id.startswith(f"{original.id}.")]
+        assert len(kept) <= 3
+    assert len(copies) > 2 * len([text for text in texts[: len(originals)] if not text.startswith("Dan")])
+
+
 def test_larger_numbers_and_more_steps_can_be_left_out(tmp_path: Path) -> None:
     rows = [
         row(f"{letter}{'x' * other} had {number} pens.", equation=equation, answer=500)  # an answer may be larger
@@ -91,6 +135,8 @@ def test_larger_numbers_and_more_steps_can_be_left_out(tmp_path: Path) -> None:
         task = load_task("svamp", path=path, arguments=arguments)
         texts = {problem.columns["question"] for split in SPLITS for problem in task.problems(split)}
         assert sorted(text[0] for text in texts) == sorted(10 * left)
+    with pytest.raises(UserError, match=r"task\.arguments\.copies: expected a number from 0 to 100, got -1: change it"):
+        load_task("svamp", path=path, arguments={"copies": -1})
     with pytest.raises(UserError, match=r"task\.arguments\.largest: expected a number above 0, got -1: change it"):
         load_task("svamp", path=path, arguments={"largest": -1})
 
