@@ -17,8 +17,8 @@ from small_runs import Ended, grouprl, gsm8k_row, metrics, small_settings, tree,
 ROWS = [gsm8k_row(number) for number in range(30)]
 VERBS = (
     *("train", "sft", "dpo", "reward-model", "eval", "sample", "compare", "check-reward", "check-data", "export"),
-    *("report", "lab", "plan", "import-config", "tasks", "settings", "doctor", "check-model", "import-model", "merge"),
-    *("push", "replay", "selftest"),
+    *("report", "lab", "plan", "import-config", "tasks", "settings", "doctor", "check-model", "import-model"),
+    *("export-model", "merge", "push", "replay", "selftest"),
 )
 
 

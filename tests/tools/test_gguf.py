@@ -7,10 +7,19 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from grouprl import Trainer, UserError
 from grouprl.models.load import load_model, load_tokenizer
@@ -255,3 +264,86 @@ def test_weights_of_another_shape_are_not_random(llama, tmp_path: Path, monkeypa
     monkeypatch.setattr(gguf.GGUFWriter, "add_feed_forward_length", lambda writer, length: told(writer, 2 * length))
     file = write_gguf(tmp_path / "tiny.gguf", llama)
     refused(r"got a checkpoint without model.layers.0.mlp.down_proj.weight, .* and 3 more", file)
+
+
+def saved(folder: Path, config: PretrainedConfig, split: Any) -> Path:
+    """A random model with a byte-level tokenizer."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = split
+    trained.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=320, special_tokens=["<pad>", "<end>"]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token="<end>", pad_token="<pad>")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    config.vocab_size, config.eos_token_id, config.pad_token_id, config.bos_token_id = len(tokenizer) + 3, 1, 0, None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+GPT2, DIGITS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Digits(individual_digits=True)
+EXPORTED = {
+    "llama": lambda: (LlamaConfig(**SMALL, tie_word_embeddings=True), GPT2),
+    "llama with a head": lambda: (LlamaConfig(**SMALL), pre_tokenizers.Sequence([DIGITS, GPT2])),
+    "qwen2": lambda: (Qwen2Config(**SMALL), GPT2),
+    "qwen3": lambda: (Qwen3Config(**SMALL, head_dim=128), GPT2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_an_exported_model_is_read_back_within_the_rounding_of_its_form(tmp_path: Path, name: str, kind: str):
+    folder = saved(tmp_path / "model", *EXPORTED[name]())
+    ended = grouprl("export-model", folder, tmp_path / "out" / "small.gguf", "--type", kind)
+    assert (ended.code, ended.out.splitlines()[0]) == (0, f"Model: {tmp_path / 'out' / 'small.gguf'}")
+    back = import_gguf(tmp_path / "out" / "small.gguf")
+    model, found = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (folder, back))
+    theirs, form = found.state_dict(), gguf.GGMLQuantizationType[kind.upper()]
+    for weight_name, weight in model.state_dict().items():
+        whole = weight.ndim == 1 or (kind == "q8_0" and weight.shape[1] % 32)
+        rounded = weight.numpy() if whole else gguf.dequantize(gguf.quantize(weight.numpy(), form), form)
+        assert torch.equal(theirs[weight_name], torch.from_numpy(rounded)), weight_name
+    tokenizer, read = load_tokenizer(str(folder)), load_tokenizer(str(back))
+    assert (read.eos_token_id, read.pad_token_id, read.chat_template) == (1, 0, tokenizer.chat_template)
+    ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids[:, :40]
+    with torch.no_grad():
+        here, there = (torch.log_softmax(network(ids).logits, -1) for network in (model, found))
+    assert float((here - there).abs().max()) <= {"f32": 0.0, "f16": 2e-3, "q8_0": 3e-2}[kind]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda place: ["abacus", place / "a.gguf"],
+            "expected an architecture of llama, qwen2, qwen3, got llama with biases",
+        ),
+        (
+            lambda place: [place / "odd", place / "a.gguf"],
+            "expected a byte-level BPE tokenizer that splits words as one of",
+        ),
+        (
+            lambda place: [place / "model", place / "a.bin"],
+            "a.bin: expected a file name that ends in .gguf, got 'a.bin'",
+        ),
+        (lambda place: [place / "model", place / "there.gguf"], "there.gguf: expected a new file, but it exists"),
+        (lambda place: [place / "model", place / "a.gguf", "--type", "q4_0"], "--type q4_0: expected one of f16, q8_0"),
+        (lambda place: [place / "model", place / "there.gguf" / "a.gguf"], "a.gguf: cannot be written"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence_and_nothing_is_overwritten(tmp_path: Path, change: Any, message: str):
+    saved(tmp_path / "model", LlamaConfig(**SMALL), GPT2)
+    saved(tmp_path / "odd", LlamaConfig(**SMALL), pre_tokenizers.Sequence([GPT2, DIGITS]))
+    (tmp_path / "there.gguf").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    ended = grouprl("export-model", *change(tmp_path))
+    assert ended.code != 0
+    assert message in ended.err
+    assert (sorted(tmp_path.iterdir()), (tmp_path / "there.gguf").read_text()) == (before, "mine")

@@ -198,6 +198,23 @@ def import_model(
     suggest(f"grouprl sample {folder}", f"grouprl train --model {folder}")
 
 
+@app.command("export-model")
+@watched
+def export_model(
+    model: ModelArgument,
+    out: Annotated[Path, typer.Argument(help="New file that ends in .gguf.")],
+    kind: Annotated[str, typer.Option("--type", help="Of the matrices: f16, q8_0 or f32.")] = "q8_0",
+) -> None:
+    """Write a model as a GGUF file, for llama.cpp, Ollama and vLLM; an adapter is merged (docs/models.md).
+
+    Example: grouprl export-model runs/smollm2_sums sums.gguf --type f16
+    """
+    from grouprl.tools.gguf_export import export_gguf
+
+    typer.echo(f"Model: {export_gguf(model, out, kind)}")
+    suggest(f"grouprl sample {out}")
+
+
 @app.command()
 @watched
 def merge(
