@@ -17,9 +17,12 @@ from grouprl.algorithms.losses import Clip, Plain
 from grouprl.algorithms.named import NAMED, source
 from grouprl.algorithms.named.cispo import Cispo
 from grouprl.algorithms.named.gmpo import Gmpo
+from grouprl.algorithms.named.opo import LengthAdvantage
+from grouprl.algorithms.named.pass_at_k import BestAdvantage
 from grouprl.algorithms.named.reinforce import ConstantAdvantage
 from grouprl.algorithms.named.reinforce_batch import BatchAdvantage
 from grouprl.algorithms.named.sapo import Sapo
+from grouprl.algorithms.named.vespo import Vespo
 from grouprl.algorithms.option import Part, faults, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
@@ -35,12 +38,14 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
         GroupAdvantage,
         BatchAdvantage,
         ConstantAdvantage,
+        LengthAdvantage,
+        BestAdvantage,
         StepAdvantage,
         GroupTokenAdvantage,
         TokenAdvantage,
         CriticAdvantage,
     ),
-    "objective": (Clip, Cispo, Plain, Sapo, Gmpo),
+    "objective": (Clip, Cispo, Plain, Sapo, Gmpo, Vespo),
     "kl": (Kl,),
     "filter": (Filter,),
     "critic": (CopiedCritic, SharedCritic),
