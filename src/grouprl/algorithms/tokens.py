@@ -180,7 +180,8 @@ class GroupTokenAdvantage(FutureAdvantage):
     @property
     def formula(self) -> str:
         """The advantage as an equation, for the page."""
-        return f"{super().formula}, less the KL from t on"
+        centered = ", less its mean over the batch" if self.scale == "batch_std" else ""
+        return f"{super().formula}, less a KL in the reward from t on{centered}"
 
 
 @dataclass(frozen=True)

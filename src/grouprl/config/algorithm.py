@@ -87,13 +87,15 @@ def all_options(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def family_table() -> str:
-    """Makes a Markdown table of the named algorithms: advantage, differences from GRPO, source."""
+    """Makes a Markdown table of the named algorithms: advantage, where it is not GRPO's, other differences, source."""
     rows = ["| name | advantage | differs from `grpo` in | source |", "|---|---|---|---|"]
     base = all_options(NAMED["grpo"])
     for name, algorithm in NAMED.items():
         changes = [item for item in all_options(algorithm).items() if item not in base.items()]
         changed = ", ".join(f"`{key}={plain(value)}`" for key, value in changes)
-        rows.append(f"| `{name}` | {algorithm.advantage.formula} | {changed} | {source(name)} |")
+        formula = algorithm.advantage.formula
+        formula = "" if name != "grpo" and formula == NAMED["grpo"].advantage.formula else formula
+        rows.append(f"| `{name}` | {formula} | {changed} | {source(name)} |")
     return "\n".join(rows) + "\n"
 
 

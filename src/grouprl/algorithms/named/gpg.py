@@ -1,4 +1,4 @@
-"""GPG (arXiv:2504.02546): log-prob times advantage, no ratio, deviation or KL; groups without signal do not count."""
+"""GPG (arXiv:2504.02546): log-prob times advantage, without ratio, deviation or KL."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.filters import Filter

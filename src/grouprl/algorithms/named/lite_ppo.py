@@ -1,4 +1,4 @@
-"""Lite PPO (arXiv:2508.08221): the group's mean, the batch's deviation, a mean over tokens; no KL."""
+"""Lite PPO (arXiv:2508.08221): the group's mean, the batch's deviation, a mean over tokens."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.losses import Clip

@@ -1,4 +1,4 @@
-"""OPO (arXiv:2505.23585): the baseline weighs rewards by length, which gives the gradient the least variance; no KL."""
+"""OPO (arXiv:2505.23585): a baseline weighted by length, for the least variance."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""The policy gradient of pass@k, k the group's size (arXiv:2503.19595): the best completion's lead over the second."""
+"""The gradient of pass@k, k the group's size (arXiv:2503.19595): the best completion's lead over the second."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

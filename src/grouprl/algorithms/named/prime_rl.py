@@ -1,4 +1,4 @@
-"""prime-rl's default (August 2026): no deviation, DPPO's mask at 0.2, a penalty on the log-ratio to the sampler."""
+"""prime-rl's default (August 2026): DPPO's mask, and a penalty on the log-ratio to the sampler."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.filters import Filter

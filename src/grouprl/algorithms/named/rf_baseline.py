@@ -1,4 +1,4 @@
-"""REINFORCE++ with baseline (arXiv:2501.03262, section 3.2): the group's mean, then the batch's mean and deviation."""
+"""REINFORCE++ with baseline (arXiv:2501.03262, section 3.2): the group's mean, the batch's deviation, k2 as loss."""
 
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Clip

@@ -1,4 +1,4 @@
-"""ScaleRL (arXiv:2510.13786, section 4): CISPO up to 5, the deviation of the batch's advantages, a mean by prompt."""
+"""ScaleRL (arXiv:2510.13786, section 4): CISPO up to 5, advantages scaled over the batch, a mean by prompt."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.filters import Filter

@@ -1,4 +1,4 @@
-"""VESPO (arXiv:2602.10693): a smooth weight of the completion's whole ratio in place of a clip, four minibatches."""
+"""VESPO (arXiv:2602.10693): a smooth weight by the completion's ratio instead of a clip."""
 
 from dataclasses import dataclass
 from typing import Literal
