@@ -273,6 +273,16 @@ def test_the_old_log_probs_are_constants(surrogate: str):
     torch.testing.assert_close(logprobs.grad, torch.full((1, 3), -2 / 3))
 
 
+def test_a_drift_is_that_from_the_sampler():
+    """The old log-probs are the policy's own; the sampler's probability was 1/4 instead of 1/2."""
+    logprobs = torch.full((1, 1), 0.5).log().requires_grad_()
+    sampler = torch.full((1, 1), 0.25).log()
+    options = {"drift_coef": 0.5, "sampler_logprobs_NT": sampler, "surrogate": "plain"}
+    loss, _ = policy_loss(logprobs, logprobs, torch.tensor([0.0]), torch.ones(1, 1), **options)
+    loss.backward()
+    assert (float(loss.detach()), float(logprobs.grad)) == pytest.approx((0.5 * math.log(2) ** 2, math.log(2)))
+
+
 @pytest.mark.parametrize(
     "moves", [{"surrogate": "gmpo"}, {"ratio": "sequence"}, {"surrogate": "sapo", "ratio": "sequence"}], ids=str
 )
