@@ -114,9 +114,10 @@ def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
 
 def test_vespo_a_drift_and_a_mean_by_prompt_are_written_out(browser: Opened, page: Any) -> None:
     browser.go("/step?run=vespo&step=1&stage=loss")
-    assert signs(page, "advantages") == [""]
-    assert signs(page, "ratio") == [""]
-    assert signs(page, "loss") == [""]
+    assert signs(page, "advantages") == ["Ai=ri−∑jTjrj∑jTj"]  # the second sum below the first
+    assert signs(page, "ratio")[1] == "Si,t=sg[wikeλ(1−wi)]Ailogπθ(oi,t),wi=∏tρi,t"
+    assert signs(page, "loss") == ["J=∑i,twi,t(−Si,t+c(logπθ(oi,t)πold(oi,t))2)", "wi,t=1P∑jingroupTj"]
+    assert "Here c = 0.5." in page.locator("#stage-loss p").all_inner_texts()
     choice(page, "k where A").first.select_option("5")
     handle = page.get_by_role("slider", name="Ratio")
     handle.press("End")
