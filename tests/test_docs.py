@@ -27,8 +27,9 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("[!s]*/*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-# The three presets are explained beside their libraries, in coming_from.md.
-OWN_PAGE = [name for name in NAMED if name not in {"trl", "verl", "openrlhf"}]
+# The three presets are explained beside their libraries, in coming_from.md; others have their row of the table alone.
+ROW_ALONE = {"rf_baseline", "scale_rl", "prime_rl", "lite_ppo", "vespo", "opo", "gpg", "pass_at_k"}
+OWN_PAGE = [name for name in NAMED if name not in {"trl", "verl", "openrlhf"} | ROW_ALONE]
 
 
 def name_of(page: Path) -> str:

@@ -151,7 +151,7 @@ def _algorithms(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in NAMED:
         place = f"algorithms/{name}.md"
-        body = texts.get(place, f"# {name}\n\n[What it reproduces](../coming_from.md#presets)")
+        body = texts.get(place, f"# {name}\n\n[The family](../algorithms.md#the-family-by-name)")
         found[place] = f"{body.strip()}\n\n## Every option\n\n{_options(name)}\n\n## As code\n\n{_file(root, name)}\n"
     return found
 

@@ -38,6 +38,11 @@ CONTRADICTIONS = [
     ({"ratio": "sequence", "divergence_kl": 0.1}, "ratio", "algorithm.divergence_kl"),
     ({"surrogate": "sapo", "clip_high": 0.3}, "clip_high", "surrogate='sapo'"),
     ({"tau_neg": 2.0}, "tau_neg", "surrogate='clip'"),
+    ({"surrogate": "vespo", "ratio": "sequence"}, "surrogate", "ratio='sequence'"),
+    ({"k_pos": 1.0}, "k_pos", "surrogate='clip'"),
+    ({"baseline": "length_mean"}, "baseline", "scale='group_std'"),
+    ({"credit": "token", "scale": "advantage_std"}, "credit", "scale='advantage_std'"),
+    ({"kl_in": "reward", "scale": "advantage_std"}, "kl_in", "scale=none"),
     ({"entropy_step": 0.1, "entropy_coef": 0.1}, "entropy_step", "entropy_target"),
     ({"lam": 0.5}, "lam", "no effect"),
     ({"value_clip": None}, "value_clip", "without algorithm.critic"),
@@ -82,6 +87,7 @@ def test_a_contradiction_names_both_options(changes: dict[str, object], field: s
         {"drop_above": float("nan")}, {"kl_coef": float("nan")}, {"kl_coef": -1.0}, {"gamma": 1.5}, {"lam": -0.5},
         {"dual_clip": 0.5}, {"entropy_share": 0.0}, {"correction_cap": 0.5}, {"passes": 0}, {"minibatches": 0},
         {"overlong_buffer": 1.5}, {"baseline": "median"}, {"credit": "word"}, {"kl": "k4"}, {"critic": "big"},
+        {"drift_coef": -1.0},
     ],
     ids=str,
 )  # fmt: skip
@@ -90,7 +96,7 @@ def test_a_value_out_of_range_names_its_field(options: dict[str, object]) -> Non
         variant(**options)
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "pass_at_k"])
 def test_a_completion_alone_has_no_group(name: str) -> None:
     baseline = NAMED[name].advantage.baseline
     with pytest.raises(UserError, match=rf"rollout.group_size: .* algorithm.baseline={baseline!r}, got 1"):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,15 @@ def advantages(rewards: Sequence[float], groups: Sequence[int] | None = None, **
         # Batch mean 2, squared deviations 4 + 4 + 1 + 1 = 10: deviation sqrt(2.5), of the sample sqrt(10 / 3).
         ([4.0, 0.0, 1.0, 3.0], TWO_GROUPS, BATCH, [1.26491, -1.26491, -0.63246, 0.63246]),
         ([4.0, 0.0, 1.0, 3.0], TWO_GROUPS, {**BATCH, "std": "sample"}, [1.09545, -1.09545, -0.54772, 0.54772]),
+        # Less the group's mean +-2 and +-1, of the batch squares 4 + 4 + 1 + 1 = 10; equal rewards get 0, and count.
+        ([4.0, 0.0, 1.0, 3.0], TWO_GROUPS, {"scale": "advantage_std"}, [1.26491, -1.26491, -0.63246, 0.63246]),
+        ([4.0, 0.0, 5.0, 5.0], TWO_GROUPS, {"scale": "advantage_std"}, [1.41421, -1.41421, 0.0, 0.0]),
+        (
+            [9.0, 5.0, 1.0, 3.0],
+            TWO_GROUPS,
+            {"scale": "advantage_std", "std": "sample"},
+            [1.09545, -1.09545, -0.54772, 0.54772],
+        ),
         # Rewards 1, 0 and 4, 3: the batch has mean 2, the groups 0.5 and 3.5.
         ([1.0, 0.0, 4.0, 3.0], TWO_GROUPS, {"baseline": "batch_mean", "scale": "none"}, [-1, -2, 2, 1]),
         # [1, 0, 0]: mean 1/3, deviation 0.4714; [10, 30]: mean 20, deviation 10; in any order.
@@ -60,7 +70,7 @@ def test_advantages_by_hand(
 
 REWARD = st.sampled_from([NAN, 0.0, 0.25, 0.5, 1.0, 1.5, -2.0])
 ROWS = st.lists(st.tuples(REWARD, st.integers(0, 3)), min_size=1, max_size=24)
-BASELINES, SCALES = ["mean", "leave_one_out", "batch_mean", "none"], ["group_std", "batch_std", "none"]
+BASELINES, SCALES = ["mean", "leave_one_out", "batch_mean", "none"], ["group_std", "batch_std", "advantage_std", "none"]
 OPTIONS = st.sampled_from(list(itertools.product(BASELINES, SCALES, ["population", "sample"])))
 
 
@@ -68,16 +78,20 @@ def slow_advantages(rows: Sequence[tuple[float, int]], baseline: str, scale: str
     """One completion at a time, with NumPy's own statistics."""
     batch = np.array([reward for reward, _ in rows if not math.isnan(reward)])
     ddof = {"population": 0, "sample": 1}[std]
-    result = np.zeros(len(rows))
+    result, spread = np.zeros(len(rows)), np.ones(len(rows))
     for at, (reward, group) in enumerate(rows):
         members = np.array([r for r, g in rows if g == group and not math.isnan(r)])
         if math.isnan(reward) or len(set(members.tolist())) < 2:
             continue
         others = [r for n, (r, g) in enumerate(rows) if g == group and n != at and not math.isnan(r)]
         center = {"mean": members.mean(), "leave_one_out": np.mean(others), "batch_mean": batch.mean(), "none": 0.0}
-        spread = {"group_std": members.std(ddof=ddof) + 1e-6, "batch_std": batch.std(ddof=ddof) + 1e-6, "none": 1.0}
-        result[at] = (reward - center[baseline]) / spread[scale]
-    return result
+        result[at] = reward - center[baseline]
+        spread[at] = {"group_std": members.std(ddof=ddof) + 1e-6, "batch_std": batch.std(ddof=ddof) + 1e-6}.get(
+            scale, 1
+        )
+    if scale == "advantage_std" and result.any():
+        spread[:] = result[[not math.isnan(reward) for reward, _ in rows]].std(ddof=ddof) + 1e-6
+    return result / spread
 
 
 @given(ROWS, OPTIONS)
@@ -100,7 +114,7 @@ def test_rewards_that_differ_in_the_last_bit_stay_small(reward: float, size: int
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("scale", ["group_std", "batch_std"])
+@pytest.mark.parametrize("scale", ["group_std", "batch_std", "advantage_std"])
 @pytest.mark.parametrize(
     "rewards", [[0.1 + 0.2, 0.3, 0.3], [0.7, 0.1 * 7, 0.7, 0.1 * 7], [1e29, 1e29 * (1 + 2**-52)], [-0.3, -0.1 - 0.2]]
 )
@@ -187,6 +201,7 @@ def test_k3_keeps_its_digits_near_the_reference():
 # Token weights
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]).bool()
+TWELFTHS = torch.tensor([[1], [6], [1], [6]])
 
 
 @pytest.mark.parametrize(
@@ -195,10 +210,12 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]).bo
         ({}, [[1 / 16] * 4, [1 / 4, 0, 0, 0], [1 / 8, 1 / 8, 0, 0], [0] * 4]),
         ({"aggregate": "token_mean"}, (MASK / 7).tolist()),
         ({"aggregate": "constant", "constant_length": 10}, (MASK / 40).tolist()),
+        # Groups of 4 + 2 and of 1 + 0 tokens: each token a twelfth, and a half.
+        ({"aggregate": "prompt_mean", "group_ids_N": torch.tensor([7, 3, 7, 3])}, (MASK * TWELFTHS / 12).tolist()),
     ],
     ids=str,
 )
-def test_weights_by_hand(options: dict[str, str | int], expected: list[list[float]]):
+def test_weights_by_hand(options: dict[str, Any], expected: list[list[float]]):
     """In float32 whatever the mask; an empty completion is one of those that divide."""
     torch.testing.assert_close(token_weights(MASK.double(), **options), torch.tensor(expected))
     assert token_weights(torch.zeros(2, 3), aggregate="token_mean").sum() == 0
@@ -208,6 +225,11 @@ def test_weights_by_hand(options: dict[str, str | int], expected: list[list[floa
 def test_constant_needs_a_length(length: int | None):
     with pytest.raises(ValueError, match="constant_length"):
         token_weights(MASK, aggregate="constant", constant_length=length)
+
+
+def test_a_mean_by_prompt_needs_the_groups():
+    with pytest.raises(ValueError, match="needs group_ids_N"):
+        token_weights(MASK, aggregate="prompt_mean")
 
 
 def test_an_unknown_aggregate_is_refused():

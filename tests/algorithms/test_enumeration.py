@@ -102,6 +102,48 @@ def test_the_named_algorithms_are_those_estimators(name: str, share: float):
     assert_equal(got, share * truth(ENDING))
 
 
+@pytest.mark.parametrize("world", [RIGHT_OR_WRONG, ENDING], ids=["right_or_wrong", "ending"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_pass_at_k_expects_the_gradient_of_the_best_of_its_group(world: World, size: int):
+    """Of right or wrong that is 1 - (1 - p)^k; of other rewards the mean of the maximum, a sum over its values."""
+
+    def best(logits: Tensor) -> Tensor:
+        chances_Y, rewards_Y = world.chances(logits), world.rewards_Y
+        levels = sorted(set(rewards_Y.tolist()))
+        up_to = [0, *(chances_Y[rewards_Y <= level].sum() ** size for level in levels)]
+        return sum(level * (up_to[at + 1] - up_to[at]) for at, level in enumerate(levels))
+
+    if world is RIGHT_OR_WRONG:
+        p = float(world.expected_reward(LOGITS))
+        assert float(best(LOGITS)) == pytest.approx(1 - (1 - p) ** size)
+    algorithm = NAMED["pass_at_k"]
+    advantages = each_batch_alone(lambda *group: algorithm.advantage.statistics(*group).advantages(group[0]))
+    got = expected_update(world, size, advantages, algorithm.objective.aggregate, surrogate="plain")
+    assert_equal(size * got, gradient(best), 1e-8)
+
+
+def test_opo_has_the_baseline_of_least_variance_where_each_token_moves_as_much():
+    """With equal logits the gradient of a token's log-prob has the squared norm 2/3, and tokens move other logits."""
+    even = torch.zeros_like(LOGITS)
+    gradients_Y = [gradient(lambda logits, at=at: ENDING.logprobs(logits)[at].sum(), even) for at in range(15)]
+    lengths_Y = ENDING.mask_YT.sum(1)
+    assert [float(one.square().sum()) for one in gradients_Y] == pytest.approx((lengths_Y * 2 / 3).tolist())
+    chances_Y = ENDING.chances(even)
+
+    def variance(baseline: float) -> float:
+        moves = [one * (reward - baseline) for one, reward in zip(gradients_Y, ENDING.rewards_Y, strict=True)]
+        mean = sum(chance * move for chance, move in zip(chances_Y, moves, strict=True))
+        return float(sum(chance * (move - mean).square().sum() for chance, move in zip(chances_Y, moves, strict=True)))
+
+    rows_N = torch.arange(15).repeat_interleave((27 * chances_Y).round().long())  # each as often as it is drawn
+    rewards_N, groups_N = ENDING.rewards_Y[rows_N], torch.zeros(27, dtype=torch.long)
+    best = float(NAMED["opo"].advantage.compared(rewards_N, groups_N, lengths_Y[rows_N]).baseline_N[0])
+    mean = float((chances_Y * ENDING.rewards_Y).sum())
+    assert abs(best - mean) > 0.1
+    assert variance(best) < min(variance(mean), variance(best - 1e-3), variance(best + 1e-3))
+    assert variance(best + 1e-3) == pytest.approx(variance(best - 1e-3), abs=1e-9)  # a parabola, symmetric at its least
+
+
 def test_without_a_baseline_groups_of_equal_rewards_must_count():
     """`group_advantages` gives them 0: of right or wrong answers, p^(G - 1) of the gradient is lost with them."""
     p = float(RIGHT_OR_WRONG.expected_reward(LOGITS))
@@ -121,11 +163,13 @@ def test_without_a_baseline_groups_of_equal_rewards_must_count():
         {"surrogate": "cispo", "ratio": "sequence", "clip_low": 1.0, "clip_high": 5.0},
         {"surrogate": "sapo", "tau_pos": 3.0, "tau_neg": 0.5},
         {"surrogate": "gmpo", "clip_low": 0.33, "clip_high": 0.49},
+        {"surrogate": "vespo", "k_pos": 0.5, "lambda_neg": 7.0},
+        {"surrogate": "plain", "drift_coef": 9.0},
         {"off_policy_delta": 0.0},
         {"surrogate": "plain", "divergence_tv": 0.0, "divergence_kl": 1e-9},
     ],
 )
-@pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "prompt_mean", "constant"])
 def test_on_policy_every_surrogate_is_the_plain_policy_gradient(options: dict[str, object], aggregate: str):
     plain = expected_update(ENDING, 2, group_advantages, aggregate, surrogate="plain")
     assert_equal(expected_update(ENDING, 2, group_advantages, aggregate, **options), plain, 1e-15)

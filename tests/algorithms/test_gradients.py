@@ -15,8 +15,9 @@ from grouprl.algorithms import kl_estimate, policy_loss, token_weights, value_lo
 
 CLIP_LOW, CLIP_HIGH, DUAL = 0.2, 0.3, 1.8
 SMOOTH, RATIOS = ["clip", "plain", "sapo", "gmpo"], ["token", "sequence"]
-SURROGATES = [*SMOOTH, "cispo"]
-AGGREGATES, KINDS = ["sequence_mean", "token_mean", "constant"], ["k1", "k2", "k3"]
+SURROGATES = [*SMOOTH, "cispo", "vespo"]
+AGGREGATES, KINDS = ["sequence_mean", "token_mean", "prompt_mean", "constant"], ["k1", "k2", "k3"]
+GROUPS = torch.tensor([0, 1, 0])
 
 # Token ratios on every side of 0.8, 1.3 and 1.8 under advantages of both signs; sequence ratios 1.98, 0.69 and 1.05.
 RATIO = torch.tensor([[2.5, 1.5, 2.0, 2.05], [0.5, 0.6, 1.1, 0.0], [0.9, 1.2, 0.0, 0.0]], dtype=torch.float64)
@@ -45,23 +46,26 @@ def assert_gradient(loss: Callable[[Tensor], Tensor], at: Tensor, reference: Cal
 
 
 def weights(aggregate: str) -> Tensor:
-    return token_weights(MASK, aggregate=aggregate, constant_length=5).double()
+    return token_weights(MASK, aggregate=aggregate, constant_length=5, group_ids_N=GROUPS).double()
 
 
 @pytest.mark.parametrize("kl", KINDS)
 @pytest.mark.parametrize("aggregate", AGGREGATES)
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_advantages_of_tokens_with_cispo(ratio: str, aggregate: str, kl: str):
-    """Its weights are constants: in the differences they stay as they were, worked out token by token."""
+@pytest.mark.parametrize(("surrogate", "ratio"), [*(("cispo", ratio) for ratio in RATIOS), ("vespo", "token")])
+def test_advantages_of_tokens_with_cispo_and_vespo(surrogate: str, ratio: str, aggregate: str, kl: str):
+    """Their weights are constants: in the differences they stay as they were, worked out token by token."""
     held = torch.zeros_like(LOGPROBS)
     for row, length in enumerate(MASK.sum(1).tolist()):
         ratios = RATIO[row, :length].tolist()
         whole = math.prod(ratios) ** (1 / length)
         for t, own in enumerate(ratios):
             held[row, t] = min(max({"token": own, "sequence": whole}[ratio], 1 - CLIP_LOW), 1 + CLIP_HIGH)
+            if surrogate == "vespo":
+                k, decay = (2, 3) if ADVANTAGES[row, t] >= 0 else (3, 2)
+                held[row, t] = math.prod(ratios) ** k * math.exp(decay * (1 - math.prod(ratios)))
 
     def loss(logprobs: Tensor) -> Tensor:
-        options = {"surrogate": "cispo", "ratio": ratio, "kl_coef": 0.4, "kl": kl, **LOSS}
+        options = {"surrogate": surrogate, "ratio": ratio, "kl_coef": 0.4, "kl": kl, **LOSS}
         return policy_loss(logprobs, OLD, ADVANTAGES, weights(aggregate), **options)[0]
 
     def reference(at: Tensor) -> float:
@@ -83,6 +87,7 @@ POINT = st.lists(st.floats(-1.2, 1.2), min_size=12, max_size=12)
             "surrogate": st.sampled_from(SMOOTH),
             "ratio": st.sampled_from(RATIOS),
             "dual_clip": st.sampled_from([None, DUAL]),
+            "drift_coef": st.sampled_from([0.0, 0.3]),
             "kl": st.sampled_from(KINDS),
         }
     ),
@@ -116,7 +121,7 @@ def test_any_point_in_any_direction(
 def test_any_split_of_the_batch_adds_up_to_its_gradient(aggregate: str, ratio: str, surrogate: str):
     def part(rows: list[int]) -> Tensor:
         leaf = LOGPROBS.clone().requires_grad_()
-        options = {"surrogate": surrogate, "ratio": ratio, "kl_coef": 0.4}
+        options = {"surrogate": surrogate, "ratio": ratio, "kl_coef": 0.4, "drift_coef": 0.3}
         inputs = [tensor[rows] for tensor in (leaf, OLD, ADVANTAGES, weights(aggregate))]
         loss, _ = policy_loss(*inputs, ref_logprobs_NT=REFERENCE[rows], mask_NT=MASK[rows], **options)
         return torch.autograd.grad(loss, leaf)[0]

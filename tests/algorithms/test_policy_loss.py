@@ -25,6 +25,7 @@ def one_token(ratio: float, advantage: float, **options: object) -> tuple[float,
 ANCHORED = {"ref_logprobs_NT": torch.full((1, 1), 0.25).log(), "kl_coef": 0.5}
 DUAL, CISPO, PLAIN = {"dual_clip": 3.0}, {"surrogate": "cispo"}, {"surrogate": "plain"}
 SOFT = {"surrogate": "sapo", "tau_pos": 1.0, "tau_neg": 2.0}
+VESPO, DRIFT = {"surrogate": "vespo"}, {"drift_coef": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,21 @@ SOFT = {"surrogate": "sapo", "tau_pos": 1.0, "tau_neg": 2.0}
         (SOFT, 1.0, 2.0, -4.0, -2.0),
         (SOFT, 2.0, 2.0, -8 / (1 + math.exp(-1)), -3.145791),
         (SOFT, 2.0, -1.0, 2 / (1 + math.exp(-2)), 0.839949),
+        # w^k e^(lambda (1 - w)): 2^2 e^-3 with a good completion, 2^3 e^-2 with a bad one, without a gradient
+        (VESPO, 1.0, 2.0, -2 * math.log(0.125), -2.0),
+        (VESPO, 2.0, 2.0, -8 * math.exp(-3) * math.log(0.25), -8 * math.exp(-3)),
+        (VESPO, 2.0, -1.0, 8 * math.exp(-2) * math.log(0.25), 8 * math.exp(-2)),
+        (
+            {**VESPO, "k_neg": 1.0, "lambda_neg": 4.0},
+            0.5,
+            -1.0,
+            0.5 * math.exp(2) * math.log(0.0625),
+            0.5 * math.exp(2),
+        ),
+        # 0.5 (log 2)^2, whose slope is log 2
+        (DRIFT, 1.0, 2.0, -2.0, -2.0),
+        (DRIFT, 2.0, -1.0, 2.0 + 0.5 * math.log(2) ** 2, 2.0 + math.log(2)),
+        (DRIFT, 2.0, 0.0, 0.5 * math.log(2) ** 2, math.log(2)),
         (SOFT, 1.0, -1.0, 1.0, 1.0),
     ],
 )
@@ -191,7 +207,7 @@ def test_the_mask_compares_with_the_sampler_and_the_ratio_with_the_old_policy():
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e30])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("surrogate", ["clip", "cispo", "plain", "sapo", "gmpo"])
+@pytest.mark.parametrize("surrogate", ["clip", "cispo", "plain", "sapo", "gmpo", "vespo"])
 def test_padding_may_hold_anything(surrogate: str, ratio: str, junk: float):
     advantages = torch.tensor([[1.0, -2.0, 0.5, 3.0], [-1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     inputs = [LOGPROBS, LOGPROBS - LOG_RATIOS, advantages, token_weights(REAL).double(), REFERENCE]
@@ -199,7 +215,7 @@ def test_padding_may_hold_anything(surrogate: str, ratio: str, junk: float):
     for pad in (0.0, junk):
         logprobs, old, advantages_NT, weights, reference = (tensor.masked_fill(~REAL, pad) for tensor in inputs)
         logprobs.requires_grad_()
-        options = {"dual_clip": 3.0, "ref_logprobs_NT": reference, "kl_coef": 0.1, "mask_NT": REAL}
+        options = {"ref_logprobs_NT": reference, "kl_coef": 0.1, "mask_NT": REAL, "dual_clip": 3.0, "drift_coef": 0.1}
         loss, stats = policy_loss(logprobs, old, advantages_NT, weights, surrogate=surrogate, ratio=ratio, **options)
         loss.backward()
         results.append((loss.detach(), logprobs.grad, stats))
@@ -255,6 +271,16 @@ def test_the_old_log_probs_are_constants(surrogate: str):
     loss, _ = policy_loss(logprobs, logprobs, torch.tensor([2.0]), torch.full((1, 3), 1 / 3), surrogate=surrogate)
     loss.backward()
     torch.testing.assert_close(logprobs.grad, torch.full((1, 3), -2 / 3))
+
+
+def test_a_drift_is_that_from_the_sampler():
+    """The old log-probs are the policy's own; the sampler's probability was 1/4 instead of 1/2."""
+    logprobs = torch.full((1, 1), 0.5).log().requires_grad_()
+    sampler = torch.full((1, 1), 0.25).log()
+    options = {"drift_coef": 0.5, "sampler_logprobs_NT": sampler, "surrogate": "plain"}
+    loss, _ = policy_loss(logprobs, logprobs, torch.tensor([0.0]), torch.ones(1, 1), **options)
+    loss.backward()
+    assert (float(loss.detach()), float(logprobs.grad)) == pytest.approx((0.5 * math.log(2) ** 2, math.log(2)))
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_choices_stand_before_the_meaning() -> None:
     meanings = {key: meaning for key, _, meaning in setting_rows()}
     assert meanings["learner.schedule"].startswith("constant | linear | cosine: ")
     # Several kinds of a part, each with one value of its own.
-    assert meanings["algorithm.surrogate"].startswith("clip | cispo | plain | sapo | gmpo: ")
+    assert meanings["algorithm.surrogate"].startswith("clip | cispo | plain | sapo | gmpo | vespo: ")
     # A part that an algorithm may be without.
     assert meanings["algorithm.critic_kind"].startswith("none | copy | shared: ")
     assert "|" not in meanings["algorithm.clip_high"]

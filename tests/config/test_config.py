@@ -308,7 +308,10 @@ def test_a_mistake_is_laid_to_whoever_wrote_it_last(tmp_path: Path):
         ("algorithm.kl_coef=.inf", "expected a finite number, got inf"),
         ("algorithm.passes=true", "expected a valid integer, got True"),
         ("algorithm.credit=[step]", "expected one of completion, step, token, got ['step']"),
-        ("algorithm.surrogate={name: clip}", "expected one of clip, cispo, plain, sapo, gmpo, got {'name': 'clip'}"),
+        (
+            "algorithm.surrogate={name: clip}",
+            "expected one of clip, cispo, plain, sapo, gmpo, vespo, got {'name': 'clip'}",
+        ),
         ("algorithm.kl_target=low", "expected a valid number, got 'low'"),
         ("rollout.temperature=0", "expected greater than 0, got 0"),
         ("rollout.min_p=1", "expected less than 1, got 1"),

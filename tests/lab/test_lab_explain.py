@@ -283,6 +283,14 @@ def test_memory_of_a_config_json_and_of_a_hub_id(page: TestClient) -> None:
             "advantage=-1&surrogate=gmpo&clip_low=0.33&clip_high=0.49",
             {2.0: (-2.0, -2.0)}, [[0, 0.67]], [0.67, 1.49], [0, 2.5],
         ),
+        (
+            "advantage=3&surrogate=vespo&k_pos=1",
+            {2.0: (6 * math.exp(-3) * math.log(2), 6 * math.exp(-3))}, [], [], [0, 2.5],
+        ),
+        (
+            "advantage=-1&surrogate=vespo&lambda_neg=4",
+            {0.5: (-math.exp(2) / 8 * math.log(0.5), -math.exp(2) / 8)}, [], [], [0, 2.5],
+        ),
         ("advantage=0", {}, [[0, 2.5]], [0.8, 1.2], [0, 2.5]),
     ],
 )  # fmt: skip
@@ -305,7 +313,7 @@ def test_the_objective_of_a_token_by_its_ratio(
     for ratio, expected in points.items():
         place = ratios.index(ratio)
         assert (found["objective"][place], found["gradient"][place]) == pytest.approx(expected)
-    assert (found["objective"][0] is None) == ("cispo" in query)  # log 0
+    assert (found["objective"][0] is None) == ("cispo" in query or "vespo" in query)  # log 0
 
 
 def test_the_estimators_over_a_whole_distribution(page: TestClient) -> None:

@@ -225,7 +225,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
         ("advantages?rewards=1,0&colour=red", "expected the parameters rewards, algorithms, got 'colour'"),
         ("advantages?rewards=1,0&algorithms=ppo", "algorithms: expected some of grpo"),
         ("objective?clip_low=1.5", "clip_low: expected a number from 0 to 1"),
-        ("objective?surrogate=soft", "surrogate: expected one of clip, cispo, plain, sapo, gmpo"),
+        ("objective?surrogate=soft", "surrogate: expected one of clip, cispo, plain, sapo, gmpo, vespo"),
         ("objective?surrogate=plain&dual_clip=2", "dual_clip: expected none with surrogate=plain"),
         ("kl?kind=k4", "got 'kind'"),
         ("pass_rate?group_size=65", "group_size: expected a whole number from 2 to 64"),

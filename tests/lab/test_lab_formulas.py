@@ -23,6 +23,9 @@ def dual(shared_lab: Lab) -> None:
     algorithm = variant(dual_clip=3.0, minibatches=2)
     config = dump_config(RunConfig(name="dual", algorithm=algorithm, rollout={"max_tokens": 8}))
     make_run(shared_lab.root / "dual", [Made((1.0, 0.0), advantages=(1.0, -1.0))], config=config)
+    algorithm = variant("vespo", drift_coef=0.5, aggregate="prompt_mean", baseline="length_mean", scale="none")
+    config = dump_config(RunConfig(name="vespo", algorithm=algorithm, rollout={"max_tokens": 8}))
+    make_run(shared_lab.root / "vespo", [Made((1.0, 0.0), advantages=(0.5, -0.5))], config=config)
 
 
 def read(text: str) -> list[float]:
@@ -107,6 +110,20 @@ def test_a_dual_clip_is_asked_for_and_shown(browser: Opened, page: Any) -> None:
     choice(page, "Dual clip").select_option("")
     page.locator("#stage-ratio .read", has_text="less probable").wait_for()
     assert "in one update. " in page.locator("#stage-update").inner_text()
+
+
+def test_vespo_a_drift_and_a_mean_by_prompt_are_written_out(browser: Opened, page: Any) -> None:
+    browser.go("/step?run=vespo&step=1&stage=loss")
+    assert signs(page, "advantages") == ["Ai=ri−∑jTjrj∑jTj"]  # the second sum below the first
+    assert signs(page, "ratio")[1] == "Si,t=sg[wikeλ(1−wi)]Ailogπθ(oi,t),wi=∏tρi,t"
+    assert signs(page, "loss") == ["J=∑i,twi,t(−Si,t+c(logπθ(oi,t)πold(oi,t))2)", "wi,t=1P∑jingroupTj"]
+    assert "Here c = 0.5." in page.locator("#stage-loss p").all_inner_texts()
+    choice(page, "k where A").first.select_option("5")
+    handle = page.get_by_role("slider", name="Ratio")
+    handle.press("End")
+    ratio, objective, gradient = read(page.locator("#stage-ratio .read").inner_text())
+    weight = 2.5**5 * math.exp(3 * (1 - 2.5))
+    assert (ratio, objective, gradient) == (2.5, near(0.5 * weight * math.log(2.5)), near(0.5 * weight))
 
 
 def test_every_reward_has_its_place_on_the_sliders(browser: Opened, page: Any) -> None:

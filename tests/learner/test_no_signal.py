@@ -15,6 +15,8 @@ from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import LearnerConfig
 from grouprl.learner import Learner, Optimizer, PolicyEvaluation, assign_credit, make_batch
+from grouprl.learner.batch import UpdateInputs
+from grouprl.learner.terms import PolicyTerm
 from grouprl.models.load import frozen_copy
 from grouprl.terms.critic import Critic
 from grouprl.types import Group, RewardOutcome
@@ -98,6 +100,24 @@ def test_away_from_the_reference_the_kl_alone_is_a_gradient(name: str, tiny: Pat
     metrics = learn(learner, groups, [1.0] * 11, step=1)
     assert metrics["grad_norm"] > 0
     assert learner.optimizer.updates > then[2]
+
+
+@pytest.mark.parametrize(
+    ("drift_coef", "rewards", "moved"),
+    [
+        (0.1, [1.0, 0.0, 0.5] * 2 + [0.5] * 5, [True] * 11),
+        (0.0, [1.0, 0.0, 0.5] * 2 + [0.5] * 5, [True, True, False] * 2 + [False] * 5),
+        (0.1, [0.5] * 11, [False] * 11),
+    ],
+)
+def test_a_drift_moves_every_completion_where_one_has_an_advantage(
+    drift_coef: float, rewards: list[float], moved: list[bool], tiny: Path, groups: list[Group]
+) -> None:
+    algorithm, batch = variant("prime_rl", drift_coef=drift_coef), make_batch(groups, SAMPLING)
+    outcomes = [RewardOutcome(value, {"right": value}) for value in rewards]
+    credit = assign_credit(outcomes, {"right": 1.0}, batch, PolicyEvaluation(), algorithm, kl_coef=0.0)
+    inputs, _ = UpdateInputs.of(batch, credit, PolicyEvaluation(), algorithm)
+    assert PolicyTerm(algorithm).moves(inputs, range(11), batch.mask_NT.float()).tolist() == moved
 
 
 def test_a_gap_to_the_reference_above_the_rounding_counts(tiny: Path, groups: list[Group]) -> None:

@@ -63,8 +63,8 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ('"batch_mean": batch_mean.expand_as(mean_N),', '"batch_mean": mean_N,', BY_HAND),
         ('"none": torch.zeros_like(mean_N),', '"none": batch_mean.expand_as(mean_N),', BY_HAND),
         ("size_N, deviation_N + eps)", "size_N, deviation_N)", BY_HAND),
-        ("(rewards_N64 - batch_mean).square() * valid_N64", "(rewards_N64 - batch_mean).square()", BY_HAND),
-        (' or self.scale == "batch_std"', "", CREDIT),
+        ("(values_N - middle).square() * valid_N64", "(values_N - middle).square()", BY_HAND),
+        (' or self.scale in ("batch_std", "advantage_std")', "", CREDIT),
         ("advantages_N + weight * alone", "advantages_N + alone", CREDIT),
         ("batch.rewards_N - batch.kl_NT.sum(1)", "batch.rewards_N + batch.kl_NT.sum(1)", CREDIT),
     ),
@@ -101,6 +101,8 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("torch.where(advantages_NT < 0, bounded", "torch.where(advantages_NT > 0, bounded", LOSS),
         ("cost_NT = cost_NT + kl_coef", "cost_NT = cost_NT - kl_coef", LOSS),
         ("ratios_NT = ratio_NT.detach()", "ratios_NT = ratio_NT", LOSS),
+        ("(logprobs_NT - sampler_NT).square()", "(logprobs_NT - old_logprobs_NT).square()", LOSS),
+        ("(len(unique) * tokens_P", "(tokens_P", BY_HAND),
     ),
     "algorithms/spec.py": (("% self.kl.refresh_reference == 0", "% self.kl.refresh_reference == 1", ALGORITHM),),
     "algorithms/surrogates.py": (
@@ -112,6 +114,7 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("> delta * mask_NT.sum(1, keepdim=True)", "> delta", LOSS),
         ("> delta * mask_NT.sum(1, keepdim=True)", ">= delta * mask_NT.sum(1, keepdim=True)", LOSS),
         ("out_NT = out_NT | diverged(", "out_NT = diverged(", LOSS),
+        ("k_NT * log_w_N1 - lambda_NT", "k_NT * log_w_N1 + lambda_NT", LOSS),
     ),
     "algorithms/tokens.py": (
         ("delta_N + gamma * lam * advantage_N", "delta_N + lam * advantage_N", TOKENS),

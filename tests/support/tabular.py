@@ -99,7 +99,10 @@ def expected_update(
     rows_N = groups_MG.flatten()
     ids_N = torch.arange(len(groups_MG)).repeat_interleave(size)
     weights_MGT = torch.stack(
-        [token_weights(mask_GT, aggregate=aggregate, constant_length=1) for mask_GT in world.mask_YT[groups_MG]]
+        [
+            token_weights(mask_GT, aggregate=aggregate, constant_length=1, group_ids_N=torch.zeros(size))
+            for mask_GT in world.mask_YT[groups_MG]
+        ]
     )
     weights_NT = (weights_MGT * chance_M[:, None, None]).flatten(0, 1)
     advantages_N = advantages(world.rewards_Y[rows_N], ids_N).double()

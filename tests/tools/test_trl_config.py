@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from grouprl import UserError
 from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.named.sapo import Sapo
+from grouprl.algorithms.named.vespo import Vespo
 from grouprl.cli import app
 from grouprl.config.files import load_config
 from grouprl.config.run import RunConfig
@@ -34,6 +35,7 @@ def line(key: str, **values: Any) -> Line:
     return next(one for one in found.lines if one.key == key)
 
 
+VESPO = {"loss_type": "vespo", "vespo_k_neg": 1.5}
 REFERENCE = {"sync_ref_model": True, "beta": 0.04}
 UPDATES = {"steps_per_generation": 2, "num_iterations": 3, "max_steps": 60, "save_steps": 12}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 0.5, "entropy_coef": 0.01}
@@ -112,6 +114,9 @@ def test_what_a_file_becomes(values: dict[str, Any], world: int, ours: dict[str,
         ("max_steps", UPDATES | {"max_steps": 61}, "changed", ""),
         ("epsilon_high", {"loss_type": "cispo", "epsilon_high": 0.28}, "unsupported", "at least 1"),
         ("sapo_temperature_neg", {"sapo_temperature_neg": 1.2}, "not needed", ""),
+        ("vespo_k_pos", {"vespo_k_pos": 1.2}, "not needed", ""),
+        ("loss_type", UPDATES | VESPO, "changed", "tokens of the update"),
+        ("entropy_coef", VESPO | {"entropy_coef": 0.01}, "equal", ""),
         ("use_adaptive_entropy", {"use_adaptive_entropy": True}, "equal", ""),
         ("use_adaptive_entropy", {"use_adaptive_entropy": True, "num_iterations": 2}, "changed", ""),
         # A bonus is equal where the loss is a mean over tokens.
@@ -142,7 +147,8 @@ def test_the_verdict_on_a_key(key: str, values: dict[str, Any], verdict: str, wo
         ({"per_device_train_batch_size": 6}, "whole groups of 8 completions, got 6 completions"),
         ({"load_in_4bit": True}, "load_in_4bit=True: expected use_peft and nf4"),
         (ADAPTIVE | {"entropy_coef_min": 0.001}, r"use_adaptive_entropy=True: expected entropy_coef_min: 0\.0"),
-        ({"loss_type": "vespo"}, r"loss_type=vespo.*\n.*--allow loss_type"),
+        ({"loss_type": "luspo"}, r"loss_type=luspo.*\n.*--allow loss_type"),
+        (VESPO | {"use_vllm": True, "vllm_mode": "server"}, "TRL multiplies vespo's ratio by the correction"),
         ({"num_generation": 8}, "num_generation=8: unknown key; did you mean num_generations"),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "torch_dtype: expected one name of the key, got dtype too"),
         ({"torch_dtype": "float16"}, "torch_dtype=float16: expected float32 or bfloat16"),
@@ -175,6 +181,8 @@ def test_the_objective_is_that_of_the_loss_type(tmp_path: Path):
     assert (cispo.surrogate, cispo.range) == ("cispo", (1.0, 4.0))  # TRL's bound is that of the weight itself
     sapo = {"loss_type": "sapo", "sapo_temperature_neg": 1.2, "epsilon": 0.3, "delta": 2.0}
     assert recipe(tmp_path, **sapo).algorithm.objective == Sapo(tau_pos=1.0, tau_neg=1.2)
+    lost = {"epsilon": 0.3, "delta": 2.0, "importance_sampling_level": "sequence"}  # without effect there
+    assert recipe(tmp_path, **VESPO, **lost).algorithm.objective == Vespo(aggregate="token_mean", k_neg=1.5)
     given = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
     assert recipe(tmp_path, **given).algorithm.objective == NAMED["luspo"].objective
     model = recipe(tmp_path, use_peft=True, load_in_4bit=True, dtype="bfloat16").model

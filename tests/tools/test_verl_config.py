@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from grouprl import UserError
 from grouprl.algorithms import token_weights
 from grouprl.algorithms.losses import TokenGrid
+from grouprl.algorithms.named import NAMED
 from grouprl.algorithms.spec import Algorithm
 from grouprl.cli import app
 from grouprl.config.algorithm import name_here
@@ -36,6 +37,7 @@ GRPO = {
     "custom_reward_function.name": "compute_score",
 }
 ACTOR = "actor_rollout_ref.actor."
+ESTIMATOR, MODE = "algorithm.adv_estimator", f"{ACTOR}policy_loss.loss_mode"
 RUN = CliRunner()
 PASTED = """
 # python3 -m verl.trainer.main_ppo --config-name ppo
@@ -83,6 +85,11 @@ SIDES = {f"{ACTOR}clip_ratio": 0.4, f"{ACTOR}clip_ratio_low": None, f"{ACTOR}cli
         # verl's CISPO example has clip_ratio_low=10: a ratio above 1 - 10 is any ratio.
         (CISPO | {f"{ACTOR}clip_ratio_low": 10}, {"algorithm.clip_low": 1.0}),
         (DAPO, {"algorithm.overlong_buffer": 0.2}),
+        ({ESTIMATOR: "opo"}, {"algorithm.baseline": "length_mean", "algorithm.scale": "none"}),
+        ({ESTIMATOR: "grpo_passk"}, {"algorithm.baseline": "best_other", "algorithm.scale": None}),
+        ({ESTIMATOR: "grpo_passk", "algorithm.norm_adv_by_std_in_grpo": False}, {"algorithm.scale": "none"}),
+        ({ESTIMATOR: "gpg"}, {"algorithm.scale": "none", "algorithm.drop_equal": True}),
+        ({ESTIMATOR: "gpg", MODE: "gpg"}, {"algorithm.clip_low": 0.0, "algorithm.clip_high": 0.0}),
         ({"actor_rollout_ref.model.path": None}, {"model.path": None}),
         (
             {"data.train_batch_size": "64", f"{ACTOR}ppo_mini_batch_size": 64, f"{ACTOR}use_kl_loss": "True"},
@@ -104,6 +111,9 @@ def test_what_a_file_becomes(values: dict[str, Any], ours: dict[str, Any]):
         ({"data.truncation": "left"}, "changed"),
         ({"data.max_prompt_length": 99}, "equal"),  # verl stops at a longer one
         ({"data.image_key": "images"}, "unsupported"),
+        ({ESTIMATOR: "gpg"}, "changed"),  # another factor
+        ({ESTIMATOR: "opo"}, "equal"),
+        ({f"{ACTOR}clip_ratio_high": 0.3, MODE: "gpg"}, "not needed"),
         ({"data.train_files": "a.parquet", "data.val_files": "b.parquet"}, "equal"),
         ({"data.train_files": "a.parquet"}, "changed"),  # a tenth is held out
     ],
@@ -308,7 +318,6 @@ def test_compute_score_of_verl_is_called_for_each_completion(
     assert [one.total for one in scored] == scores
 
 
-MODE = f"{ACTOR}policy_loss.loss_mode"
 LENGTHS = (3, 5, 2, 4)
 ADVANTAGES = (1.3, -0.7, 0.4, -1.1)
 LOW, HIGH, C = 0.15, 0.25, 1.6
@@ -356,6 +365,22 @@ def same(algorithm: Algorithm, factor: Token, *, token_mean: bool = True) -> Non
 def test_cispo_bounds_the_ratio_on_both_sides(tmp_path: Path):
     algorithm = imported(tmp_path, policy_loss__loss_mode="cispo", clip_ratio_low=LOW, clip_ratio_high=HIGH)
     same(algorithm, lambda new, old, a: -a * min(max(math.exp(new - old), 1 - LOW), 1 + HIGH))
+
+
+def test_gpg_has_no_ratio(tmp_path: Path):
+    same(imported(tmp_path, policy_loss__loss_mode="gpg", clip_ratio_low=LOW), lambda new, old, a: -a)
+
+
+def test_reinforce_plus_plus_baseline_is_the_named_algorithm_with_the_clip_of_verl(tmp_path: Path):
+    given = GRPO | {
+        ESTIMATOR: "reinforce_plus_plus_baseline",
+        f"{ACTOR}use_kl_loss": True,
+        f"{ACTOR}kl_loss_type": "mse",
+    }
+    made = recipe(tmp_path, Foreign("verl", given)).algorithm
+    assert (made.advantage, made.kl) == (NAMED["rf_baseline"].advantage, NAMED["rf_baseline"].kl)
+    with pytest.raises(UserError, match="expected one advantage for each completion"):
+        import_foreign(Foreign("verl", given | {MODE: "gspo"}))
 
 
 @pytest.mark.parametrize("kind", ["tv", "kl"])
@@ -417,9 +442,9 @@ def test_a_ratio_of_the_completion_needs_one_advantage(mode: str):
         import_foreign(Foreign("verl", GRPO | {MODE: mode, "algorithm.adv_estimator": "gae"}))
 
 
-@pytest.mark.parametrize("mode", ["gpg", "clip_cov", "kl_cov", "dro", "no_such"])
+@pytest.mark.parametrize("mode", ["clip_cov", "kl_cov", "dro", "no_such"])
 def test_other_modes_stop(mode: str):
     with pytest.raises(
-        UserError, match=f"loss_mode={mode}: expected one of vanilla, gspo, sapo, cispo, geo_mean, dppo_tv"
+        UserError, match=f"loss_mode={mode}: expected one of vanilla, gspo, sapo, cispo, geo_mean, gpg, dppo_tv"
     ):
         import_foreign(Foreign("verl", GRPO | {MODE: mode}))

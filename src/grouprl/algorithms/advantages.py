@@ -13,7 +13,7 @@ from grouprl.algorithms.option import Part, option
 from grouprl.types import UserError
 
 Baseline = Literal["mean", "leave_one_out", "batch_mean", "none"]
-Scale = Literal["group_std", "batch_std", "none"]
+Scale = Literal["group_std", "batch_std", "advantage_std", "none"]
 Std = Literal["population", "sample"]
 Mix = Literal["sum_then_normalise", "normalise_then_sum"]
 
@@ -39,7 +39,7 @@ class Statistics:
 
     @property
     def deviation(self) -> Tensor:
-        """[N] standard deviation of the rewards of the row's group, or of the batch."""
+        """[N] standard deviation of the rewards of the row's group, or of the batch, or of its advantages."""
         return self.moments_N[1]
 
     def normalized(self, rewards_N: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def group_statistics(
         rewards_N: [N] rewards; NaN = invalid: no statistic includes it.
         group_ids_N: [N] integers; rows with the same id are one group, in any order, of any size.
         baseline: subtracted: the group's mean, the mean of the other group members, the batch's mean, nothing.
-        scale: divides: the group's standard deviation, the batch's, nothing.
+        scale: divides: the group's standard deviation, the batch's, that of the batch's advantages, nothing.
         std: "population" divides the squared deviations by n, "sample" by n - 1.
         eps: added to the deviation. Where the sum is no more than the rounding of the mean (2^-50 of it), the mean
             divides instead: rewards that differ in their last bits alone get advantages below 1e-15. Sums that cancel
@@ -111,9 +111,13 @@ def group_statistics(
         "none": torch.zeros_like(mean_N),
     }[baseline]
 
+    signal_N = valid_N & has_signal(rewards_N, group_ids_N)
     freedom = 1.0 if std == "sample" else 0.0
-    if scale == "batch_std":
-        squares = ((rewards_N64 - batch_mean).square() * valid_N64).sum()
+    of_batch = scale in ("batch_std", "advantage_std")
+    if of_batch:
+        values_N = torch.where(signal_N, rewards_N64 - baseline_N, 0.0) if scale == "advantage_std" else rewards_N64
+        middle = (values_N * valid_N64).sum() / batch_count.clamp(min=1)
+        squares = ((values_N - middle).square() * valid_N64).sum()
         deviation_N = (squares / (batch_count - freedom).clamp(min=1)).sqrt().expand_as(mean_N)
     else:
         squares_N = group_sum((rewards_N64 - mean_N).square() * valid_N64)[group_of_N]
@@ -121,9 +125,8 @@ def group_statistics(
     divisor_N = torch.ones_like(mean_N)
     if scale != "none":
         # 0.1 + 0.2 and 0.3 differ: a deviation of a few last bits says nothing, and without eps it would say all.
-        size_N = (batch_mean.expand_as(mean_N) if scale == "batch_std" else mean_N).abs()
+        size_N = (batch_mean.expand_as(mean_N) if of_batch else mean_N).abs()
         divisor_N = torch.where(deviation_N + eps <= size_N * _ROUNDING, size_N, deviation_N + eps)
-    signal_N = valid_N & has_signal(rewards_N, group_ids_N)
     return Statistics(baseline_N, divisor_N, signal_N, (mean_N, deviation_N))
 
 
@@ -213,9 +216,16 @@ _BASELINES = {
     "mean": "mean(group)",
     "leave_one_out": "mean(others of the group)",
     "batch_mean": "mean(batch)",
+    "length_mean": "sum(T r) / sum(T)",
+    "best_other": "min(r, max(others of the group))",
     "critic": "value",
 }
-_SCALES = {"group_std": "std(group)", "batch_std": "std(batch)", "group_mean": "mean(group)"}
+_SCALES = {
+    "group_std": "std(group)",
+    "batch_std": "std(batch)",
+    "advantage_std": "std(batch's advantages)",
+    "group_mean": "mean(group)",
+}
 
 
 @dataclass(frozen=True)
@@ -243,7 +253,7 @@ class Advantage(Part):
     @property
     def of_batch(self) -> bool:
         """Whether the advantage uses the mean or the deviation of the whole batch."""
-        return self.baseline == "batch_mean" or self.scale == "batch_std"
+        return self.baseline == "batch_mean" or self.scale in ("batch_std", "advantage_std")
 
     @property
     def formula(self) -> str:
@@ -268,8 +278,11 @@ class CompletionAdvantage(Advantage):
         options: Any = {"baseline": self.baseline, "scale": self.scale}  # each kind narrows their types
         return group_statistics(rewards_N, groups_N, **options, std=self.std, eps=self.eps)
 
-    def compared(self, rewards_N: Tensor, groups_N: Tensor) -> Statistics:
-        """`statistics`, which an own advantage may compute. Raises UserError for another value than `Statistics`."""
+    def compared(self, rewards_N: Tensor, groups_N: Tensor, lengths_N: Tensor | None = None) -> Statistics:
+        """`statistics`, which an own advantage may compute. Raises UserError for another value than `Statistics`.
+
+        `lengths_N` are the completions' tokens, for a baseline that weighs rewards by them; None = all of one length.
+        """
         statistics: object = self.statistics(rewards_N, groups_N)
         if not isinstance(statistics, Statistics):
             kind = type(statistics).__name__
@@ -277,21 +290,27 @@ class CompletionAdvantage(Advantage):
         return statistics
 
     def compare(
-        self, rewards_N: Tensor, components: Mapping[str, Tensor], weights: Mapping[str, float], groups_N: Tensor
+        self,
+        rewards_N: Tensor,
+        components: Mapping[str, Tensor],
+        weights: Mapping[str, float],
+        groups_N: Tensor,
+        lengths_N: Tensor | None = None,
     ) -> Tensor:
         """[N] float32 advantages of the rewards' sum, or the weighted sum of each reward's own: see `BatchRewards`."""
         if self.reward_mix == "sum_then_normalise":
-            return self.compared(rewards_N, groups_N).advantages(rewards_N)
+            return self.compared(rewards_N, groups_N, lengths_N).advantages(rewards_N)
         advantages_N = torch.zeros(len(groups_N))
         for name, weight in weights.items():
-            alone = self.compared(components[name], groups_N).advantages(components[name])
+            alone = self.compared(components[name], groups_N, lengths_N).advantages(components[name])
             advantages_N = advantages_N + weight * alone
         return advantages_N
 
     def assign(self, batch: BatchRewards) -> Credit:
         """Gives every token of a completion the completion's advantage."""
         rewards_N = batch.rewards_N - batch.kl_NT.sum(1)
-        advantages_N = self.compare(rewards_N, batch.components, batch.weights, batch.groups_N)
+        lengths_N = batch.mask_NT.sum(1)
+        advantages_N = self.compare(rewards_N, batch.components, batch.weights, batch.groups_N, lengths_N)
         advantages_N = check_tensor("compare: advantages_N", advantages_N, rewards_N.shape)
         return Credit(advantages_N[:, None] * batch.mask_NT)
 
@@ -305,4 +324,6 @@ class GroupAdvantage(CompletionAdvantage):
     baseline: Literal["mean", "leave_one_out"] = option(
         "mean", "subtracted from a reward: mean of the group, or of its other completions"
     )
-    scale: Scale = option("group_std", "divisor: deviation of the group, of the batch, or none")
+    scale: Scale = option(
+        "group_std", "divisor: deviation of the group, of the batch, of the batch's advantages, or none"
+    )

@@ -24,31 +24,38 @@ from grouprl.algorithms.surrogates import (
     plain_gain,
     policy_ratios,
     sapo_gain,
+    vespo_gain,
 )
 from grouprl.types import UserError
 
-Aggregate = Literal["sequence_mean", "token_mean", "constant"]
+Aggregate = Literal["sequence_mean", "token_mean", "prompt_mean", "constant"]
 Gain = Callable[[Terms], Tensor]
 """What each token adds to the objective."""
 
 
 def token_weights(
-    mask_NT: Tensor, *, aggregate: Aggregate = "sequence_mean", constant_length: int | None = None
+    mask_NT: Tensor,
+    *,
+    aggregate: Aggregate = "sequence_mean",
+    constant_length: int | None = None,
+    group_ids_N: Tensor | None = None,
 ) -> Tensor:
     """Computes each token's weight in the loss from the whole batch, so that no split of it changes the gradient.
 
     Args:
         mask_NT: [N, T] true (or 1) for tokens that enter the loss.
         aggregate: "sequence_mean": 1 / (N * len_i), GRPO (arXiv:2402.03300, equation 3); "token_mean":
-            1 / sum(len), DAPO (arXiv:2503.14476, equation 8); "constant": 1 / (N * constant_length), Dr.GRPO
-            (arXiv:2503.20783, section 3.2).
+            1 / sum(len), DAPO (arXiv:2503.14476, equation 8); "prompt_mean": 1 / (P * sum(len) of the group), ScaleRL
+            (arXiv:2510.13786, section 4); "constant": 1 / (N * constant_length), Dr.GRPO (arXiv:2503.20783, section
+            3.2).
         constant_length: the fixed length of "constant", usually max_tokens.
+        group_ids_N: [N] of "prompt_mean": rows with the same integer form a group.
 
     Returns:
         [N, T] float32, 0 outside the mask.
 
     Raises:
-        ValueError: "constant" without a positive constant_length, or an unknown aggregate.
+        ValueError: "constant" without a positive length, "prompt_mean" without groups, or an unknown aggregate.
     """
     mask_NT = mask_NT.float()
     sequences = mask_NT.shape[0]
@@ -60,7 +67,13 @@ def token_weights(
         if not constant_length or constant_length < 1:
             raise ValueError(f"aggregate='constant' needs a positive constant_length, got {constant_length!r}")
         return mask_NT / (sequences * constant_length)
-    raise ValueError(f"aggregate: got {aggregate!r}, expected one of sequence_mean, token_mean, constant")
+    if aggregate == "prompt_mean":
+        if group_ids_N is None:
+            raise ValueError("aggregate='prompt_mean' needs group_ids_N, got None")
+        unique, group_of_N = torch.unique(group_ids_N.to(mask_NT.device), return_inverse=True)
+        tokens_P = mask_NT.new_zeros(len(unique)).index_add_(0, group_of_N, mask_NT.sum(1))
+        return mask_NT / (len(unique) * tokens_P.clamp(min=1)[group_of_N, None])
+    raise ValueError(f"aggregate: got {aggregate!r}, expected one of {', '.join(get_args(Aggregate))}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,8 @@ class Objective(Part):
     ratio: Ratio = option("token", "one ratio for each token, or one for each completion (GSPO)")
     aggregate: Aggregate = option(
         "sequence_mean",
-        "weight of a token: mean of each completion, then of the batch; mean over all tokens; or a constant length",
+        "weight of a token: mean of each completion, then of the batch; mean over all tokens; mean over the tokens of "
+        "each group, then over the groups; or a constant length",
     )
     off_policy_delta: float | None = option(
         None,
@@ -98,6 +112,12 @@ class Objective(Part):
     )
     divergence_kl: float | None = option(
         None, "largest binary KL of a token, in nats; beyond it, no gradient (DPPO); null = off", low=0.0
+    )
+
+    drift_coef: float = option(
+        0.0,
+        "weight in the loss of the squared log-ratio of policy to sampler, token by token (prime-rl); 0 = off",
+        low=0.0,
     )
 
     @property
@@ -125,7 +145,7 @@ class Objective(Part):
         raise NotImplementedError
 
     def loss(self, tokens: TokenGrid, kl: Kl | None = None, kl_coef: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the loss, to be minimized: sum of weight * (-gain + kl_coef * KL) over the tokens.
+        """Computes the loss, to be minimized: sum of weight * (-gain + kl_coef * KL + drift_coef * drift) over tokens.
 
         Args:
             tokens: [N, T] tensors; what they hold outside the completions has no effect.
@@ -160,6 +180,8 @@ class Objective(Part):
             bounded_NT = torch.maximum(gain_NT, self.largest_ratio * advantages_NT)
             gain_NT = torch.where(advantages_NT < 0, bounded_NT, gain_NT)
         cost_NT = -gain_NT
+        if self.drift_coef > 0:
+            cost_NT = cost_NT + self.drift_coef * (logprobs_NT - sampler_NT).square()
 
         # Reported for surrogates without a range too: the share of tokens that a clip would affect.
         counted_NT = mask_NT if tokens.counted_NT is None else mask_NT & tokens.counted_NT
@@ -178,9 +200,9 @@ class Objective(Part):
                 cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl.kl_unbiased else kl_NT)
         return (weights_NT * cost_NT).sum(), stats
 
-    def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
+    def weights(self, mask_NT: Tensor, *, max_tokens: int, group_ids_N: Tensor | None = None) -> Tensor:
         """[N, T] weight of each token in the loss, from the tokens of the whole update; the length is `max_tokens`."""
-        return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens)
+        return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens, group_ids_N=group_ids_N)
 
 
 @dataclass(frozen=True)
@@ -223,9 +245,14 @@ def policy_loss(
     dual_clip: float | None = None,
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
     off_policy_delta: float | None = None,
     divergence_tv: float | None = None,
     divergence_kl: float | None = None,
+    drift_coef: float = 0.0,
     sampler_logprobs_NT: Tensor | None = None,
     ref_logprobs_NT: Tensor | None = None,
     kl_coef: float = 0.0,
@@ -234,25 +261,27 @@ def policy_loss(
     mask_NT: Tensor | None = None,
     counted_NT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL)).
+    """Computes the loss of a batch, to be minimized: sum(weights * (surrogate term + kl_coef * KL + drift term)).
 
     The arguments name an objective, whose `loss` is returned. The surrogate term is minus the gain of a token:
-    `clip_gain`, `cispo_gain`, `plain_gain`, `sapo_gain` or `gmpo_gain` (`grouprl.algorithms.surrogates`), functions of
-    the ratio r = exp(logprob - old logprob) and the advantage.
+    `clip_gain`, `cispo_gain`, `plain_gain`, `sapo_gain`, `gmpo_gain` or `vespo_gain` (`grouprl.algorithms.surrogates`),
+    functions of the ratio r = exp(logprob - old logprob) and the advantage.
 
     Args:
         logprobs_NT: [N, T] log-probs of the policy; the gradient flows through these alone.
         old_logprobs_NT: [N, T] log-probs of the behavior policy.
         advantages: [N] per completion or [N, T] per token.
         weights_NT: [N, T] from `token_weights`.
-        surrogate: "clip", "cispo", "plain", "sapo" or "gmpo", as above; or a function of `Terms`.
+        surrogate: "clip", "cispo", "plain", "sapo", "gmpo" or "vespo", as above; or a function of `Terms`.
         ratio: "token", or "sequence": exp(mean log-ratio of the completion), GSPO (arXiv:2507.18071, equation 7).
         clip_low, clip_high: the clip range is [1 - clip_low, 1 + clip_high].
         dual_clip: for A < 0 the term is at most -dual_clip * A (arXiv:1912.09729, equation 5); None = off.
         tau_pos, tau_neg: of `sapo_gain`.
+        k_pos, lambda_pos, k_neg, lambda_neg: of `vespo_gain`.
         off_policy_delta: negative advantages of the completions in `too_far` count as 0; None = off.
         divergence_tv, divergence_kl: advantages of the tokens in `diverged` count as 0; None = off.
-        sampler_logprobs_NT: [N, T] for `too_far` and `diverged`; defaults to old_logprobs_NT.
+        drift_coef: weight of the drift term, the squared log-ratio of policy to sampler.
+        sampler_logprobs_NT: [N, T] for `too_far`, `diverged` and the drift; defaults to old_logprobs_NT.
         ref_logprobs_NT: [N, T] log-probs of the reference; needed when kl_coef > 0 and for the metric kl.
         kl_coef: weight of the KL term.
         kl: estimator of `kl_estimate`.
@@ -283,6 +312,9 @@ def policy_loss(
         "plain": plain_gain,
         "sapo": lambda terms: sapo_gain(terms, tau_pos=tau_pos, tau_neg=tau_neg),
         "gmpo": lambda terms: gmpo_gain(terms, low=clip_low, high=clip_high),
+        "vespo": lambda terms: vespo_gain(
+            terms, k_pos=k_pos, lambda_pos=lambda_pos, k_neg=k_neg, lambda_neg=lambda_neg
+        ),
     }
     if isinstance(surrogate, str) and surrogate not in gains:
         raise ValueError(f"surrogate: got {surrogate!r}, expected one of {', '.join(gains)}")
@@ -294,6 +326,7 @@ def policy_loss(
         off_policy_delta=off_policy_delta,
         divergence_tv=divergence_tv,
         divergence_kl=divergence_kl,
+        drift_coef=drift_coef,
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=dual_clip,

@@ -78,4 +78,4 @@ class StepAdvantage(Advantage):
     @property
     def formula(self) -> str:
         """The advantage as an equation, for the page."""
-        return "sum over steps that end at or after t of (r_step - mean(group's steps)) / std(group's steps)"
+        return "sum from t on of (r_step - mean(group's steps)) / std(group's steps)"

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Surrogate = Literal["clip", "cispo", "plain", "sapo", "gmpo"]
+Surrogate = Literal["clip", "cispo", "plain", "sapo", "gmpo", "vespo"]
 Ratio = Literal["token", "sequence"]
 
 
@@ -77,6 +77,22 @@ def gmpo_gain(terms: Terms, *, low: float, high: float) -> Tensor:
     return mean_N1.exp() * advantages_NT
 
 
+def vespo_gain(
+    terms: Terms, *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
+) -> Tensor:
+    """[N, T] sg(w^k e^(lambda (1 - w))) A logprob, w the product of a completion's ratios: VESPO (arXiv:2602.10693).
+
+    The weight is 1 at w = 1, largest at w = k / lambda, and falls to 0 on both sides. k_pos and lambda_pos are those of
+    tokens with an advantage of 0 or more, k_neg and lambda_neg those of the others; both lambdas are above 0.
+    """
+    log_w_N1 = (terms.logprobs_NT - terms.old_logprobs_NT).detach().sum(1, keepdim=True)
+    is_below_NT = (terms.advantages_NT < 0).to(log_w_N1.dtype)
+    k_NT = k_pos + (k_neg - k_pos) * is_below_NT
+    lambda_NT = lambda_pos + (lambda_neg - lambda_pos) * is_below_NT
+    weight_NT = (k_NT * log_w_N1 - lambda_NT * torch.expm1(log_w_N1)).exp()
+    return weight_NT * terms.advantages_NT * terms.logprobs_NT
+
+
 def clipped_tokens(
     ratios_NT: Tensor,
     advantages: Tensor,
@@ -88,7 +104,7 @@ def clipped_tokens(
     """Marks the tokens whose ratio left the clip range in the direction of their advantage.
 
     With "clip" and "gmpo" the gradient of these tokens is 0; with "cispo" their weight is bounded and the gradient
-    stays; with "plain" and "sapo" there is no range.
+    stays; with "plain", "sapo" and "vespo" there is no range.
 
     Args:
         ratios_NT: [N, T].
@@ -99,7 +115,7 @@ def clipped_tokens(
     Returns:
         ([N, T] bool: below the range with a negative advantage; [N, T] bool: above it with a positive advantage).
     """
-    if surrogate in ("plain", "sapo"):
+    if surrogate in ("plain", "sapo", "vespo"):
         none_NT = torch.zeros_like(ratios_NT, dtype=torch.bool)
         return none_NT, none_NT
     advantages_NT = advantages if advantages.ndim == 2 else advantages[:, None]

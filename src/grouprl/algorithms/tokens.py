@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grouprl.algorithms.advantages import Advantage, BatchRewards, Credit, Scale, Std, group_advantages
+from grouprl.algorithms.advantages import Advantage, BatchRewards, Credit, Std, group_advantages
 from grouprl.algorithms.option import option
 
 
@@ -161,7 +161,9 @@ class GroupTokenAdvantage(FutureAdvantage):
     baseline: Literal["mean", "leave_one_out"] = option(
         "mean", "subtracted from a reward: mean of the group, or of its other completions"
     )
-    scale: Scale = option("group_std", "divisor: deviation of the group, of the batch's tokens, or none")
+    scale: Literal["group_std", "batch_std", "none"] = option(
+        "group_std", "divisor: deviation of the group, of the batch's tokens, or none"
+    )
 
     def assign(self, batch: BatchRewards) -> Credit:
         """Normalizes rewards without the KL: dividing equal rewards with a KL would amplify its noise."""
@@ -178,7 +180,8 @@ class GroupTokenAdvantage(FutureAdvantage):
     @property
     def formula(self) -> str:
         """The advantage as an equation, for the page."""
-        return f"{super().formula}, less the KL from t on"
+        centered = ", less its mean over the batch" if self.scale == "batch_std" else ""
+        return f"{super().formula}, less a KL in the reward from t on{centered}"
 
 
 @dataclass(frozen=True)

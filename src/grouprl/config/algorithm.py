@@ -17,9 +17,12 @@ from grouprl.algorithms.losses import Clip, Plain
 from grouprl.algorithms.named import NAMED, source
 from grouprl.algorithms.named.cispo import Cispo
 from grouprl.algorithms.named.gmpo import Gmpo
+from grouprl.algorithms.named.opo import LengthAdvantage
+from grouprl.algorithms.named.pass_at_k import BestAdvantage
 from grouprl.algorithms.named.reinforce import ConstantAdvantage
 from grouprl.algorithms.named.reinforce_batch import BatchAdvantage
 from grouprl.algorithms.named.sapo import Sapo
+from grouprl.algorithms.named.vespo import Vespo
 from grouprl.algorithms.option import Part, faults, hints
 from grouprl.algorithms.spec import Algorithm, Updates
 from grouprl.algorithms.steps import StepAdvantage
@@ -35,12 +38,14 @@ KINDS: Mapping[str, tuple[type[Part], ...]] = {
         GroupAdvantage,
         BatchAdvantage,
         ConstantAdvantage,
+        LengthAdvantage,
+        BestAdvantage,
         StepAdvantage,
         GroupTokenAdvantage,
         TokenAdvantage,
         CriticAdvantage,
     ),
-    "objective": (Clip, Cispo, Plain, Sapo, Gmpo),
+    "objective": (Clip, Cispo, Plain, Sapo, Gmpo, Vespo),
     "kl": (Kl,),
     "filter": (Filter,),
     "critic": (CopiedCritic, SharedCritic),
@@ -82,13 +87,15 @@ def all_options(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def family_table() -> str:
-    """Makes a Markdown table of the named algorithms: advantage, differences from GRPO, source."""
+    """Makes a Markdown table of the named algorithms: advantage, where it is not GRPO's, other differences, source."""
     rows = ["| name | advantage | differs from `grpo` in | source |", "|---|---|---|---|"]
     base = all_options(NAMED["grpo"])
     for name, algorithm in NAMED.items():
         changes = [item for item in all_options(algorithm).items() if item not in base.items()]
         changed = ", ".join(f"`{key}={plain(value)}`" for key, value in changes)
-        rows.append(f"| `{name}` | {algorithm.advantage.formula} | {changed} | {source(name)} |")
+        formula = algorithm.advantage.formula
+        formula = "" if name != "grpo" and formula == NAMED["grpo"].advantage.formula else formula
+        rows.append(f"| `{name}` | {formula} | {changed} | {source(name)} |")
     return "\n".join(rows) + "\n"
 
 

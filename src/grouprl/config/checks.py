@@ -91,7 +91,7 @@ def check_sections(config: RunConfig) -> None:
         if chosen.order == "uniform" and getattr(chosen, field) != getattr(usual, field):
             raise UserError(f"rollout.curriculum.{field}: expected order=edge with it, got uniform: remove it")
     compared = algorithm.distill is None  # with a teacher, single completions learn from it alone
-    alone = {"mean", "leave_one_out", "group_std"} if size == 1 and compared else set()
+    alone = {"mean", "leave_one_out", "length_mean", "best_other", "group_std"} if size == 1 and compared else set()
     if compared and size * config.rollout.problems_per_step == 1 and algorithm.advantage.credit == "completion":
         alone |= {"batch_mean", "batch_std"}
     chosen_options = options(algorithm)

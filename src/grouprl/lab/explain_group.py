@@ -26,6 +26,7 @@ from grouprl.types import UserError
 _SHOWN = (
     *("baseline", "scale", "std", "credit", "reward_mix", "gamma", "lam"),
     *("surrogate", "ratio", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg", "aggregate"),
+    *("k_pos", "lambda_pos", "k_neg", "lambda_neg", "drift_coef"),
     *("kl_in", "kl_unbiased", "passes", "minibatches"),
 )
 _STAGES = {"ratio", "kl", "loss", "gradient", "update"}
@@ -203,7 +204,7 @@ def _statistics(
     `kind` "rewards" has `compared`, see `report.worked`; "components" has one for each reward in `by_name`; "steps"
     has the rewards of all steps; "tokens" has `compared` where the group takes part in it, else none.
     """
-    settings = options(a)
+    settings, lengths = options(a), [entry["length"] for entry in completions]
     if a.advantage.credit == "step":
         rewards_by_completion = [
             [] if entry["reward"] is None else [*(entry["step_rewards"] or ()), (entry["length"] - 1, entry["reward"])]
@@ -248,12 +249,15 @@ def _statistics(
     if settings.get("reward_mix") == "normalise_then_sum":
         valued = [({} if entry["reward"] is None else entry["components"]) for entry in completions]
         names = dict.fromkeys(name for entry in completions for name in entry["components"])
-        by_name = {name: compared([row.get(name) for row in valued], a, component=True) for name in names}
+        by_name = {
+            name: compared([row.get(name) for row in valued], a, component=True, lengths=lengths) for name in names
+        }
         sentence = f"Each reward function gives its own advantages, which are added up. {comparison_sentence(a)}"
         return {"kind": "components", "sentence": sentence, "by_name": by_name}
     if any(penalties) or against is None:
         rows = zip(completions, penalties, strict=True)
-        against = compared([None if entry["reward"] is None else entry["reward"] - taken for entry, taken in rows], a)
+        rewards = [None if entry["reward"] is None else entry["reward"] - taken for entry, taken in rows]
+        against = compared(rewards, a, lengths=lengths)
     return {"kind": "rewards", "sentence": comparison_sentence(a), "compared": against}
 
 

@@ -105,7 +105,9 @@ def _comparing(runs: Runs, request: Request) -> dict[str, Any]:
 
 
 def _objective(request: Request) -> dict[str, Any]:
-    query = Query(request, ("advantage", "surrogate", "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg"))
+    clips = ("clip_low", "clip_high", "dual_clip")
+    decays = ("tau_pos", "tau_neg", "k_pos", "lambda_pos", "k_neg", "lambda_neg")
+    query = Query(request, ("advantage", "surrogate", *clips, *decays))
     surrogate = query.choice("surrogate", get_args(Surrogate), "clip")
     if "dual_clip" in query and surrogate != "clip":
         raise UserError(f"dual_clip: expected none with surrogate={surrogate}, got one: remove it, or set clip")
@@ -117,6 +119,10 @@ def _objective(request: Request) -> dict[str, Any]:
         dual_clip=query.number("dual_clip", 1.01, 100, 3.0) if "dual_clip" in query else None,
         tau_pos=query.number("tau_pos", 1e-6, 1e3, 1.0),
         tau_neg=query.number("tau_neg", 1e-6, 1e3, 1.05),
+        k_pos=query.number("k_pos", 0, 1e3, 2.0),
+        lambda_pos=query.number("lambda_pos", 1e-4, 1e3, 3.0),
+        k_neg=query.number("k_neg", 0, 1e3, 3.0),
+        lambda_neg=query.number("lambda_neg", 1e-4, 1e3, 2.0),
     )
 
 

@@ -66,11 +66,12 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
         The same keys; the prompt's text is null, and `update` is always known.
     """
     size, rewards_G = len(rewards), torch.tensor(rewards, dtype=torch.float64)
-    result = compared_rewards(rewards_G, torch.zeros(size, dtype=torch.int64), algorithm)
+    one_group_G = torch.zeros(size, dtype=torch.int64)
+    result = compared_rewards(rewards_G, one_group_G, algorithm)
     advantages_G = result.advantages(rewards_G).double()
     before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
     ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
-    weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1)
+    weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1, group_ids_N=one_group_G)
     reference_G1 = before_G1 if algorithm.kl is not None else None
     tokens = TokenGrid(before_G1, before_G1, advantages_G[:, None], weights_G1, ones_G1 > 0, reference_NT=reference_G1)
     kl_coef = algorithm.kl_coef
@@ -120,20 +121,24 @@ def objective_curve(
     dual_clip: float | None,
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
 ) -> dict[str, Any]:
     """What a token contributes to the objective, and its gradient, by the ratio of policy to behavior policy.
 
     Args:
         advantage: of the token.
-        surrogate, clip_low, clip_high, dual_clip, tau_pos, tau_neg: of `policy_loss`.
+        surrogate, clip_low, clip_high, dual_clip: of `policy_loss`, as are the following.
 
     Returns:
         `ratio`: 0 to 2.5, further where a bound lies further, a short way around 1 where all bounds are close to it,
         the bounds exactly among them; `objective`: the term that is maximized (null where it is infinite); `gradient`:
-        of it with respect to the token's log-prob; `bounds`: of the ratio, none with `plain` and `sapo`; `dead`:
+        of it with respect to the token's log-prob; `bounds`: of the ratio, none where nothing is clipped; `dead`:
         intervals [from, to] of ratios, in which the gradient is exactly 0, without their ends at a bound.
     """
-    bounds = set() if surrogate in ("plain", "sapo") else {1 - clip_low, 1 + clip_high}
+    bounds = set() if surrogate in ("plain", "sapo", "vespo") else {1 - clip_low, 1 + clip_high}
     reach = max((abs(bound - 1) for bound in bounds), default=_LARGEST_RATIO)
     if 0 < reach < _NARROW and dual_clip is None:
         first, last = 1 - 2.5 * reach, 1 + 2.5 * reach
@@ -158,6 +163,10 @@ def objective_curve(
         dual_clip=dual_clip,
         tau_pos=tau_pos,
         tau_neg=tau_neg,
+        k_pos=k_pos,
+        lambda_pos=lambda_pos,
+        k_neg=k_neg,
+        lambda_neg=lambda_neg,
     )
     # The loss is a weighted sum: its derivative by a weight is the term that the weight belongs to.
     slopes_R1, terms_R1 = torch.autograd.grad(loss, (logprobs_R1, weights_R1))

@@ -145,8 +145,9 @@ class PolicyTerm(Term):
     algorithm: Algorithm
 
     def moves(self, inputs: UpdateInputs, rows: Sequence[int], weights_NT: Tensor) -> Tensor:
-        """An advantage of 0 gives no gradient without a KL in the loss, which is 0 at the reference."""
-        is_pulled = self.algorithm.has_kl_loss and (inputs.has_signal or not inputs.before.at_reference)
+        """An advantage of 0 gives no gradient without a KL in the loss, which is 0 at the reference, or a drift."""
+        has_kl, has_drift = self.algorithm.has_kl_loss, self.algorithm.objective.drift_coef > 0
+        is_pulled = (has_kl and not inputs.before.at_reference) or ((has_kl or has_drift) and inputs.has_signal)
         return (weights_NT > 0).any(1) & (is_pulled | (inputs.advantages_NT != 0).any(1))
 
     def loss(self, tokens: TokenGrid, kl_coef: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -116,11 +116,12 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
     stages: dict[str, Mapping[str, object]] = {}
     rows = list(result.watched)
     if rows:
+        group_ids_N, length = torch.tensor(batch.group_of_N), batch.sampling.max_tokens
         tokens = TokenGrid(
             logprobs_NT[rows],
             below_NT[rows],
             advantages_NT[rows],
-            objective.weights(batch.trained_NT, max_tokens=batch.sampling.max_tokens)[rows],
+            objective.weights(batch.trained_NT, max_tokens=length, group_ids_N=group_ids_N)[rows],
             batch.mask_NT[rows],
             sampler_logprobs_NT=batch.old_logprobs_NT[rows],
             reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],

@@ -95,7 +95,8 @@ def sample_group(run: OpenedRun, prompt: Problem | str, rewards: Sequence[Weight
         components = {name: component(outcomes, name) for name in weights}
         totals_G = torch.tensor([outcome.total for outcome in outcomes], dtype=torch.float64)
         one_group_G = torch.zeros(len(outcomes), dtype=torch.long)
-        advantages = tuple(advantage.compare(totals_G, components, weights, one_group_G).tolist())
+        lengths_G = torch.tensor([len(completion) for completion in group.completions])
+        advantages = tuple(advantage.compare(totals_G, components, weights, one_group_G, lengths_G).tolist())
     return SampledGroup(group, outcomes, advantages)
 
 

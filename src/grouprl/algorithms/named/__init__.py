@@ -1,6 +1,6 @@
 """The family by name: one short file each, which says what differs from GRPO and which paper says so.
 
-In: nothing. Out: `NAMED`. Computes nothing; docs/algorithms/NAME.md has the equation, the reasons and a curve.
+In: nothing. Out: `NAMED`. Computes nothing; docs/algorithms.md has the table, and pages with reasons and curves.
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,11 @@ from types import MappingProxyType
 from grouprl.algorithms.spec import Algorithm
 
 _FILES = (
-    "grpo",
-    "grpo_process",
-    "grpo_iterative",
-    "dr_grpo",
-    "dapo",
-    "rloo",
-    "reinforce",
+    # By use: those to start with, then the others.
+    *("grpo", "dapo", "dr_grpo", "gspo", "ppo"),
+    *("cispo", "rloo", "reinforce_pp", "rf_baseline", "scale_rl", "prime_rl", "lite_ppo", "sapo", "maxrl", "dppo"),
+    *("gmpo", "vespo", "luspo", "opo", "gpg", "pass_at_k", "grpo_process", "grpo_iterative", "reinforce"),
     "reinforce_batch",
-    "reinforce_pp",
-    "gspo",
-    "luspo",
-    "cispo",
-    "sapo",
-    "gmpo",
-    "dppo",
-    "maxrl",
-    "ppo",
     # Other libraries' numbers.
     "trl",
     "verl",

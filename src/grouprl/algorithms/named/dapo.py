@@ -1,4 +1,4 @@
-"""DAPO (arXiv:2503.14476, sections 3.1 to 3.4): higher upper clip, token mean, refills, length penalty, no KL."""
+"""DAPO (arXiv:2503.14476, sections 3.1 to 3.4): higher upper clip, token mean, refills, length penalty."""
 
 from grouprl.algorithms.filters import Filter
 from grouprl.algorithms.losses import Clip

@@ -1,4 +1,4 @@
-"""Dr.GRPO (arXiv:2503.20783, section 3.2): neither the deviation nor the length divides; no KL."""
+"""Dr.GRPO (arXiv:2503.20783, section 3.2): neither the deviation nor the length divides."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.losses import Clip

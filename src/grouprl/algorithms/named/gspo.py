@@ -1,4 +1,4 @@
-"""GSPO (arXiv:2507.18071, equations 5 to 7 and section 5.1): one ratio for the completion, four minibatches."""
+"""GSPO (arXiv:2507.18071, equations 5 to 7 and section 5.1): one ratio for the completion."""
 
 from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.spec import Algorithm, Updates

@@ -1,4 +1,4 @@
-"""MaxRL (arXiv:2602.02710): GRPO divided by the mean reward instead of the deviation; no KL."""
+"""MaxRL (arXiv:2602.02710): GRPO divided by the mean reward instead of the deviation."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""OpenRLHF's GRPO (0.11.2) from the same rewards and log-probs; docs/coming_from.md compares them line by line."""
+"""OpenRLHF's GRPO (0.11.2), compared in docs/coming_from.md."""
 
 from grouprl.algorithms.kl import Kl
 from grouprl.algorithms.losses import Clip

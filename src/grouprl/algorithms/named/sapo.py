@@ -1,4 +1,4 @@
-"""SAPO (arXiv:2511.20347, equations 5 and 6): a soft gate instead of a clip, four minibatches."""
+"""SAPO (arXiv:2511.20347, equations 5 and 6): a soft gate instead of a clip."""
 
 from dataclasses import dataclass
 from typing import Literal

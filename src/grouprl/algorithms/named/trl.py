@@ -1,4 +1,4 @@
-"""TRL's GRPO (1.16.0) from the same rewards and log-probs; docs/coming_from.md compares them line by line."""
+"""TRL's GRPO (1.16.0), compared in docs/coming_from.md."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.losses import Clip

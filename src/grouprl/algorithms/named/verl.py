@@ -1,4 +1,4 @@
-"""verl's GRPO (0.9.1) from the same rewards and log-probs; docs/coming_from.md compares them line by line."""
+"""verl's GRPO (0.9.1), compared in docs/coming_from.md."""
 
 from grouprl.algorithms.advantages import GroupAdvantage
 from grouprl.algorithms.kl import Kl

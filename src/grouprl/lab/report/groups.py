@@ -101,9 +101,9 @@ def one_group(folder: Path, step: int, group: int, *, most: int = _EPISODE) -> d
             )
         # A statistic of the whole batch needs every group of the step.
         scored = [
-            CompletionParts(row["group_index"], row["reward"], bool(row["kept"]))
+            CompletionParts(row["group_index"], row["reward"], bool(row["kept"]), row["length"])
             for row in completion_rows(
-                database, "group_index, reward, kept", step, None if of_step(algorithm) else group
+                database, "group_index, reward, kept, length", step, None if of_step(algorithm) else group
             )
         ]
         is_watched = any(row["group_index"] == group for row in stage_rows(database, step))

@@ -29,6 +29,7 @@ class CompletionParts:
     group: int
     reward: float | None  # None = invalid
     kept: bool = True  # whether its group was learned from
+    length: int = 1  # in tokens
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def compared(
     *,
     kept: bool = True,
     component: bool = False,
+    lengths: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """The arithmetic of a group's advantages.
 
@@ -99,6 +101,7 @@ def compared(
         others: rewards of the other groups that were learned from, where the algorithm compares with those (`of_step`).
         kept: whether this group was learned from.
         component: whether these are the values of one reward function of several that are compared by themselves.
+        lengths: tokens of the completions; None = all of one length.
 
     Returns:
         `name`, `formula`, `sentence` and `fields` of the comparison. Of the group's valid rewards the fields of
@@ -115,7 +118,7 @@ def compared(
     std, fields = deviation_kind(algorithm), asdict(algorithm.advantage)
     spread, by_rewards = Spread.of(valued, std), component or _by_rewards(algorithm)
     batch = None
-    if by_rewards and algorithm.advantage.of_batch:
+    if by_rewards and {"batch_mean", "batch_std"} & {fields["baseline"], fields["scale"]}:
         batch = Spread.of([reward for row in groups for reward in row], std)
     mean_of = {"mean": "group", "leave_one_out": "group", "batch_mean": batch and "batch"}.get(fields["baseline"])
     deviation_of = {"group_std": "group", "batch_std": batch and "batch"}.get(fields["scale"])
@@ -133,7 +136,7 @@ def compared(
         "rewards": valued,
         "deviations": _distances(valued, spread.mean),
         "squares": [None if gap is None else gap * gap for gap in _distances(valued, middle)],
-        **(_by_completion(valued, groups, algorithm, kept=kept) if by_rewards else _UNKNOWN),
+        **(_by_completion(valued, groups, algorithm, lengths, kept=kept) if by_rewards else _UNKNOWN),
     }
 
 
@@ -166,8 +169,8 @@ def against_record(
     for part in scored:
         groups.setdefault(part.group, []).append(part)
     others = [[part.reward for part in row] for index, row in groups.items() if row[0].kept and index != group]
-    kept = groups[group][0].kept
-    comparison = compared([part.reward for part in groups[group]], algorithm, others, kept=kept)
+    kept, lengths = groups[group][0].kept, [part.length for part in groups[group]]
+    comparison = compared([part.reward for part in groups[group]], algorithm, others, kept=kept, lengths=lengths)
     ours = comparison["advantages"]
     agree = None if ours is None else _close([advantage or 0.0 for advantage in ours], recorded)
     why = (ours is None and comparison["without_signal"]) or " ".join(_reasons(algorithm)) or _OTHER_SETTINGS
@@ -180,11 +183,13 @@ def against_record(
     }
 
 
-def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm: Algorithm) -> Statistics:
+def compared_rewards(
+    rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm: Algorithm, lengths_N: torch.Tensor | None = None
+) -> Statistics:
     """Baseline, divisor and signal of each reward; where a token's credit begins with its group, that comparison."""
     advantage = algorithm.advantage
     if isinstance(advantage, CompletionAdvantage):
-        return advantage.compared(rewards_N, groups_N)
+        return advantage.compared(rewards_N, groups_N, lengths_N)
     settings = {
         name: value for name, value in options(algorithm).items() if name in ("baseline", "scale", "std", "eps")
     }
@@ -192,7 +197,12 @@ def compared_rewards(rewards_N: torch.Tensor, groups_N: torch.Tensor, algorithm:
 
 
 def _by_completion(
-    valued: Sequence[float | None], groups: Sequence[Sequence[float | None]], algorithm: Algorithm, *, kept: bool
+    valued: Sequence[float | None],
+    groups: Sequence[Sequence[float | None]],
+    algorithm: Algorithm,
+    lengths: Sequence[int] | None,
+    *,
+    kept: bool,
 ) -> dict[str, Any]:
     """What is subtracted from each reward and what divides the rest; `own` is the first group, where it is `kept`."""
     if not kept:
@@ -203,8 +213,9 @@ def _by_completion(
         }
     rewards_N = _tensor([reward for row in groups for reward in row])
     groups_N = torch.tensor([index for index, row in enumerate(groups) for _ in row])
+    lengths_N = None if lengths is None or len(groups) > 1 else torch.tensor(lengths)  # no batch is weighted by lengths
     try:
-        statistics, size = compared_rewards(rewards_N, groups_N, algorithm), len(valued)
+        statistics, size = compared_rewards(rewards_N, groups_N, algorithm, lengths_N), len(valued)
     except UserError as error:
         return {**_UNKNOWN, "without_signal": str(error)}
     advantages = statistics.advantages(rewards_N)[:size].tolist()

@@ -96,7 +96,7 @@ def smallest_delta(settings: Given) -> Any:
 
 def entropy_is_weighted(settings: Given) -> bool:
     """Whether tokens have other weights in our entropy bonus than in TRL's, a mean over each micro-batch."""
-    weighted = settings["loss_type"] not in ("dapo", "cispo") or settings["top_entropy_quantile"] < 1
+    weighted = settings["loss_type"] not in ("dapo", "cispo", "vespo") or settings["top_entropy_quantile"] < 1
     return bool(weighted or settings["gradient_accumulation_steps"] > 1)
 
 

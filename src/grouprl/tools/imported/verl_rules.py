@@ -34,8 +34,8 @@ def mini_batch(settings: Given, value: Any) -> Outcome:
 def clip(side: str, settings: Given, value: float) -> Outcome:
     """The lower or upper clip, which is one of the log-ratio with geo_mean, and a divergence with dppo_*."""
     mode = settings[MODE]
-    if mode == "sapo":
-        return Outcome("not needed", words="no effect with sapo")
+    if mode in ("sapo", "gpg"):
+        return Outcome("not needed", words=f"no effect with {mode}")
     if mode in _DPPO:
         return Outcome("not needed", words="see loss_mode")
     if mode == "geo_mean":

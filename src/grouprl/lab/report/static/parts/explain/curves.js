@@ -10,9 +10,10 @@ import { linePlot, nearest } from "./plot.js";
 import { filled } from "./walk.js";
 
 const LABELS = [["advantage", "Advantage A"], ["surrogate", "Surrogate"], ["clip_low", "\u03b5 low"], ["clip_high", "\u03b5 high"],
-  ["dual_clip", "Dual clip c, where A < 0"], ["tau_pos", "\u03c4 where A > 0"], ["tau_neg", "\u03c4 elsewhere"]];
+  ["dual_clip", "Dual clip c, where A < 0"], ["tau_pos", "\u03c4 where A > 0"], ["tau_neg", "\u03c4 elsewhere"],
+  ["k_pos", "k where A \u2265 0"], ["lambda_pos", "\u03bb where A \u2265 0"], ["k_neg", "k elsewhere"], ["lambda_neg", "\u03bb elsewhere"]];
 const BOUNDS = [0.05, 0.1, 0.2, 0.28, 0.4], USUAL = 0.2; // where the run has no clip
-const DUAL = [2, 3, 5], TAUS = [1, 1.05, 2, 5, 10];
+const DUAL = [2, 3, 5], TAUS = [1, 1.05, 2, 5, 10], POWERS = [1, 2, 3, 5];
 const INSIDE = 0.8; // of the way from 1 to a bound: where the handle begins
 const FREE = 1.1; // and where there is no bound
 const SHOWN = 4; // digits of an advantage in the list
@@ -82,7 +83,7 @@ function objective({ completions, by_token: byToken }, algorithm, recorded, name
   const ask = () => {
     const acting = LABELS.map(([name]) => acts(name, selects.surrogate.value));
     labels.forEach((label, place) => { label.hidden = !acting[place]; });
-    counted.hidden = selects.surrogate.value !== "cispo";
+    counted.hidden = !["cispo", "vespo"].includes(selects.surrogate.value);
     asked.now(Object.fromEntries(LABELS.filter((_, place) => acting[place]).map(([name]) => [name, selects[name].value])));
   };
   ask();
@@ -91,7 +92,7 @@ function objective({ completions, by_token: byToken }, algorithm, recorded, name
 
 /** Whether a choice has a part in the surrogate. */
 function acts(name, surrogate) {
-  return { c: ["clip", "cispo", "gmpo"], d: ["clip"], t: ["sapo"] }[name[0]]?.includes(surrogate) ?? true;
+  return { c: ["clip", "cispo", "gmpo"], d: ["clip"], t: ["sapo"], k: ["vespo"], l: ["vespo"] }[name[0]]?.includes(surrogate) ?? true;
 }
 
 function selectsOf(advantages, algorithm, whose, names) {
@@ -100,6 +101,8 @@ function selectsOf(advantages, algorithm, whose, names) {
     advantage: select(advantageOptions(advantages)), surrogate: select(Object.entries(names), algorithm.surrogate),
     clip_low: own("clip_low", BOUNDS, USUAL), clip_high: own("clip_high", BOUNDS, USUAL),
     tau_pos: own("tau_pos", TAUS, 1), tau_neg: own("tau_neg", TAUS, 1.05),
+    k_pos: own("k_pos", POWERS, 2), lambda_pos: own("lambda_pos", POWERS, 3),
+    k_neg: own("k_neg", POWERS, 3), lambda_neg: own("lambda_neg", POWERS, 2),
     dual_clip: select([["", "none"], ...boundOptions(DUAL, algorithm.dual_clip, whose)], algorithm.dual_clip),
   };
 }

@@ -153,7 +153,8 @@ export function ratioEquations(algorithm, words) {
   ];
 }
 
-function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: dual, tau_pos: pos, tau_neg: neg }) {
+function clipSettings({ surrogate, clip_low: low, clip_high: high, dual_clip: dual, tau_pos: pos, tau_neg: neg, ...more }) {
+  if (surrogate === "vespo") return remark(`Here k = ${plain(more.k_pos)} and λ = ${plain(more.lambda_pos)} where the advantage is 0 or more, k = ${plain(more.k_neg)} and λ = ${plain(more.lambda_neg)} elsewhere. sg[ ] stops the gradient.`);
   if (["plain", "sapo"].includes(surrogate)) return surrogate === "plain" ? null : remark(`Here τ = ${plain(pos)} where the advantage is above 0, and ${plain(neg)} elsewhere. σ(x) = 1 / (1 + e^{−x}).`);
   return remark(`Here ε_{low} = ${plain(low)} and ε_{high} = ${plain(high)}: the trust region of the ratio is ${plain(1 - low)} to ${plain(1 + high)}.` +
     `${dual === null ? "" : ` c = ${plain(dual)}.`}${surrogate === "cispo" ? " sg[ ] stops the gradient." : ""}`);
@@ -176,12 +177,12 @@ export function klEquations(algorithm, words) {
 
 // The loss
 
-export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient, kl_unbiased: weighed, ratio: level }, words) {
+export function lossEquations({ aggregate, kl_in: where, kl_coef: coefficient, kl_unbiased: weighed, ratio: level, drift_coef: drift }, words) {
   const [said, below] = words.weight[aggregate] ?? [aggregate, aggregate], anchored = where === "loss" && coefficient > 0;
   const [times, rho] = !weighed ? ["", ""] : level === "sequence" ? [" times s i", "s_i "] : [" times rho i t", "ρ_{i,t} "];
-  return [equation(`the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? ` plus beta${times} times D i t` : ""}`,
-    `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? ` + β ${rho}D_{i,t}` : ""} )`),
-  equation(`the weight w i t is ${said}`, `w_{i,t} = frac{1}{${below}}`)];
+  return [equation(`the loss J is the sum over completions i and tokens t of the weight w i t times minus S i t${anchored ? ` plus beta${times} times D i t` : ""}${drift > 0 ? " plus c times the square of the log of pi theta over pi old of the token" : ""}`,
+    `J = ∑_{i,t} w_{i,t} ( −S_{i,t}${anchored ? ` + β ${rho}D_{i,t}` : ""}${drift > 0 ? ` + c ( log frac{${POLICY}}{${SAMPLER}} )^2` : ""} )`),
+  equation(`the weight w i t is ${said}`, `w_{i,t} = frac{1}{${below}}`), drift > 0 ? remark(`Here c = ${plain(drift)}.`) : null];
 }
 
 // Equations as HTML, in the notation of docs/algorithms.md: `_` and `^` set what follows lower or higher, frac{a}{b} and
