@@ -204,7 +204,7 @@ def test_gpg_leaves_groups_without_signal_out_as_verl_rescales_the_others() -> N
     mask_nT, groups_n = MASK_NT[kept], torch.zeros(3, dtype=torch.long)
     rewards_n = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
     advantages_n = gpg.advantage.compared(rewards_n, groups_n).advantages(rewards_n)
-    weights_nT = gpg.objective.weights(mask_nT, max_tokens=4, group_ids_N=groups_n)
+    weights_nT = gpg.objective.weights_of_groups(mask_nT, groups_n, max_tokens=4)
     tokens = TokenGrid(logprobs_NT[kept], padded(OLD)[kept], advantages_n[:, None] * mask_nT, weights_nT, mask_nT)
     loss, _ = gpg.objective.loss(tokens)
     (gradient_NT,) = torch.autograd.grad(loss, logprobs_NT)

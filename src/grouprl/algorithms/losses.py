@@ -200,9 +200,15 @@ class Objective(Part):
                 cost_NT = cost_NT + kl_coef * (ratio_NT * kl_NT if kl.kl_unbiased else kl_NT)
         return (weights_NT * cost_NT).sum(), stats
 
-    def weights(self, mask_NT: Tensor, *, max_tokens: int, group_ids_N: Tensor | None = None) -> Tensor:
+    def weights(self, mask_NT: Tensor, *, max_tokens: int) -> Tensor:
         """[N, T] weight of each token in the loss, from the tokens of the whole update; the length is `max_tokens`."""
-        return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens, group_ids_N=group_ids_N)
+        return token_weights(mask_NT, aggregate=self.aggregate, constant_length=max_tokens)
+
+    def weights_of_groups(self, mask_NT: Tensor, group_ids_N: Tensor, *, max_tokens: int) -> Tensor:
+        """The weights of an update whose rows with the same id are a group; only "prompt_mean" reads these."""
+        if self.aggregate == "prompt_mean":
+            return token_weights(mask_NT, aggregate="prompt_mean", group_ids_N=group_ids_N)
+        return self.weights(mask_NT, max_tokens=max_tokens)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def typed_walk(rewards: Sequence[float], algorithm: Algorithm, learning_rate: fl
     advantages_G = result.advantages(rewards_G).double()
     before_G = torch.log_softmax(torch.zeros(size, dtype=torch.float64), 0)
     ones_G1, before_G1 = torch.ones(size, 1, dtype=torch.float64), before_G[:, None]
-    weights_G1 = algorithm.objective.weights(ones_G1 > 0, max_tokens=1, group_ids_N=one_group_G)
+    weights_G1 = algorithm.objective.weights_of_groups(ones_G1 > 0, one_group_G, max_tokens=1)
     reference_G1 = before_G1 if algorithm.kl is not None else None
     tokens = TokenGrid(before_G1, before_G1, advantages_G[:, None], weights_G1, ones_G1 > 0, reference_NT=reference_G1)
     kl_coef = algorithm.kl_coef

@@ -175,7 +175,7 @@ class Learner:
         # Each token's weight in the loss, from all tokens of the update; 0 in the other rows of the batch.
         group_ids_n = torch.tensor([batch.group_of_N[row] for row in rows])
         mask_nT, length = batch.trained_NT[list(rows)], batch.sampling.max_tokens
-        weights_nT = objective.weights(mask_nT, max_tokens=length, group_ids_N=group_ids_n)
+        weights_nT = objective.weights_of_groups(mask_nT, group_ids_n, max_tokens=length)
         weights_NT = torch.zeros(batch.mask_NT.shape)
         weights_NT[list(rows)] = check_tensor("weights", weights_nT, (len(rows), batch.mask_NT.shape[1]))
 

@@ -121,7 +121,7 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
             logprobs_NT[rows],
             below_NT[rows],
             advantages_NT[rows],
-            objective.weights(batch.trained_NT, max_tokens=length, group_ids_N=group_ids_N)[rows],
+            objective.weights_of_groups(batch.trained_NT, group_ids_N, max_tokens=length)[rows],
             batch.mask_NT[rows],
             sampler_logprobs_NT=batch.old_logprobs_NT[rows],
             reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
