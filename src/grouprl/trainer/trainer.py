@@ -45,7 +45,7 @@ class Trainer:
     Args:
         model: built-in name, folder in Hugging Face layout, hub id, or a model of transformers. A model object is
             written to `runs_dir/models` and does not change: the run trains a copy, in float32 where `model.weights`
-            does not say otherwise.
+            does not say otherwise. Of a model of peft the run trains the adapter, over the base model of its name.
         task: a task's name, a data file or `hub:owner/name`, a `Task`, or rows with a `prompt` and any columns (TRL's
             form): a list, a generator, a data set or its splits, a data frame of pandas or polars; of a
             `datasets.IterableDataset` as many of the first rows as the steps and evaluations need.

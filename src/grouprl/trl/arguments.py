@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from grouprl.config.run import RunConfig
 from grouprl.forward.precision import resolve_device
-from grouprl.models.adapters import has_adapter
+from grouprl.models.adapters import has_adapter, is_peft_model
 from grouprl.models.load import load_tokenizer
 from grouprl.record.layout import RunDirectory
 from grouprl.rewards.functions import WeightedReward
@@ -91,10 +91,13 @@ def refused_arguments(
         refused.append("rollout_func: GroupRL samples by itself: write tools or an environment_factory instead")
     if optimizers != (None, None):
         refused.append("optimizers: the optimizer is AdamW: set optim, learning_rate and lr_scheduler_type in args")
-    if not isinstance(model, str | PreTrainedModel) or has_adapter(model):
+    if is_peft_model(model):
+        rows = [weight for name, weight in model.named_parameters() if "lora_B" in name]
+        if args.beta and any(bool(weight.any()) for weight in rows):
+            refused.append("beta: expected 0 with a trained adapter, whose reference is the plain model here: set 0")
+    elif not isinstance(model, str | PreTrainedModel) or has_adapter(model):
         refused.append(
-            f"model: expected a name or a transformers model without adapter, got {type(model).__name__}: give the "
-            "plain model and peft_config=LoraConfig(...)"
+            f"model: expected a name, or a model of transformers or peft, got {type(model).__name__}: give one of them"
         )
     if hasattr(processing_class, "image_processor"):
         refused.append("processing_class: expected a tokenizer, got a processor of images: GroupRL trains on text")

@@ -10,15 +10,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerControl, TrainerState, trainer_pt_utils
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, trainer_pt_utils
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from grouprl.forward.precision import resolve_device
-from grouprl.models.adapters import is_adapter
+from grouprl.models.adapters import WEIGHTS, is_adapter, is_peft_model
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
 from grouprl.record.files import atomic_directory
@@ -88,8 +89,8 @@ class GRPOTrainer:
         if args.process_index == 0 and plan.notes:
             print("\n  ".join(["Here these settings of GRPOConfig are:", *plan.notes]))
         config = plan.config
-        self._module = model if isinstance(model, PreTrainedModel) else None
-        if self._module is None and processing_class is not None:
+        self._module = None if isinstance(model, str) or peft_config is not None else model
+        if isinstance(model, str) and processing_class is not None:
             source = config.model.model_copy(update={"path": model})
             tokenizer = load_tokenizer(source)
             names = ("eos_token_id", "chat_template")
@@ -142,8 +143,12 @@ class GRPOTrainer:
         metrics |= {"total_flos": 0.0, "train_loss": statistics.fmean(losses)}
         self._call("on_log", logs=self.history.write(metrics))
         self._call("on_train_end")
-        if self._module is not None and run.checkpoint is not None and not is_adapter(str(run.checkpoint)):
-            self._module.load_state_dict(self.model.state_dict())  # TRL trains the object itself
+        if self._module is not None and run.checkpoint is not None:  # TRL trains the object itself
+            if is_peft_model(self._module):
+                peft = import_module("peft")
+                peft.set_peft_model_state_dict(self._module, load_file(run.checkpoint / WEIGHTS))
+            else:
+                self._module.load_state_dict(_loaded(run.checkpoint).state_dict())
         return TrainOutput(state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self) -> dict[str, Any]:
@@ -178,10 +183,11 @@ class GRPOTrainer:
         return push(self._newest().path, str(self.args.hub_model_id), public=self.args.hub_private_repo is False)
 
     @property
-    def model(self) -> PreTrainedModel:
-        """The trained model: of the newest checkpoint, or the start where there is none."""
-        config = with_newest(self._trainer.config, self._run.path).model
-        return load_model(config, device=resolve_device(config.device), weights=config.weights)
+    def model(self) -> Any:
+        """The model that was given, trained in place; else that of the newest checkpoint, or the start without one."""
+        if self._module is not None:
+            return self._module
+        return _loaded(Path(with_newest(self._trainer.config, self._run.path).model.path))
 
     def add_callback(self, callback: Any) -> None:
         """Adds a TrainerCallback, or a class of one."""
@@ -261,6 +267,13 @@ class GRPOTrainer:
             getattr(callback, event)(
                 self.args, self.state, self.control, processing_class=self._trainer.tokenizer, **values
             )
+
+
+def _loaded(folder: Path) -> Any:
+    """A model of transformers or, of an adapter, of peft, with their own attention."""
+    if is_adapter(str(folder)):
+        return import_module("peft").AutoPeftModelForCausalLM.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def _copy_model(checkpoint: Checkpoint, folder: Path, copy: Callable[..., Any]) -> None:
