@@ -57,6 +57,7 @@ _READ_HERE = {
     *("output_dir", "logging_steps", "logging_first_step", "logging_strategy", "num_train_epochs", "disable_tqdm"),
     *("num_generations_eval", "hub_model_id", "hub_private_repo", "reward_weights"),
 }
+_STREAMED = 100  # rows that an evaluation takes from a stream
 _REMEDY = "Remove or replace them in the script; docs/coming_from.md has the settings of a run here."
 
 
@@ -69,39 +70,31 @@ class Plan:
     updates: int  # of a step here
     updates_per_epoch: int
     max_steps: int  # updates of the training
+    eval_rows: int
 
 
-def refused_arguments(
-    args: GRPOConfig,
-    *,
-    model: Any,
-    train_dataset: Any,
-    eval_dataset: Any,
-    processing_class: Any,
-    callbacks: Sequence[Any],
-    optimizers: tuple[Any, Any],
-    peft_config: Any,
-    rollout_func: Any,
-) -> list[str]:
-    """A sentence for each argument without a counterpart; nothing is loaded."""
+def refused_arguments(args: GRPOConfig, arguments: Mapping[str, Any], callbacks: Sequence[Any]) -> list[str]:
+    """A sentence for each of TRL's arguments without a counterpart; nothing is loaded."""
+    model, peft_config = arguments["model"], arguments["peft_config"]
     refused, folder = [], Path(args.output_dir)
     if not RunDirectory(folder).exists and (others := sorted(path.name for path in folder.glob("checkpoint-*"))):
         refused.append(f"output_dir: expected a new folder, got {folder} with {others[0]} of another run: name another")
-    if rollout_func is not None:
+    if arguments["rollout_func"] is not None:
         refused.append("rollout_func: GroupRL samples by itself: write tools or an environment_factory instead")
-    if optimizers != (None, None):
+    if arguments["optimizers"] != (None, None):
         refused.append("optimizers: the optimizer is AdamW: set optim, learning_rate and lr_scheduler_type in args")
     if is_peft_model(model):
-        rows = [weight for name, weight in model.named_parameters() if "lora_B" in name]
-        if args.beta and any(bool(weight.any()) for weight in rows):
+        learned = any(bool(weight.any()) for name, weight in model.named_parameters() if "lora_B" in name)
+        if args.beta and learned:
             refused.append("beta: expected 0 with a trained adapter, whose reference is the plain model here: set 0")
     elif not isinstance(model, str | PreTrainedModel) or has_adapter(model):
         refused.append(
             f"model: expected a name, or a model of transformers or peft, got {type(model).__name__}: give one of them"
         )
-    if hasattr(processing_class, "image_processor"):
+    if hasattr(arguments["processing_class"], "image_processor"):
         refused.append("processing_class: expected a tokenizer, got a processor of images: GroupRL trains on text")
-    for name, rows in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+    for name in ("train_dataset", "eval_dataset"):
+        rows = arguments[name]
         if isinstance(rows, Mapping):
             refused.append(f"{name}: expected one data set, got several by name: give one of them")
         elif rows is not None and _has_images(rows):
@@ -112,14 +105,14 @@ def refused_arguments(
             name for name in events if getattr(type(callback), name) is not getattr(TrainerCallback, name)
         ):
             refused.append(
-                f"callbacks: {type(callback).__name__} waits for {', '.join(others)}, which no run has here: use one of "
-                f"{', '.join(_EVENTS)}"
+                f"callbacks: {type(callback).__name__} waits for {', '.join(others)}, which a run does not have: use "
+                + ", ".join(_EVENTS)
             )
     if peft_config is not None:
-        usual = type(peft_config)().to_dict()
-        settings = peft_config.to_dict()
+        is_lora, settings = type(peft_config).__name__ == "LoraConfig", peft_config.to_dict()
+        usual = type(peft_config)().to_dict() if is_lora else settings
         odd = [key for key, value in settings.items() if key not in (*_LORA, *_OF_CHECKPOINT) and value != usual[key]]
-        if type(peft_config).__name__ != "LoraConfig" or odd:
+        if not is_lora or odd:
             refused.append(
                 f"peft_config: expected a plain LoraConfig, got {type(peft_config).__name__} with "
                 f"{', '.join(odd) or 'other weights'}: the adapter is LoRA on linear layers; remove it"
@@ -137,23 +130,16 @@ def _has_images(rows: Any) -> bool:
     return bool({"image", "images"} & {*row}) or any(part.get("type") == "image" for part in parts)
 
 
-def plan_training(
-    args: GRPOConfig,
-    *,
-    model: Any,
-    train_rows: int | None,
-    eval_rows: int,
-    peft_config: Any,
-    quantization_config: Any,
-    refused: Sequence[str],
-) -> Plan:
+def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Sequence[str]) -> Plan:
     """Makes the configuration of the run by the importer's table.
-
-    `train_rows` are those of the data set; None = it has no length.
 
     Raises:
         UserError: keys that have no counterpart, together with the sentences in `refused`.
     """
+    model, peft_config, bits = (arguments[name] for name in ("model", "peft_config", "quantization_config"))
+    train, evaluation = arguments["train_dataset"], arguments["eval_dataset"]
+    train_rows = len(train) if hasattr(train, "__len__") else None
+    eval_rows = len(evaluation) if hasattr(evaluation, "__len__") else _STREAMED * (evaluation is not None)
     values = {key: value for key, value in args.named.items() if key not in _READ_HERE}
     if isinstance(model, PreTrainedModel) and model.dtype != torch.float32:
         values["dtype"] = str(model.dtype).removeprefix("torch.")
@@ -163,8 +149,8 @@ def plan_training(
             value = getattr(peft_config, theirs)
             value = sorted(value) if isinstance(value, set) else getattr(value, "value", value)
             values |= {} if value in (None, TRL[key].default) else {key: value}
-    if quantization_config is not None:
-        values |= {key: getattr(quantization_config, theirs) for theirs, key in _BITS.items()}
+    if bits is not None:
+        values |= {key: getattr(bits, theirs) for theirs, key in _BITS.items()}
     settings = Given(values, TRL, args.world_size)
     batches, updates = batches_of(settings), all_updates(settings)
     # TRL drops the rows that fill no generation.
@@ -193,7 +179,7 @@ def plan_training(
     idle = [line for line in lines if line.outcome.verdict == "not needed" and line.is_named]
     idle = [line for line in idle if "see " not in line.outcome.words]  # another key has its meaning
     notes += [f"{line.key}={line.value} has no effect: {line.outcome.words}" for line in idle]
-    return Plan(RunConfig(**tree), tuple(notes), updates, updates_per_epoch, max_steps)
+    return Plan(RunConfig(**tree), tuple(notes), updates, updates_per_epoch, max_steps, eval_rows)
 
 
 def task_of(plan: Plan, train_dataset: Any, eval_dataset: Any, *, prompts: bool) -> ListTask | None:
@@ -205,7 +191,7 @@ def task_of(plan: Plan, train_dataset: Any, eval_dataset: Any, *, prompts: bool)
         train_dataset = first_rows(train_dataset, config.steps * config.rollout.problems_per_step)
     held_out: Sequence[Problem] = ()
     if eval_dataset is not None:
-        rows = first_rows(eval_dataset, config.evaluation.problems)
+        rows = first_rows(eval_dataset, plan.eval_rows)
         held_out = problems_from_rows(rows, "eval_dataset", prompts=prompts)
     train = problems_from_rows(train_dataset, "train_dataset", prompts=prompts)
     splits = {"train": train, "validation": held_out, "test": held_out}

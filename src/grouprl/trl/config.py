@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
+from grouprl.forward.precision import resolve_device
 from grouprl.tools.imported.keys import RENAMED, TRL, TRL_FIELDS
 from grouprl.types import UserError, nearest_name
 
@@ -24,6 +27,9 @@ _KINDS: dict[str, Any] = {
 }
 
 
+_RANKS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}  # of torchrun and accelerate
+
+
 def _field(name: str, kind: Any) -> tuple[str, Any, Any]:
     default = TRL[name].default
     return name, kind if default is not None else kind | None, dataclasses.field(default=default)
@@ -34,8 +40,25 @@ _Fields: Any = dataclasses.make_dataclass(
 )
 
 
+@dataclass(frozen=True)
+class Processes:
+    """What scripts ask accelerate for: the processes of the launcher."""
+
+    num_processes: int
+    process_index: int
+    local_process_index: int
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes the run."""
+        return self.process_index == 0
+
+    def wait_for_everyone(self) -> None:
+        """Waits for nobody: the ranks of a run wait for one another."""
+
+
 class _Config(_Fields):  # type: ignore[misc]
-    distributed_state = None  # of accelerate, which does not run here
+    _n_gpu = 1
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         names = {field.name for field in dataclasses.fields(self)}
@@ -52,8 +75,12 @@ class _Config(_Fields):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         # Not that of transformers, which opens devices and process groups: a run opens its own.
+        ranks = [int(os.environ.get(name, default)) for name, default in _RANKS.items()]
+        self.distributed_state: Processes = Processes(*ranks)
         self.output_dir: str = os.path.expanduser(self.output_dir or "trainer_output")
-        self.disable_tqdm: bool = bool(self.disable_tqdm)
+        # What HfArgumentParser makes of these defaults.
+        self.debug: Any = self.debug or ""
+        self.include_num_input_tokens_seen: Any = self.include_num_input_tokens_seen or "no"
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Enum):
@@ -62,14 +89,8 @@ class _Config(_Fields):  # type: ignore[misc]
                 setattr(self, field.name, json.loads(value))
 
     @property
-    def world_size(self) -> int:
-        """Processes that train, as the launcher says."""
-        return int(os.environ.get("WORLD_SIZE", "1"))
-
-    @property
-    def process_index(self) -> int:
-        """The rank of this process."""
-        return int(os.environ.get("RANK", "0"))
+    def _setup_devices(self) -> torch.device:
+        return resolve_device("cpu" if self.use_cpu else "auto")
 
 
 class GRPOConfig(_Config):

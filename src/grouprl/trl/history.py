@@ -15,6 +15,7 @@ from grouprl.algorithms.losses import Clip
 from grouprl.algorithms.named.cispo import Cispo
 from grouprl.algorithms.spec import Algorithm
 from grouprl.tools.trackers.following import tracked_name
+from grouprl.trl.arguments import Plan
 from grouprl.trl.config import GRPOConfig
 from grouprl.types import StepRecord, StopReason, TokenTrace
 
@@ -108,12 +109,11 @@ def _deviation(values: Sequence[float]) -> float:
 class History:
     """The log of a training in TRL's form: `state.log_history` has an entry each `logging_steps` updates."""
 
-    def __init__(self, args: GRPOConfig, *, updates: int, updates_per_epoch: float, max_steps: int) -> None:
-        """`updates` are those of a step here."""
-        self.args, self.updates, self.updates_per_epoch = args, updates, updates_per_epoch
+    def __init__(self, args: GRPOConfig, plan: Plan) -> None:
+        self.args, self.updates, self.updates_per_epoch = args, plan.updates, plan.updates_per_epoch
         self.state = TrainerState(
-            max_steps=max_steps,
-            num_train_epochs=math.ceil(max_steps / updates_per_epoch),
+            max_steps=plan.max_steps,
+            num_train_epochs=math.ceil(plan.max_steps / plan.updates_per_epoch),
             logging_steps=args.logging_steps,
             save_steps=args.save_steps,
             eval_steps=args.eval_steps,

@@ -22,10 +22,10 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from grouprl.models.adapters import WEIGHTS, is_adapter, is_peft_model
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.models.manifest import MANIFEST
-from grouprl.record.files import atomic_directory
+from grouprl.record.files import atomic_directory, atomic_write_text
 from grouprl.record.layout import Checkpoint, RunDirectory
-from grouprl.record.read import read_json_lines
-from grouprl.tools.push import push
+from grouprl.record.read import read_json_lines, read_run
+from grouprl.tools.push import CARD, model_card, push
 from grouprl.trainer.trainer import Trainer
 from grouprl.trainer.trial import with_newest
 from grouprl.trl.arguments import plan_training, refused_arguments, rewards_of, task_of
@@ -60,35 +60,16 @@ class GRPOTrainer:
         rollout_func: Any = None,
         environment_factory: Any = None,
     ) -> None:
+        arguments = dict(locals())
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.rstrip('/').rpartition('/')[2]}-GRPO")
-        self.args = args
+        self.args, self.accelerator, self.processing_class = args, args.distributed_state, processing_class
         self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
-        refused = refused_arguments(
-            args,
-            model=model,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            callbacks=self.callbacks,
-            optimizers=optimizers,
-            peft_config=peft_config,
-            rollout_func=rollout_func,
-        )
-        self._eval_rows = len(eval_dataset) if hasattr(eval_dataset, "__len__") else 100 * (eval_dataset is not None)
-        plan = plan_training(
-            args,
-            model=model,
-            train_rows=len(train_dataset) if hasattr(train_dataset, "__len__") else None,
-            eval_rows=self._eval_rows,
-            peft_config=peft_config,
-            quantization_config=quantization_config,
-            refused=refused,
-        )
-        if args.process_index == 0 and plan.notes:
-            print("\n  ".join(["Here these settings of GRPOConfig are:", *plan.notes]))
-        config = plan.config
+        plan = plan_training(args, arguments, refused_arguments(args, arguments, self.callbacks))
+        if self.is_world_process_zero() and plan.notes:
+            print("\n  ".join(["Of these settings GroupRL says:", *plan.notes]))
+        self._plan, config = plan, plan.config
         self._module = None if isinstance(model, str) or peft_config is not None else model
         if isinstance(model, str) and processing_class is not None:
             source = config.model.model_copy(update={"path": model})
@@ -110,9 +91,7 @@ class GRPOTrainer:
             environment_factory=environment_factory,
             callback=self._follow,
         )
-        self.history = History(
-            args, updates=plan.updates, updates_per_epoch=plan.updates_per_epoch, max_steps=plan.max_steps
-        )
+        self.history = History(args, plan)
         self.control = TrainerControl()
         self._evaluated: set[int] = set()  # steps whose evaluation is in the log
         self._mirrored: set[str] = set()  # folders checkpoint-N
@@ -125,7 +104,7 @@ class GRPOTrainer:
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
         """Trains to the end. True continues the run in `args.output_dir`, a folder `checkpoint-N` in it from there."""
-        step, began, state = None, time.time(), self.state
+        step, began = None, time.time()
         if resume_from_checkpoint and not isinstance(resume_from_checkpoint, bool):
             number = Path(resume_from_checkpoint).name.removeprefix("checkpoint-")
             if not number.isdecimal() or int(number) % self.history.updates:
@@ -136,7 +115,10 @@ class GRPOTrainer:
             step = int(number) // self.history.updates
         self._call("on_train_begin")
         run = self._trainer.train(resume=bool(resume_from_checkpoint), step=step)
-        self._catch_up()
+        if self.is_world_process_zero():
+            if not self.state.global_step:  # it had ended before
+                self._resume(self._newest().step)
+            self._catch_up()
         losses = self.history.losses or [math.nan]
         steps = max(1, len(self.history.losses) * self.history.updates)
         metrics = speed_metrics("train", began, num_steps=steps, num_samples=steps * self.args.world_size)
@@ -149,11 +131,11 @@ class GRPOTrainer:
                 peft.set_peft_model_state_dict(self._module, load_file(run.checkpoint / WEIGHTS))
             else:
                 self._module.load_state_dict(_loaded(run.checkpoint).state_dict())
-        return TrainOutput(state.global_step, metrics["train_loss"], metrics)
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluates the newest checkpoint, or the model before training, on `eval_dataset`; adds it to the log."""
-        config, rows = self._trainer.config, self._eval_rows
+        config, rows = self._trainer.config, self._plan.eval_rows
         if not rows:
             raise UserError("eval_dataset: expected rows to evaluate on, got none: give them to GRPOTrainer")
         evaluation = config.evaluation.model_copy(update={"problems": rows})
@@ -171,16 +153,25 @@ class GRPOTrainer:
         folder = Path(output_dir or self.args.output_dir)
         if folder.resolve() != self._run.path.resolve():
             self._trainer.save(folder)
-        elif self.args.process_index == 0:
+        elif self.is_world_process_zero():
             _copy_model(self._newest(), folder, shutil.copy2)
 
-    def push_to_hub(self) -> str:
+    def push_to_hub(
+        self, commit_message: str = "", blocking: bool = True, dataset_name: Any = None, tags: Any = None
+    ) -> str:
         """Uploads the newest checkpoint to `args.hub_model_id`; private unless `args.hub_private_repo` is False.
+
+        The arguments are TRL's and have no effect: the model card says what the run records.
 
         Raises:
             UserError: there is no checkpoint, no such name, no right to write, or no network.
         """
         return push(self._newest().path, str(self.args.hub_model_id), public=self.args.hub_private_repo is False)
+
+    def create_model_card(self, model_name: Any = None, dataset_name: Any = None, tags: Any = None) -> None:
+        """Writes README.md into `args.output_dir`, from what the run records; the arguments have no effect."""
+        card = model_card(read_run(self._run.path), self._newest().path.name)
+        atomic_write_text(self._run.path / CARD, card)
 
     @property
     def model(self) -> Any:
@@ -195,7 +186,7 @@ class GRPOTrainer:
 
     def is_world_process_zero(self) -> bool:
         """Whether this process writes the run."""
-        return self.args.process_index == 0
+        return self.accelerator.is_main_process
 
     log_metrics, save_metrics, save_state = (
         trainer_pt_utils.log_metrics,
@@ -221,11 +212,9 @@ class GRPOTrainer:
 
     def _follow(self, record: StepRecord) -> None:
         """Logs a step and tells the callbacks; what the run saved and evaluated before it comes first."""
+        if not self.state.global_step and record.step > 1:
+            self._resume(record.step - 1)
         history, state = self.history, self.state
-        if not state.global_step and record.step > 1:  # resumed
-            path = self._run.path / f"checkpoint-{(record.step - 1) * history.updates}" / _STATE
-            if path.is_file():
-                history.state = state = TrainerState.load_from_json(str(path))
         self._catch_up()
         epoch = int(state.epoch or 0)
         if not state.global_step:
@@ -242,6 +231,16 @@ class GRPOTrainer:
                 self._call("on_epoch_begin")
         if self.control.should_training_stop:
             signal.raise_signal(signal.SIGINT)  # the run saves this step and ends
+
+    def _resume(self, step: int) -> None:
+        """Reads the state after a step, and removes the folders of later ones, which the run makes again."""
+        update = step * self.history.updates
+        for path in self._run.path.glob("checkpoint-*"):
+            number = int(path.name.removeprefix("checkpoint-"))
+            if number == update and (path / _STATE).is_file():
+                self.history.state = TrainerState.load_from_json(str(path / _STATE))
+            elif number > update:
+                shutil.rmtree(path)
 
     def _catch_up(self) -> None:
         """Takes over evaluations and checkpoints that the run has made since the last step."""
@@ -265,7 +264,7 @@ class GRPOTrainer:
     def _call(self, event: str, **values: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(
-                self.args, self.state, self.control, processing_class=self._trainer.tokenizer, **values
+                self.args, self.state, self.control, processing_class=self.processing_class, **values
             )
 
 
