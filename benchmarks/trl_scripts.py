@@ -299,7 +299,8 @@ def near_50(completions: Sequence[Any], **_: Any) -> list[float]:
 
 
 def tags(completions: Sequence[Any], **_: Any) -> list[float]:
-    return [float(re.search("<answer>.*</answer>", text_of(completion)) is not None) for completion in completions]
+    texts = map(text_of, completions)
+    return [len(re.findall("[<>/a-z]", text)) / max(1, len(text)) for text in texts]
 
 
 def count_tags(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -311,7 +312,8 @@ def digits(completions: Sequence[Any], **_: Any) -> list[float]:
 
 
 def same_number(completions: Sequence[Any], solution: Sequence[str], **_: Any) -> list[float]:
-    return [float(number in text_of(text)) for text, number in zip(completions, solution, strict=True)]
+    texts = map(text_of, completions)
+    return [float(sum(map(text.count, number))) for text, number in zip(texts, solution, strict=True)]
 
 
 def punish_long(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
@@ -417,7 +419,7 @@ def compare(script: Script, folder: Path) -> tuple[str, float]:
     compared = [name for name in gaps if name in ("loss", "advantages") or name.startswith("reward")]
     worst = max(gaps[name] for name in compared)
     row = f"| {script.__name__} | {len(our_log)} | {len(our_log[0])} | " + " | ".join(
-        f"{gaps.get(name, 0.0):.1e}" for name in ("loss", "reward", "advantages", "grad_norm", "kl", "entropy")
+        f"{gaps[name]:.1e}" if name in gaps else "-" for name in ("loss", "reward", "advantages", "grad_norm", "kl")
     )
     return row + " |", worst
 
@@ -433,7 +435,7 @@ def main() -> None:
     torch.set_num_threads(1)
     scripts = [script for script in SCRIPTS if arguments.only in (None, script.__name__)]
     gaps = []
-    print("| script | updates | metrics | loss | reward | advantages | grad_norm | kl | entropy |\n" + "|---" * 9 + "|")
+    print("| script | updates | metrics | loss | reward | advantages | grad_norm | kl |\n" + "|---" * 8 + "|")
     with tempfile.TemporaryDirectory() as folder:
         save_models(Path(folder))
         for script in scripts[: 2 if arguments.smoke else None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import AutoConfig, PreTrainedModel, TrainerCallback
 
 from grouprl.config.run import RunConfig
 from grouprl.forward.precision import resolve_device
@@ -22,7 +22,7 @@ from grouprl.rewards.functions import WeightedReward
 from grouprl.rewards.learned import learned_reward
 from grouprl.rewards.resolve import REWARDS, resolve_rewards
 from grouprl.tasks.rows import ListTask, first_rows, is_stream, problems_from_rows
-from grouprl.tools.imported.keys import TRL
+from grouprl.tools.imported.keys import BITS, LORA, TRL
 from grouprl.tools.imported.read import Foreign
 from grouprl.tools.imported.recipe import import_foreign, nested
 from grouprl.tools.imported.table import Given
@@ -35,24 +35,7 @@ _EVENTS = (
     *("on_step_end", "on_log", "on_save", "on_evaluate"),
 )
 """The events of a TrainerCallback that a run has."""
-_LORA = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters",
-    "task_type": "lora_task_type",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-}
 _OF_CHECKPOINT = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "peft_type")
-_BITS = {
-    "load_in_4bit": "load_in_4bit",
-    "load_in_8bit": "load_in_8bit",
-    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-}
 _READ_HERE = {
     *("output_dir", "logging_steps", "logging_first_step", "logging_strategy", "num_train_epochs", "disable_tqdm"),
     *("num_generations_eval", "hub_model_id", "hub_private_repo", "reward_weights"),
@@ -111,7 +94,7 @@ def refused_arguments(args: GRPOConfig, arguments: Mapping[str, Any], callbacks:
     if peft_config is not None:
         is_lora, settings = type(peft_config).__name__ == "LoraConfig", peft_config.to_dict()
         usual = type(peft_config)().to_dict() if is_lora else settings
-        odd = [key for key, value in settings.items() if key not in (*_LORA, *_OF_CHECKPOINT) and value != usual[key]]
+        odd = [key for key, value in settings.items() if key not in (*LORA, *_OF_CHECKPOINT) and value != usual[key]]
         if not is_lora or odd:
             refused.append(
                 f"peft_config: expected a plain LoraConfig, got {type(peft_config).__name__} with "
@@ -141,16 +124,21 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
     train_rows = len(train) if hasattr(train, "__len__") else None
     eval_rows = len(evaluation) if hasattr(evaluation, "__len__") else _STREAMED * (evaluation is not None)
     values = {key: value for key, value in args.named.items() if key not in _READ_HERE}
+    loading = {key.removeprefix("torch_"): value for key, value in (args.model_init_kwargs or {}).items() if value}
+    bits = bits or loading.pop("quantization_config", None)
+    if loading.get("dtype") == "auto" and isinstance(model, str):
+        loading["dtype"] = AutoConfig.from_pretrained(model).dtype or "float32"
+    values |= {"model_init_kwargs": loading}
     if isinstance(model, PreTrainedModel) and model.dtype != torch.float32:
         values["dtype"] = str(model.dtype).removeprefix("torch.")
     if peft_config is not None:
         values["use_peft"] = True
-        for theirs, key in _LORA.items():
+        for theirs, key in LORA.items():
             value = getattr(peft_config, theirs)
             value = sorted(value) if isinstance(value, set) else getattr(value, "value", value)
             values |= {} if value in (None, TRL[key].default) else {key: value}
     if bits is not None:
-        values |= {key: getattr(bits, theirs) for theirs, key in _BITS.items()}
+        values |= {key: getattr(bits, theirs) for theirs, key in BITS.items()}
     settings = Given(values, TRL, args.world_size)
     batches, updates = batches_of(settings), all_updates(settings)
     # TRL drops the rows that fill no generation.
@@ -160,6 +148,9 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
     max_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * updates_per_epoch)
     if train_rows is None and args.max_steps <= 0:
         refused = [*refused, "max_steps: expected a number of updates where train_dataset has no length, got none"]
+        max_steps = 1
+    if train_rows is None:
+        updates_per_epoch = max_steps
     values["max_steps"] = max_steps
     for strategy, steps in (("save_strategy", "save_steps"), ("eval_strategy", "eval_steps")):
         if values.get(strategy) == "epoch":
@@ -179,6 +170,8 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
     idle = [line for line in lines if line.outcome.verdict == "not needed" and line.is_named]
     idle = [line for line in idle if "see " not in line.outcome.words]  # another key has its meaning
     notes += [f"{line.key}={line.value} has no effect: {line.outcome.words}" for line in idle]
+    if args.run_name:
+        notes.append(f"run_name={args.run_name} has no effect: a run has the name of output_dir")
     return Plan(RunConfig(**tree), tuple(notes), updates, updates_per_epoch, max_steps, eval_rows)
 
 

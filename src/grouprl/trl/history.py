@@ -57,6 +57,7 @@ def trl_metrics(record: StepRecord, algorithm: Algorithm) -> dict[str, float]:
     metrics["frac_reward_zero_std"] = _mean([len({*group}) == 1 for group in compared])
     metrics |= {tracked_name(name): value for name, value in record.metrics.items() if name.startswith(_LOGS)}
     metrics["entropy"] = math.nan  # in a step without an advantage
+    metrics |= {"kl": 0.0} if algorithm.has_kl_loss else {}  # without an advantage, at the reference
     metrics |= {tracked_name(name): record.metrics[name] for name in _EQUAL if name in record.metrics}
     metrics |= _clip_metrics(record, algorithm)
     return metrics | {"step_time": record.metrics["time/total"]}

@@ -166,7 +166,11 @@ class GRPOTrainer:
         Raises:
             UserError: there is no checkpoint, no such name, no right to write, or no network.
         """
-        return push(self._newest().path, str(self.args.hub_model_id), public=self.args.hub_private_repo is False)
+        return push(
+            self._newest().path,
+            self.args.hub_model_id or self._run.path.name,
+            public=self.args.hub_private_repo is False,
+        )
 
     def create_model_card(self, model_name: Any = None, dataset_name: Any = None, tags: Any = None) -> None:
         """Writes README.md into `args.output_dir`, from what the run records; the arguments have no effect."""

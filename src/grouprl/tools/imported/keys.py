@@ -26,6 +26,12 @@ TRL_FIELDS: Mapping[str, str] = MappingProxyType(
 )
 """The fields of TRL's GRPOConfig that it adds to transformers' TrainingArguments or changes there -> type."""
 
+LORA: Mapping[str, str] = MappingProxyType(_NAMES["lora"])
+"""A setting of PEFT's LoraConfig -> the key of TRL."""
+
+BITS: Mapping[str, str] = MappingProxyType(_NAMES["bits"])
+"""A setting of transformers' BitsAndBytesConfig -> the key of TRL."""
+
 _SAME_ROWS = "does not change which rows are trained"
 
 VERL: Mapping[str, Entry] = MappingProxyType(read_table("verl.yaml", vars(verl_rules)))
