@@ -346,13 +346,16 @@ def save_models(folder: Path) -> None:
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     config = LlamaConfig(**shape, **heads, **ends)
     generator = torch.Generator().manual_seed(5)
-    for name, kind in (("model", LlamaForCausalLM), ("scorer", LlamaForSequenceClassification)):
+    for name, kind in (("scorer", LlamaForSequenceClassification), ("model", LlamaForCausalLM)):
         config.num_labels = 1
         model = kind(config).eval()
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim > 1:
                     weight.copy_(0.15 * torch.randn(weight.shape, generator=generator))
+        if name == "model":  # TRL takes a completion for ended whose last token is the padding: here the end alone
+            tokenizer.pad_token = tokenizer.eos_token
+            model.config.pad_token_id = tokenizer.eos_token_id
         save_model(model, tokenizer, folder / name)
 
 

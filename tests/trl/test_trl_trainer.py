@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import AutoModelForCausalLM, HfArgumentParser, TrainerCallback, TrainerState
+from transformers import AutoModelForCausalLM, HfArgumentParser, TrainerCallback, TrainerState, TrainingArguments
 
 from grouprl import UserError
 from grouprl.algorithms.named import NAMED
@@ -175,6 +175,13 @@ def test_what_has_no_counterpart_is_said_at_once_before_a_model_is_loaded(
     assert [sentence for sentence in sentences if sentence not in str(error.value)] == []
     assert "--allow" not in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_configuration_is_that_of_this_library(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"got transformers\.training_args\.TrainingArguments: import it from grouprl\.trl"
+    ):
+        GRPOTrainer("no/such-model", LETTERS, TrainingArguments(str(tmp_path), use_cpu=True), DATA)
 
 
 def test_checkpoints_of_another_library_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,9 @@ class GRPOTrainer:
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.rstrip('/').rpartition('/')[2]}-GRPO")
+        if not isinstance(args, GRPOConfig):
+            got = f"{type(args).__module__}.{type(args).__name__}"
+            raise UserError(f"args: expected the GRPOConfig of grouprl.trl, got {got}: import it from grouprl.trl")
         self.args, self.accelerator, self.processing_class = args, args.distributed_state, processing_class
         self.callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         plan = plan_training(args, arguments, refused_arguments(args, arguments, self.callbacks))

@@ -178,7 +178,8 @@ def model_arguments(settings: Given, value: Any) -> Outcome:
     if foreign := set(value or {}) - keys:
         return unsupported(f"expected {', '.join(sorted(keys))}, got {', '.join(sorted(foreign))}")
     arguments = {key.removeprefix("torch_"): item for key, item in (value or {}).items()}
-    ours = {} if "revision" not in arguments else {"model.revision": arguments["revision"]}
+    revision = arguments.get("revision", "main")
+    ours = {} if revision == "main" else {"model.revision": revision}
     if "dtype" not in arguments:
         return Outcome("equal", ours)
     outcome = settings.entries["dtype"].rule(settings, str(arguments["dtype"]).removeprefix("torch."))
