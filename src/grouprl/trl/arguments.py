@@ -213,8 +213,8 @@ def rewards_of(
             if not isinstance(function, str):
                 function.save_pretrained(folder)
                 (tokenizer or load_tokenizer(path)).save_pretrained(folder)
-            place = path if isinstance(function, str) else folder
-            scores = learned_reward(place, policy=place, device=resolve_device(config.model.device))
+            source = path if isinstance(function, str) else folder
+            scores = learned_reward(source, policy=source, device=resolve_device(config.model.device))
         rewards.append(WeightedReward(path.rstrip("/").rpartition("/")[2], replace(scores, own_tokens=True)))
     factors = weights or [1.0] * len(rewards)
     resolved = resolve_rewards(rewards)
