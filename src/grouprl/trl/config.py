@@ -41,7 +41,7 @@ _Fields: Any = dataclasses.make_dataclass(
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchedProcesses:
     """What scripts ask accelerate for: the processes of the launcher."""
 
     num_processes: int
@@ -76,7 +76,7 @@ class _Config(_Fields):  # type: ignore[misc]
     def __post_init__(self) -> None:
         # Not that of transformers, which opens devices and process groups: a run opens its own.
         ranks = [int(os.environ.get(name, default)) for name, default in _RANKS.items()]
-        self.distributed_state: Launch = Launch(*ranks)
+        self.distributed_state: LaunchedProcesses = LaunchedProcesses(*ranks)
         self.output_dir: str = os.path.expanduser(self.output_dir or "trainer_output")
         # What HfArgumentParser makes of these defaults.
         self.debug: Any = self.debug or ""
