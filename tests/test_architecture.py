@@ -12,7 +12,7 @@ from source_tree import LEAVES, ROOT, SRC, TRUNK, Module, modules, room_of
 ORDER = TRUNK + " " + LEAVES
 # Below each other in the order, and all the same never.
 NEVER = {("rollout", "rewards"), ("learner", "record"), ("step", "record")}
-SHOW_ALL = {"lab", "cli"}
+SHOW_ALL = {"lab", "cli", "trl"}
 RANK = {package: rank for rank, package in enumerate(ORDER.split())}
 FILE_LINES, FUNCTION_LINES, RECIPE_LINES = 500, 100, 15
 STEP_LINES = 120

@@ -34,6 +34,7 @@ ASKED = {
     "lab": ((), "none, because the folder grouprl/lab is missing"),
     "tools": (("trackers.names=[tensorboard]",), "trackers: expected the folder grouprl/tools"),
     "cli": ((), "cli: expected the folder grouprl/cli"),
+    "trl": ((), ""),  # scripts import it themselves
 }
 
 FROM_PYTHON = """

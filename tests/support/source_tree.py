@@ -15,7 +15,7 @@ TRUNK = """
     types files leaves algorithms forward models record ranks config tasks rewards rollout
     learner evaluation step run trainer
 """
-LEAVES = "problems terms received lean supervised environments kernels engines checks tools lab cli"
+LEAVES = "problems terms received lean supervised environments kernels engines checks tools lab cli trl"
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def test_examples_of_verls_defaults_do_not_enter_the_recipe(tmp_path: Path):
     ("name", "words"),
     [
         ("num_generations", "is here rollout.group_size"),
-        ("deepspeed", "has no setting here: TRL's layout of batches"),
+        ("deepspeed", "has no setting here: `torchrun` with distributed.shard=true"),
         ("batch_size", "is here rollout.problems_per_step x rollout.group_size"),
         ("enable", ""),  # many sections of verl have it
         ("no_such_name", ""),

@@ -253,7 +253,17 @@ def compare(
     Example: grouprl compare demo --vary algorithm=grpo,dr_grpo,rloo --seeds 3 --name mine
 
     Example: grouprl compare claims --quick jobs=2 only=[group_size]
+
+    Example: grouprl compare runs/mine trl:theirs/checkpoint-500/trainer_state.json
     """
+    if settings and settings[-1].startswith("trl:"):
+        from grouprl.tools.compare.trl_log import rows_beside
+
+        rows = list(rows_beside(settings[0], Path(settings[-1].removeprefix("trl:"))))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        return
     options = {"seeds": None if seeds is None else list(range(seeds)), "name": name}
     changes = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     from grouprl.tools.compare.settings import load_comparison

@@ -156,9 +156,14 @@ def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Ten
     model.peft_config[_NAME].save_pretrained(folder)
 
 
-def has_adapter(model: PreTrainedModel) -> bool:
+def has_adapter(model: object) -> bool:
     """Whether the model has an adapter."""
     return bool(getattr(model, "peft_config", None))
+
+
+def is_peft_model(model: object) -> bool:
+    """Whether it is PEFT's own object around a model and its adapter."""
+    return has_adapter(model) and hasattr(model, "get_base_model")
 
 
 def is_adapter(folder: str) -> bool:

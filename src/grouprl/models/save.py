@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grouprl.models.adapters import has_adapter, save_adapter
+from grouprl.models.adapters import has_adapter, is_peft_model, save_adapter
 from grouprl.models.load import check_tokens, hide_progress_bars, load_tokenizer
 from grouprl.models.shard import own_part, whole
 from grouprl.types import UserError
@@ -113,30 +113,36 @@ def folder_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     objects. The objects themselves do not change.
 
     Args:
-        model: a causal language model of transformers, without an adapter and not quantized.
+        model: a causal language model of transformers, without an adapter and not quantized; or one of peft, whose
+            adapter alone is written, with the name of its base model.
         tokenizer: None = the one of the place that the model was loaded from.
         parent: the folder that the new one is made in.
 
     Raises:
         UserError: the model cannot be written as it is, or the tokenizer has other tokens than the model.
     """
-    if not isinstance(model, PreTrainedModel):
+    base = model.get_base_model() if is_peft_model(model) else model
+    if not isinstance(base, PreTrainedModel):
         raise UserError(
-            f"model: expected a name, a folder, a hub id or a model of transformers, got {type(model).__name__}: a "
-            "model of peft is saved with save_pretrained, and its folder given"
+            f"model: expected a name, a folder, a hub id or a model of transformers, got {type(model).__name__}: give "
+            "one of them"
         )
-    if has_adapter(model) or getattr(model, "is_quantized", False):
+    if (base is model and has_adapter(model)) or getattr(base, "is_quantized", False):
         kind = "an adapter" if has_adapter(model) else "quantized weights"
         raise UserError(
             f"model: expected a model with plain weights, got one with {kind}: give the model itself, and "
             "model.lora={} in the configuration to train an adapter"
         )
-    tokenizer = tokenizer or load_tokenizer(model.name_or_path)
-    check_tokens(model, tokenizer)
+    tokenizer = tokenizer or load_tokenizer(base.name_or_path)
+    check_tokens(base, tokenizer)
     parent.mkdir(parents=True, exist_ok=True)
     written = Path(tempfile.mkdtemp(prefix=".writing-", dir=parent))
     try:
-        save_model(model, tokenizer, written)
+        if base is model:
+            save_model(model, tokenizer, written)
+        else:
+            model.save_pretrained(str(written))
+            tokenizer.save_pretrained(written)
         digest = hashlib.sha256()
         for path in sorted(written.rglob("*")):
             if path.is_file():

@@ -45,7 +45,7 @@ class Trainer:
     Args:
         model: built-in name, folder in Hugging Face layout, hub id, or a model of transformers. A model object is
             written to `runs_dir/models` and does not change: the run trains a copy, in float32 where `model.weights`
-            does not say otherwise.
+            does not say otherwise. Of a model of peft the run trains the adapter, over the base model of its name.
         task: a task's name, a data file or `hub:owner/name`, a `Task`, or rows with a `prompt` and any columns (TRL's
             form): a list, a generator, a data set or its splits, a data frame of pandas or polars; of a
             `datasets.IterableDataset` as many of the first rows as the steps and evaluations need.
@@ -90,16 +90,16 @@ class Trainer:
 
         In a notebook a cell is run again and again: a name that holds a run becomes the next free one (`run-2`).
         """
-        terminal, resume = Terminal(), resumes(self._directory, asked=resume)
+        terminal, resume = Terminal(), resumes(self.directory, asked=resume)
         if in_notebook() and not resume:
             wanted = Path(self.config.runs_dir) / self.config.name
             further = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
             free = next(path for path in chain([wanted], further) if not held_files(path))
             if free != wanted:
                 terminal.say(f"{wanted} holds a run, so this run is {free}. train(resume=True) continues {wanted}.")
-            self.__dict__["_directory"] = free  # of this object's evaluate and sample too
+            self.__dict__["directory"] = free  # of this object's evaluate and sample too
         config, task, rewards = self._prepared(resume=resume)
-        config = config.model_copy(update={"name": self._directory.name})
+        config = config.model_copy(update={"name": self.directory.name})
         end = run_to_end(config, task, rewards, display=terminal, resume=resume, step=step, callback=self.callback)
         return Run(end.directory, end.summary, end.finished)
 
@@ -110,7 +110,7 @@ class Trainer:
             The metrics: see `grouprl.evaluation.evaluate.evaluate`.
         """
         config, task, rewards = self._prepared()
-        return evaluate_model(OpenedRun(with_newest(config, self._directory), task), rewards).metrics
+        return evaluate_model(OpenedRun(with_newest(config, self.directory), task), rewards).metrics
 
     def sample(self, prompt: str | Problem | None = None) -> SampledGroup:
         """Samples a group of completions from the newest checkpoint of the run, or from the model where there is none.
@@ -119,7 +119,7 @@ class Trainer:
             prompt: a text, whose completions get no rewards; or a problem; None = the first held-out problem.
         """
         config, task, rewards = self._prepared()
-        run = OpenedRun(with_newest(config, self._directory), task)
+        run = OpenedRun(with_newest(config, self.directory), task)
         problem = run.task.problems(config.evaluation.split)[0] if prompt is None else prompt
         return sample_group(run, problem, () if isinstance(problem, str) else rewards)
 
@@ -129,13 +129,14 @@ class Trainer:
         Raises:
             UserError: the run has no checkpoint, or the folder has files.
         """
-        newest = newest_good(self._directory)
+        newest = newest_good(self.directory)
         if newest is None:
-            raise UserError(f"{self._directory}: expected a run with a checkpoint, got none: call train() first")
+            raise UserError(f"{self.directory}: expected a run with a checkpoint, got none: call train() first")
         return copy_model(newest[0], Path(folder).expanduser())
 
     @cached_property
-    def _directory(self) -> Path:
+    def directory(self) -> Path:
+        """The run directory."""
         return Path(self.config.runs_dir) / self.config.name
 
     def _prepared(self, *, resume: bool = False) -> tuple[RunConfig, Task, tuple[WeightedReward, ...]]:

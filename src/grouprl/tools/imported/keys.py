@@ -21,6 +21,17 @@ RENAMED: Mapping[str, str] = MappingProxyType(_NAMES["renamed"])
 OTHER_NAMES: Mapping[str, str] = MappingProxyType(_NAMES["others"])
 """Names that no table has: of other libraries, and those that people use -> what they are here."""
 
+TRL_FIELDS: Mapping[str, str] = MappingProxyType(
+    {name: kind for kind, names in _NAMES["fields"].items() for name in names.split()}
+)
+"""The fields of TRL's GRPOConfig that it adds to transformers' TrainingArguments or changes there -> type."""
+
+LORA: Mapping[str, str] = MappingProxyType(_NAMES["lora"])
+"""A setting of PEFT's LoraConfig -> the key of TRL."""
+
+BITS: Mapping[str, str] = MappingProxyType(_NAMES["bits"])
+"""A setting of transformers' BitsAndBytesConfig -> the key of TRL."""
+
 _SAME_ROWS = "does not change which rows are trained"
 
 VERL: Mapping[str, Entry] = MappingProxyType(read_table("verl.yaml", vars(verl_rules)))

@@ -57,16 +57,25 @@ class ImportedRecipe:
 
     def text(self, origin: str) -> str:
         """The recipe as YAML, with its origin in a comment."""
-        return f"# From {' '.join(origin.split())}, by `grouprl import-config`.\n{write_yaml(_nested(self.changes))}"
+        return f"# From {' '.join(origin.split())}, by `grouprl import-config`.\n{write_yaml(nested(self.changes))}"
 
 
-def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] = ()) -> ImportedRecipe:
+def import_foreign(
+    foreign: Foreign,
+    *,
+    world: int = 1,
+    allow: Collection[str] = (),
+    beside: Collection[str] = (),
+    remedy: str | None = None,
+) -> ImportedRecipe:
     """Judges every key and makes the recipe.
 
     Args:
         foreign: the configuration as it was written.
         world: processes that train, where the file does not say it.
         allow: unsupported keys to leave out.
+        beside: sentences about what else is unsupported.
+        remedy: a sentence; None = how to allow the keys.
 
     Raises:
         UserError: keys that are unsupported and not allowed, all at once; or numbers that do not fit each other.
@@ -93,16 +102,18 @@ def import_foreign(foreign: Foreign, *, world: int = 1, allow: Collection[str] =
     refused = [line for line in lines if line.outcome.verdict == "unsupported" and line.key not in allow]
     if unknown := sorted(set(allow) - {line.key for line in lines}):
         raise UserError(f"--allow: expected keys of the file, got {', '.join(unknown)}: remove it")
-    if refused:
-        words = []
+    if refused or beside:
+        words = list(beside)
         for line in refused[:_MOST_SHOWN]:
             near = difflib.get_close_matches(line.key[:100], entries, n=1) if line.outcome.words == _UNKNOWN else ()
             hint = f"; did you mean {near[0]}?" if near else ""
             value = getattr(line.value, "text", line.value)
             words.append(f"{line.key[:100]}={value!s:.100}: {line.outcome.words}{hint}")
         words += [f"and {len(refused) - _MOST_SHOWN} more"] if len(refused) > _MOST_SHOWN else []
-        advice = " ".join(f"--allow {shlex.quote(line.key[:100])}" for line in refused[:_MOST_SHOWN])
-        raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, f"to skip them: {advice}"]))
+        if remedy is None:
+            skipping = " ".join(f"--allow {shlex.quote(line.key[:100])}" for line in refused[:_MOST_SHOWN])
+            remedy = f"to skip them: {skipping}"
+        raise UserError("\n  ".join(["GroupRL has no counterpart of these keys:", *words, remedy]))
     # What the file names, and the defaults there that are not the defaults here.
     shown = [
         line
@@ -122,7 +133,7 @@ def _changes(lines: Collection[Line], base: str) -> dict[str, Any]:
 def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
     """The keys whose settings a run would refuse, and the words of that."""
     changes = _changes(lines, base)
-    config, mistakes = validated(RunConfig, _nested(changes), None)
+    config, mistakes = validated(RunConfig, nested(changes), None)
     mistaken_keys = [(".".join(key), text) for key, text in mistakes]
     if config is not None:
         try:
@@ -143,7 +154,8 @@ def _refused(lines: Collection[Line], base: str) -> dict[str, str]:
     return words
 
 
-def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings by dotted key."""
     tree: dict[str, Any] = {}
     for key, value in changes.items():
         inner, keys = tree, key.split(".")

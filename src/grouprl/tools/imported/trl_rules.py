@@ -48,7 +48,7 @@ def batches_of(settings: Given) -> Batches:
         raise UserError(
             f"per_device_train_batch_size: expected whole updates of whole groups of {settings['num_generations']} "
             f"completions, got {batches.generation} completions in a generation and {batches.update} in an update on "
-            f"{settings.world} processes: set --world to the number of processes, or change the file"
+            f"{settings.world} processes: set --world to the number of processes, or change these numbers"
         )
     return batches
 
@@ -178,7 +178,8 @@ def model_arguments(settings: Given, value: Any) -> Outcome:
     if foreign := set(value or {}) - keys:
         return unsupported(f"expected {', '.join(sorted(keys))}, got {', '.join(sorted(foreign))}")
     arguments = {key.removeprefix("torch_"): item for key, item in (value or {}).items()}
-    ours = {} if "revision" not in arguments else {"model.revision": arguments["revision"]}
+    revision = arguments.get("revision", "main")
+    ours = {} if revision == "main" else {"model.revision": revision}
     if "dtype" not in arguments:
         return Outcome("equal", ours)
     outcome = settings.entries["dtype"].rule(settings, str(arguments["dtype"]).removeprefix("torch."))
