@@ -91,6 +91,18 @@ def test_the_cells_run_as_far_as_a_group_before_training(tmp_path: Path, monkeyp
     assert names["before"].advantages == pytest.approx([(reward - mean) / deviation for reward in rewards], abs=1e-4)
 
 
+def test_the_notebook_for_colab_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = json.loads((ROOT / "docs" / "colab.ipynb").read_text(encoding="utf-8"))["cells"]
+    install, *code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert install.startswith("%pip install ")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, source in enumerate(code):
+        exec(compile(source, f"cell {number}", "exec"), names)
+    assert names["run"].summary["steps"] == 3
+    assert names["right"]([[{"content": "\\boxed{7}"}], [{"content": "7"}]], ["7", "7"]) == [1.0, 0.0]
+
+
 @pytest.mark.slow
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -117,7 +117,13 @@ class Trainer:
 
         Args:
             prompt: a text, whose completions get no rewards; or a problem; None = the first held-out problem.
+
+        Raises:
+            UserError: `prompt` is something else, or too long for the model.
         """
+        if not isinstance(prompt, str | Problem | None):
+            got = type(prompt).__name__
+            raise UserError(f"prompt: expected a text or a Problem, got {got}: put messages into Problem(id, messages)")
         config, task, rewards = self._prepared()
         run = OpenedRun(with_newest(config, self.directory), task)
         problem = run.task.problems(config.evaluation.split)[0] if prompt is None else prompt
