@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+import yaml
 from matplotlib.mathtext import MathTextParser
 
 from grouprl.algorithms.named import NAMED
@@ -74,6 +75,20 @@ def test_pages_that_messages_and_comments_name_are_there() -> None:
     cited = {(name_of(path), name) for path in files for name in named.findall(path.read_text(encoding="utf-8"))}
     assert len(cited) > 20
     assert [pair for pair in sorted(cited) if not (ROOT / pair[1]).exists()] == []
+
+
+def test_the_workflows_call_targets_of_make_and_the_forms_are_whole() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))["jobs"]
+    steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    called = {word for step in steps if step.startswith("make ") for word in step.split()[1:]}
+    assert called == {"check", "test", "docs"}
+    assert called <= targets
+    for form in ("bug", "wrong_number"):
+        body = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{form}.yml").read_text(encoding="utf-8"))["body"]
+        assert [field["attributes"]["label"] for field in body]
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert [entry for entry in conda["dependencies"] if isinstance(entry, dict)] == [{"pip": ["."]}]
 
 
 def test_the_tests_that_make_runs_by_name_are_there() -> None:
