@@ -15,7 +15,8 @@ import transformers
 from torch import Tensor
 
 from grouprl.config.run import ModelConfig, RunConfig
-from grouprl.forward.precision import faster_dtype, resolve_device
+from grouprl.forward.devices import resolve_device
+from grouprl.forward.precision import faster_dtype
 from grouprl.learner import Learner
 from grouprl.models.shard import own_part
 

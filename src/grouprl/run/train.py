@@ -16,7 +16,7 @@ import torch
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.leaves import leaf
 from grouprl.ranks import open_ranks
 from grouprl.record.layout import RunDirectory

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms import bradley_terry_loss, dpo_loss
 from grouprl.config.run import dump_config
 from grouprl.evaluation import wilson_interval
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.learner.packs import Pack, pack_forward, to_grid
 from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer
 from grouprl.models.reward_model import completion_scores, new_reward_model

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import dump_config
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.learner.packs import Pack, pack_forward
 from grouprl.leaves import find_leaf, leaf
 from grouprl.models.load import context_length, load_model, load_tokenizer

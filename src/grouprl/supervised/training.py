@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.forward.attention import hidden_states, is_packed
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.packing import pack_tokens
-from grouprl.forward.precision import autocast, resolve_device
+from grouprl.forward.precision import autocast
 from grouprl.forward.prefix import LearnedPrefix, read_prefix, shared_tokens
 from grouprl.forward.progress import PROGRESS
 from grouprl.forward.recompute import recompute_activations, recomputes

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms import has_signal, reverse_kl
 from grouprl.algorithms.distillation import Distill
 from grouprl.config.run import RunConfig
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.head import output_head
 from grouprl.forward.logprobs import ARRAYS, CHUNK_ELEMENTS, chunk_rows
-from grouprl.forward.precision import autocast, resolve_device
+from grouprl.forward.precision import autocast
 from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.packs import Pack, pack_hidden
 from grouprl.learner.runner import PackRunner

@@ -15,8 +15,9 @@ from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from grouprl.forward.devices import DEVICES
 from grouprl.forward.logprobs import ARRAYS, KEPT_LOGITS, chunk_rows
-from grouprl.forward.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
+from grouprl.forward.packing import GroupSize, pack_groups, workers_on_cpu
 from grouprl.rollout.native import prompt_slots
 from grouprl.tools.planner.shapes import ModelShape
 from grouprl.types import UserError
@@ -111,7 +112,7 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
             )
-        for name, names in (("dtype", SIZES), ("device", PACK_TOKENS)):
+        for name, names in (("dtype", SIZES), ("device", DEVICES)):
             if getattr(self, name) not in names:
                 raise UserError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
 
