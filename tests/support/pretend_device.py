@@ -48,6 +48,8 @@ class Counts:
 counts = Counts()
 refused_dtypes: set[torch.dtype] = set()
 """Dtypes that the device lacks, as Apple's GPU lacks float64."""
+factors: dict[Any, float] = {}
+"""By which a faulty device multiplies the results of some operations."""
 
 
 class StrayTensorError(RuntimeError):
@@ -162,6 +164,8 @@ def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     elif ours:
         _check(func, args, others)
     result = func(*inner_args, **inner_kwargs)
+    if func in factors:
+        result = result * factors[func]
     if func._schema.is_mutable:
         outer = {id(tensor.inner): tensor for tensor in ours}
         if isinstance(result, (list, tuple)):
@@ -213,6 +217,7 @@ class _Module:
     current_device = staticmethod(lambda: 0)
     device_count = staticmethod(lambda: int(_Module.available))
     _is_in_bad_fork = staticmethod(lambda: False)
+    synchronize = staticmethod(lambda *_: None)
     manual_seed_all = staticmethod(lambda seed: None)
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
     get_rng_state = staticmethod(lambda *_: torch.empty(0, dtype=torch.uint8))
@@ -283,3 +288,12 @@ def pretended(*, noted: bool = False) -> Iterator[Counts]:
     finally:
         torch.tensor, torch.as_tensor = makers
         _Module.available = False
+
+
+if __name__ == "__main__":  # `grouprl ARGUMENTS` on the device, for the ranks of torchrun
+    from grouprl.cli import main
+    from grouprl.forward.devices import DEVICES, DeviceTraits
+
+    DEVICES[NAME] = DeviceTraits(has_float64=True, compares=False)
+    with pretended():
+        main()

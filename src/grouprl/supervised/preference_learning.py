@@ -111,7 +111,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
-    model, pack_metrics = begin(tokenizer, resolve_device(config.model.device))
+    model, pack_metrics = begin(tokenizer, resolve_device(config.model.device, config.model.dtype))
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
     refuse_longer([*learned, *held_out], context_length(model))
     loss, terminal = SupervisedLoss(pack_metrics, config), Terminal()

@@ -52,7 +52,7 @@ def sft(config: SftConfig) -> Path:
     config, out = with_dtype(config), model_folder(config)
     pairs = [] if config.pairs.run else load_pairs(config)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
-    model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
+    model, tokenizer = _model(config, pairs, resolve_device(config.model.device, config.model.dtype))
     terminal, source = Terminal(), config.pairs.path or config.pairs.run or f"the task {config.task.name}"
     with terminal.progress("encode pairs", len(pairs)) as advance:
         context = context_length(model)
