@@ -102,10 +102,23 @@ def make_packs(
     if device.type == "cpu":
         return packs
     # All packs in one copy, because the host waits for each.
-    names = ("input_ids_S", "predictors_C", "token_ids_C", "row_C", "column_C")
-    columns = [getattr(pack, name) for pack in packs for name in names]
-    moved = iter(torch.cat(columns).to(device).split(list(map(len, columns)))) if columns else iter(())
-    return [replace(pack, **{name: next(moved) for name in names}) for pack in packs]
+    columns = [
+        part
+        for pack in packs
+        for part in (pack.input_ids_S, pack.predictors_C, pack.token_ids_C, pack.row_C, pack.column_C)
+    ]
+    moved = iter(torch.split(torch.cat(columns).to(device), list(map(len, columns))) if columns else ())
+    return [
+        replace(
+            pack,
+            input_ids_S=next(moved),
+            predictors_C=next(moved),
+            token_ids_C=next(moved),
+            row_C=next(moved),
+            column_C=next(moved),
+        )
+        for pack in packs
+    ]
 
 
 @dataclass(frozen=True)

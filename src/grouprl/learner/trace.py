@@ -169,7 +169,7 @@ def _on_host(passes: Sequence[TokenPass]) -> list[TokenPass]:
     if not passes:
         return []
     numbers_2C = torch.cat([torch.stack([part.logprobs_C, part.entropies_C]) for part in passes], 1).cpu()
-    columns = numbers_2C.split([len(part.logprobs_C) for part in passes], 1)
+    columns = torch.split(numbers_2C, [len(part.logprobs_C) for part in passes], 1)
     return [TokenPass(part.pack, *column) for part, column in zip(passes, columns, strict=True)]
 
 

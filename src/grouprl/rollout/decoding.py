@@ -176,9 +176,8 @@ class Decoding:
         # With a tree, equal tokens have the bits of the first episode, whatever row it is in.
         stopped = list(reasons) if self._tree is None else sorted(reasons, key=indices.__getitem__)
         finished = []
-        for row, values in zip(stopped, self._rows.read(stopped), strict=True):
+        for row, (token_ids, sampled, plain) in zip(stopped, self._rows.read(stopped), strict=True):
             unit, _ = self._live[row]
-            token_ids, sampled, plain = map(tuple, values)
             (completion_text,) = completion_texts([token_ids], self._tokenizer)
             if self._tree is not None and len(token_ids) > 1:  # the last token was not read
                 begin = len(unit.written)

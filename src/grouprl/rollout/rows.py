@@ -108,7 +108,7 @@ class Rows:
         names = {_END: StopReason.END, _FULL: StopReason.LENGTH}
         return {row: names[reason] for row, reason in enumerate(reasons, first) if reason}
 
-    def read(self, rows: Sequence[int]) -> list[tuple[list[int], list[float], list[float]]]:
+    def read(self, rows: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]]:
         """The tokens of rows and their log-probs, sampled and plain; in one copy from the device."""
         index = torch.tensor(rows, device=self.key.device)
         logprobs_n2T = self.logprobs[:, index].transpose(0, 1).contiguous()
@@ -116,7 +116,10 @@ class Rows:
         numbers_nX, most = torch.cat(columns, 1).cpu(), self.tokens.shape[1]
         logprobs_n2T = numbers_nX[:, 1 + most :].int().view(torch.float32).view(-1, 2, most)
         texts = zip(numbers_nX[:, : 1 + most].tolist(), logprobs_n2T.tolist(), strict=True)
-        return [(ids[:length], sampled[:length], plain[:length]) for (length, *ids), (sampled, plain) in texts]
+        return [
+            (tuple(ids[:length]), tuple(sampled[:length]), tuple(plain[:length]))
+            for (length, *ids), (sampled, plain) in texts
+        ]
 
     def keep(self, moves: Sequence[tuple[int, int]], count: int) -> None:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from grouprl.forward.devices import accelerator, traits_of
+from grouprl.forward.devices import accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SECONDS = 0.35  # for each measurement
@@ -30,9 +30,10 @@ class Rates:
 
 
 def total_memory(device_type: str) -> int:
-    """Returns the memory in bytes of the first GPU, or of this machine or its container, which a GPU may share."""
-    if device_type == accelerator() and not traits_of(device_type).shares_memory:
-        return int(torch.get_device_module(device_type).get_device_properties(0).total_memory)
+    """Returns the memory in bytes of the first GPU, or of this machine or its container, which some GPUs share."""
+    module = torch.get_device_module(device_type) if device_type == accelerator() else None
+    if hasattr(module, "get_device_properties"):
+        return int(module.get_device_properties(0).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
@@ -41,8 +42,9 @@ def total_memory(device_type: str) -> int:
 
 def free_memory(device_type: str) -> int:
     """Returns the free memory in bytes of the first GPU or of this machine."""
-    if device_type == accelerator() and not traits_of(device_type).shares_memory:
-        return int(torch.get_device_module(device_type).mem_get_info(0)[0])
+    module = torch.get_device_module(device_type) if device_type == accelerator() else None
+    if hasattr(module, "mem_get_info"):
+        return int(module.mem_get_info(0)[0])
     meminfo = Path("/proc/meminfo")
     for line in meminfo.read_text().splitlines() if meminfo.is_file() else ():
         if line.startswith("MemAvailable:"):
