@@ -269,7 +269,7 @@ _fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 for _name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "scaled_dot_product_attention"):
     _autocast(_name, itemgetter(0))
 for _name in ("cat", "stack", "index_copy"):
-    _autocast(_name, lambda dtypes: reduce(torch.promote_types, dtypes[1:]))
+    _autocast(_name, lambda dtypes: reduce(torch.promote_types, dtypes[1:] or dtypes))
 
 
 @contextmanager

@@ -175,7 +175,8 @@ class PolicyTerm(Term):
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             loss, values = self.loss(forward.tokens, inputs.kl_coef)
-            stats = {name: (value, forward.counted) for name, value in values.items()}
+            counted = forward.counted
+            stats = {name: (value, counted) for name, value in values.items()}
             if self.algorithm.has_kl_loss and "kl" in stats:  # the term is over all tokens
                 stats["kl"] = values["kl"], sum(forward.pack.lengths)
             return loss, stats

@@ -50,7 +50,7 @@ class Rows:
         self.length[new] = self._reason[new] = self._state[new] = 0
         if seen_nV is not None:
             if not self._seen.shape[1]:
-                self._seen = seen_nV.new_zeros(len(self._seen), seen_nV.shape[1])
+                self._seen = self._seen.new_zeros(len(self._seen), seen_nV.shape[1])
             self._seen[new] = seen_nV
         self.count += len(columns)
         self.written += (history for *_, history in columns)

@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from grouprl.forward.devices import accelerator
+from grouprl.forward.devices import GPU, accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SECONDS = 0.35  # for each measurement
-_ROWS = 1024, 8192  # and columns of the products: on a CPU, elsewhere
+_ROWS = {"cpu": (1024, 1024, 1024), GPU: (8192, 8192, 8192)}  # other accelerators are measured as a GPU
 # Bytes. Small blocks stay in a cache, as the weights of a small model do; the others exceed every cache.
-_BLOCKS = (16 << 20, 256 << 20), (16 << 20, 2 << 30)
+_BLOCKS = {"cpu": (16 << 20, 256 << 20), GPU: (16 << 20, 2 << 30)}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Rates:
 
 def total_memory(device_type: str) -> int:
     """Returns the memory in bytes of the first GPU, or of this machine or its container, which some GPUs share."""
-    module = torch.get_device_module(device_type) if device_type == accelerator() else None
+    module: Any = torch.get_device_module(device_type) if device_type == accelerator() else None
     if hasattr(module, "get_device_properties"):
         return int(module.get_device_properties(0).total_memory)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -42,7 +43,7 @@ def total_memory(device_type: str) -> int:
 
 def free_memory(device_type: str) -> int:
     """Returns the free memory in bytes of the first GPU or of this machine."""
-    module = torch.get_device_module(device_type) if device_type == accelerator() else None
+    module: Any = torch.get_device_module(device_type) if device_type == accelerator() else None
     if hasattr(module, "mem_get_info"):
         return int(module.mem_get_info(0)[0])
     meminfo = Path("/proc/meminfo")
@@ -57,10 +58,10 @@ def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | Non
 
     With `sizes`, its rows, inputs and outputs, of one after another with weights that exceed the caches together.
     """
-    rows, inner, outer = sizes or (_ROWS[device_type != "cpu"],) * 3
+    rows, inner, outer = sizes or _ROWS.get(device_type, _ROWS[GPU])
     x = torch.ones(rows, inner, dtype=DTYPES[dtype], device=device_type)
     size = inner * outer * x.element_size()
-    count = -(-_BLOCKS[device_type != "cpu"][1] // 2 // size) if sizes else 1
+    count = -(-_BLOCKS.get(device_type, _BLOCKS[GPU])[1] // 2 // size) if sizes else 1
     weights = torch.ones(count, outer, inner, dtype=DTYPES[dtype], device=device_type)
 
     def products() -> None:
@@ -72,7 +73,7 @@ def product_rate(device_type: str, dtype: str, sizes: tuple[int, int, int] | Non
 
 def read_rate(device_type: str, size: float) -> float:
     """Measures the bytes per second of summing a block of about `size` bytes."""
-    block = min(_BLOCKS[device_type != "cpu"], key=lambda block: abs(math.log(block / size)))
+    block = min(_BLOCKS.get(device_type, _BLOCKS[GPU]), key=lambda block: abs(math.log(block / size)))
     values = torch.ones(block // 4, device=device_type)
     return block / _best(values.sum, device_type)
 
