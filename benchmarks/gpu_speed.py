@@ -82,7 +82,7 @@ class Subject:
             max_rows=work.rows,
             micro_batch_tokens=bench.arguments.micro_batch_tokens,
             dtype="bfloat16",
-            device=device,  # type: ignore[arg-type]
+            device=device,
             recompute=self.recompute,
         )
 

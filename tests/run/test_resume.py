@@ -18,7 +18,7 @@ import pytest
 
 from grouprl import UserError
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.models.load import load_model
 from grouprl.models.manifest import MANIFEST
 from grouprl.record.layout import RunDirectory

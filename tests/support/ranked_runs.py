@@ -84,7 +84,7 @@ def torchrun_all(ranks: int, commands: Sequence[Sequence[str]]) -> Ended:
 def save_again(run: Path, target: Path, *changes: str) -> None:
     """Loads the learner of a run's newest checkpoint on the ranks of this process, and saves it into `target`."""
     from grouprl.config.run import RunConfig, load_config
-    from grouprl.forward.precision import resolve_device
+    from grouprl.forward.devices import resolve_device
     from grouprl.models.load import load_model, load_tokenizer
     from grouprl.ranks import open_ranks
     from grouprl.record.layout import RunDirectory

@@ -381,7 +381,6 @@ def test_sums() -> None:
         ({"problems": 0}, "problems: expected 1 or more"),
         ({"micro_batch_tokens": -1}, r"micro_batch_tokens: expected 0 \(automatic\) or more tokens, got -1"),
         ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16"),
-        ({"device": "tpu"}, "device: expected one of cpu, cuda"),
         ({"shared_tokens": 256}, "shared_tokens: expected 0 to prompt_tokens - 1, got 256"),
     ],
 )

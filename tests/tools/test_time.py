@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from grouprl import models
 from grouprl.config.command_line import config_of
 from grouprl.config.run import RunConfig
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.models.load import load_tokenizer
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.save import save_model

@@ -29,20 +29,13 @@ from grouprl.config.own_algorithm import is_in_file, load_algorithm
 from grouprl.config.section import Arguments, Examples, Fraction, Name, Names, Place, Section, Text, Variable
 from grouprl.config.trackers import TrackersConfig as TrackersConfig
 from grouprl.files import DATA_KINDS, data_kind
+from grouprl.forward.devices import check_device
 from grouprl.models.names import ALL_LINEAR, QUESTION
 from grouprl.types import Sampling, UserError, unknown_name
 
 OWNED = "environment"
 """The task of an environment that owns its data."""
 _NEXT_QUESTION = "\nQuestion:"  # where a base model goes on after its answer
-
-
-def _device(name: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        return name
-    apple = "; on a Mac GroupRL computes on the CPU: set cpu, or auto" if name.startswith("mps") else ""
-    near = "; did you mean 'cuda'?" if name in ("gpu", "GPU", "CUDA", "rocm", "hip") else ""
-    raise ValueError(f"expected auto, cpu, cuda or cuda:1{apple}{near}")
 
 
 class ModelConfig(Section):
@@ -61,7 +54,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="dtype of the computation; auto = bfloat16 if its products are faster"
     )
-    device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
+    device: Annotated[str, AfterValidator(check_device)] = Field(
+        "auto", description="auto, cpu, cuda, cuda:1, mps (Apple), xpu (Intel), or what torch calls another accelerator"
+    )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 = all cores")
 
 

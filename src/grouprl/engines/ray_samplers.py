@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from grouprl.config.run import PolicyConfig, RunConfig
 from grouprl.engines.ray_actors import ActorPool
 from grouprl.engines.ray_cluster import Cluster
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.progress import PROGRESS
 from grouprl.models.adapters import add_adapter, has_adapter
 from grouprl.models.load import fingerprint, load_model, load_tokenizer

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grouprl.forward.attention import Rule, exact_attention, merged_attention
+from grouprl.forward.devices import traits_of
 
 _Block = tuple[Tensor, Tensor] | None
 """Keys and values of the prefix in one layer, [F, kv_heads, d]; None = there is no prefix."""
@@ -107,7 +108,7 @@ class TreeLayout:
         before = None
         if self.prefix is not None:
             before = self.prefix.keys[layer].to(key.dtype), self.prefix.values[layer].to(value.dtype)
-        if query.is_cuda and (any(self.completion_lengths) or before is not None):
+        if traits_of(query.device.type).has_flex and (any(self.completion_lengths) or before is not None):
             return self._flex(query, key, value, rule, before)
         attended = self._attend_prompts(query, key, value, rule, before).flatten(0, 1)
         if any(self.completion_lengths):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
-# On a CPU packs of 512 to 16,384 tokens are equally fast, because none fits the caches, and memory grows with them.
-# A GPU needs enough tokens to be busy. A whole group may exceed the budget: dividing it reads its prompt again.
-PACK_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 16384})
-"""Tokens of a pack by type of device."""
+from grouprl.forward.devices import traits_of
+
 _TOKENS_FOR_A_GROUP = 16384
 # On a CPU several packs are a multiple of this and equally large, so that 2 or 4 threads that take them end together.
 _EVEN = 4
@@ -46,7 +43,7 @@ class PackedUnit:
 
 def pack_tokens(setting: int, device_type: str, *, largest: int = 0) -> int:
     """The tokens of a pack: the setting, or for 0 the number that suits the device and the largest group (tokens)."""
-    return setting or max(PACK_TOKENS[device_type], min(largest, _TOKENS_FOR_A_GROUP))
+    return setting or max(traits_of(device_type).pack_tokens, min(largest, _TOKENS_FOR_A_GROUP))
 
 
 def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> list[list[PackedUnit]]:
@@ -59,7 +56,7 @@ def pack_groups(groups: Sequence[GroupSize], setting: int, device_type: str) -> 
     Args:
         groups: the token counts of each group.
         setting: tokens of a pack, 0 = by device and groups; a single completion with its prompt may exceed it.
-        device_type: "cpu" or "cuda".
+        device_type: as torch calls it.
     """
     budget = pack_tokens(setting, device_type, largest=max((group.tokens for group in groups), default=0))
     units = []

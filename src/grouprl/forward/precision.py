@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grouprl.forward.devices import GPU
 from grouprl.forward.workers import one_thread
 from grouprl.types import UserError
 
@@ -54,26 +55,12 @@ def is_emulated(device: torch.device, dtype: str) -> bool:
     )
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device of a configuration: "auto" is the first GPU, else the CPU.
-
-    Raises:
-        UserError: this machine lacks the GPU.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"model.device: expected a GPU {name!r}, found {torch.cuda.device_count()}: use model.device=auto or cpu"
-        )
-    return device
-
-
 @cache  # all runs of a comparison get one answer
 def faster_dtype(device: torch.device) -> Literal["float32", "bfloat16"]:
     """The dtype that model.dtype=auto means: bfloat16 where this device computes its products faster."""
-    if device.type == "cuda":
+    if device.type not in ("cpu", GPU):
+        return "float32"
+    if device.type == GPU:
         if not torch.cuda.is_available():
             raise UserError("model.dtype: expected float32 or bfloat16 for a GPU that is not here, got auto: set one")
         with torch.cuda.device(device):

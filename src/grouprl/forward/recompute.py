@@ -24,7 +24,7 @@ def decoder_layers(model: PreTrainedModel) -> list[Any]:
 
 def recomputes(setting: bool | None, device_type: str) -> bool:
     """What `learner.recompute` means: None is yes on a GPU, whose memory is the bound."""
-    return device_type == "cuda" if setting is None else setting
+    return device_type != "cpu" if setting is None else setting
 
 
 def recompute_activations(model: PreTrainedModel) -> None:

@@ -207,7 +207,6 @@ class CompiledForward:
         self._parts: tuple[Tensor, ...] = ()  # parts of the live rows
         self._length = torch.empty(shape.rows, dtype=torch.long)  # own tokens in the cache, of each row
         self._version = -1  # `Rows.version` of the parts
-        self._longest = 0  # own tokens of the longest row
 
     def _new_step(self) -> tuple[_Step, dict[str, Tensor]]:
         """The arguments of a decode step that stay the same, and the memory for its activations."""
@@ -266,11 +265,10 @@ class CompiledForward:
         """Logits [n, V] after the newest token of each live row, which joins the cache."""
         if self._version != rows.version:
             self._divide(rows, members, prompts)
-        self.cache.reserve(self._longest, rows.count)
+        self.cache.reserve(max(rows.written), rows.count)
         if self._attention.own_tiles != self.cache.own_tiles:
             self._own = (ctypes.c_void_p * len(self.cache.own))(*pointers(*self.cache.own))
             self._step.own, self._attention.own_tiles = ctypes.addressof(self._own), self.cache.own_tiles
-        self._longest += 1
         torch.add(rows.history[: rows.count], rows.length[: rows.count], out=self._length[: rows.count])
         step, padded = self._step, self._padded(rows.count)
         logits_nV = torch.empty(padded, self._weights.head.outer, dtype=self._dtype)
@@ -296,7 +294,7 @@ class CompiledForward:
         step = self._attention
         step.begin, step.order, step.slot, step.prompt = pointers(*self._parts)
         step.length = self._length.data_ptr()
-        self._longest, self._version = int((rows.history + rows.length)[: rows.count].max()), rows.version
+        self._version = rows.version
 
     def move_groups(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies the prompts of group slots (from, to)."""
@@ -329,7 +327,7 @@ def _decode_forms(width: int, dtype: torch.dtype) -> tuple[Form, Form]:
     prompts = [shape.prompt_tokens] * shape.groups
     rows = Rows(shape.rows, Sampling(max_tokens=shape.own_tokens), (0,), torch.device("cpu"))
     rows.add([(0, row, shape.prompt_tokens, 0) for row in range(shape.rows)])
-    rows.length[:] = shape.own_tokens // 2
+    rows.length[:] = rows.written[0] = shape.own_tokens // 2
 
     def form(forward: Forward) -> Form:
         @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from grouprl.forward.devices import GPU
 from grouprl.lab.answers import SHOWN, Query
 from grouprl.tools.planner import SHAPES, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.tools.planner.memory import BLOCKS, COMPARED, PARTS
@@ -35,7 +36,7 @@ def memory_answer(request: Request) -> dict[str, Any]:
     step = StepShape(
         **{name: query.whole(name, low, high, usual) for name, (low, high, usual) in counts.items()},  # type: ignore[arg-type]
         dtype=query.choice("dtype", ("float32", "bfloat16"), "bfloat16"),  # type: ignore[arg-type]
-        device=query.choice("device", ("cpu", "cuda"), "cuda"),  # type: ignore[arg-type]
+        device=query.choice("device", ("cpu", GPU), GPU),
         recompute=query.choice("recompute", ("true", "false"), "true") == "true",
     )
     reference = query.choice("reference", ("gpu", "cpu", "none"), "gpu")

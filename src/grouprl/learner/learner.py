@@ -20,9 +20,9 @@ from grouprl.forward.precision import autocast
 from grouprl.learner.batch import AT_REFERENCE, PolicyEvaluation, UpdateInputs
 from grouprl.learner.gradients import step_if_finite
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, PackMetrics, averaged, combined, cut, minibatches, pack_forward
+from grouprl.learner.packs import Pack, Stats, averaged, combined, minibatches, pack_forward, read_metrics
 from grouprl.learner.runner import PackRunner
-from grouprl.learner.terms import CriticBeside, EntropyTerm, PackLoss, PackPass, PolicyTerm, Stats, Term
+from grouprl.learner.terms import CriticBeside, EntropyTerm, PackLoss, PackPass, PolicyTerm, Term
 from grouprl.learner.trace import BatchUpdates, TokenPass, UpdatePass, all_passes, watched_group
 from grouprl.models.adapters import as_reference
 from grouprl.models.load import mix_weights
@@ -98,8 +98,8 @@ class Learner:
         at_reference = False
         if "reference_NT" in columns:
             policy_NT = columns.get("policy_NT", batch.old_logprobs_NT.to(self.device))
-            gaps = (policy_NT - columns["reference_NT"])[batch.mask_NT.to(self.device)]
-            at_reference = float(gaps.abs().max()) <= AT_REFERENCE[self.dtype]
+            gaps_NT = torch.where(batch.mask_NT.to(self.device), policy_NT - columns["reference_NT"], 0.0)
+            at_reference = float(gaps_NT.abs().max()) <= AT_REFERENCE[self.dtype]
         return PolicyEvaluation(**columns, at_reference=at_reference)
 
     def _reshard(self) -> None:
@@ -189,7 +189,7 @@ class Learner:
         losses = [partial(self._pack_loss, inputs, pack, weights_NT, pack_losses) for pack in packs]
         networks = [self.policy, *chain.from_iterable(term.networks for term in self.terms)]
         results = self.runner.add_gradients(losses, packs, networks, prefix)
-        metrics_by_pack = [(index, pack_metrics) for index, (pack_metrics, _) in results.items()]
+        metrics_by_pack = zip(results, read_metrics([stats for stats, _ in results.values()]), strict=True)
         metrics = combined(list(self.ranks.merged(metrics_by_pack, "metrics")))
         passes = all_passes(packs, {index: token_pass for index, (_, token_pass) in results.items()}, self.ranks)
         if critic is not None:
@@ -205,7 +205,7 @@ class Learner:
 
     def _pack_loss(
         self, inputs: UpdateInputs, pack: Pack, weights_NT: Tensor, pack_losses: Sequence[PackLoss]
-    ) -> tuple[Tensor, tuple[PackMetrics, TokenPass]]:
+    ) -> tuple[Tensor, tuple[Stats, TokenPass]]:
         """The sum of the terms for one pack; its metrics and its log-probs."""
         batch, bonus = inputs.batch, inputs.entropy_bonus
         with autocast(self.device, self.dtype), noted_routing() as routing:
@@ -216,13 +216,15 @@ class Learner:
             addend, term_stats = pack_loss(forward)
             loss = loss + addend
             stats = stats | term_stats
-        gaps_nT = forward.tokens.logprobs_NT.detach() - cut(pack, batch.old_logprobs_NT)
-        gaps = gaps_nT[forward.tokens.mask_NT]
-        pack_stats: Stats = {
-            "loss": (loss, len(gaps)),
-            "sampler_learner_gap": (gaps.abs().max(), len(gaps)),
-            "sampler_learner_gap_mean": (gaps.mean(), len(gaps)),
+        sampled_nT = forward.tokens.sampler_logprobs_NT
+        assert sampled_nT is not None
+        gaps_C = output.logprobs_C.detach() - sampled_nT[pack.row_C, pack.column_C]
+        stats = stats | {
+            "loss": (loss.detach(), len(gaps_C)),
+            "sampler_learner_gap": (gaps_C.abs().max(), len(gaps_C)),
+            "sampler_learner_gap_mean": (gaps_C.mean(), len(gaps_C)),
         }
-        all_stats = (stats | pack_stats).items()
-        metrics: PackMetrics = {name: (float(value.detach()), count) for name, (value, count) in all_stats}
-        return loss, (metrics, TokenPass.of(pack, output))
+        return loss, (
+            {name: (value.detach(), count) for name, (value, count) in stats.items()},
+            TokenPass.of(pack, output),
+        )

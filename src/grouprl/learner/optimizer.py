@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from grouprl.config.learner import UpdateConfig
+from grouprl.forward.devices import traits_of
 from grouprl.forward.workers import one_thread, worker_count
 from grouprl.learner.rounded_adamw import RoundedAdamW
 from grouprl.leaves import leaf
@@ -195,8 +196,8 @@ def scheduled_rate(config: UpdateConfig, turn: int, total: int | None = None) ->
 
 
 def refuse_paged(config: UpdateConfig, device: str) -> None:
-    """Raises UserError for paged moments on another device than "cuda"."""
-    if config.paged and device != "cuda":
-        raise UserError(
-            "learner.paged: expected false on a CPU, whose memory the moments are in anyway, got true: remove it"
-        )
+    """Raises UserError for paged moments on a device whose memory cannot move to the machine's."""
+    if config.paged and not traits_of(device).has_paging:
+        reason = ", whose memory the moments are in anyway" if device == "cpu" else ""
+        on = "a CPU" if device == "cpu" else device
+        raise UserError(f"learner.paged: expected false on {on}{reason}, got true: remove it")

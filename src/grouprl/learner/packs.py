@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,12 +37,13 @@ class Pack:
     token_ids_C: Tensor  # the completion tokens
     row_C: Tensor  # index into `rows` of each completion token
     column_C: Tensor  # index in T of each completion token
+    lengths: tuple[int, ...]  # tokens of each row
     context: Context | None = None  # for a repetition penalty or a structure
 
-    @cached_property
+    @property
     def width(self) -> int:
         """The length of the longest completion, in tokens."""
-        return int(self.column_C.max()) + 1
+        return max(self.lengths)
 
     @property
     def tokens(self) -> int:
@@ -99,7 +99,26 @@ def make_packs(
             branch = branches[part.group]
             pack_branches.append(_PackBranch([branch.rows[index] for index in part.completions], branch.common))
         packs.append(_pack(batch, pack_branches, segments, device, shared))
-    return packs
+    if device.type == "cpu":
+        return packs
+    # All packs in one copy, because the host waits for each.
+    columns = [
+        part
+        for pack in packs
+        for part in (pack.input_ids_S, pack.predictors_C, pack.token_ids_C, pack.row_C, pack.column_C)
+    ]
+    moved = iter(torch.split(torch.cat(columns).to(device), list(map(len, columns))) if columns else ())
+    return [
+        replace(
+            pack,
+            input_ids_S=next(moved),
+            predictors_C=next(moved),
+            token_ids_C=next(moved),
+            row_C=next(moved),
+            column_C=next(moved),
+        )
+        for pack in packs
+    ]
 
 
 @dataclass(frozen=True)
@@ -220,12 +239,13 @@ def _pack(
         context = _context(batch, [(row, segment) for row in rows for segment in segments[row]], mask_nT, device)
     return Pack(
         rows=tuple(rows),
-        input_ids_S=torch.cat(spans).to(device),
+        input_ids_S=torch.cat(spans),
         layout=TreeLayout(tuple(prompt_lengths), tuple(segment_lengths), device, shared),
-        predictors_C=torch.cat([part for row in rows for part in predictors[row]]).to(device),
-        token_ids_C=batch.token_ids_NT[rows][mask_nT].to(device),
-        row_C=row_C.to(device),
-        column_C=column_C.to(device),
+        predictors_C=torch.cat([part for row in rows for part in predictors[row]]),
+        token_ids_C=batch.token_ids_NT[rows][mask_nT],
+        row_C=row_C,
+        column_C=column_C,
+        lengths=tuple(mask_nT.sum(1).tolist()),
         context=context,
     )
 
@@ -328,8 +348,17 @@ def pack_hidden(model: PreTrainedModel, pack: Pack) -> Tensor:
     return hidden_SH.index_select(0, pack.predictors_C)
 
 
+Stats = dict[str, tuple[Tensor, int]]
+"""Value of each metric of a pack, and the number of tokens that it describes."""
 PackMetrics = dict[str, tuple[float, float]]
-"""Value of each metric, and the number of tokens that it describes."""
+"""The same as numbers."""
+
+
+def read_metrics(stats: Sequence[Stats]) -> list[PackMetrics]:
+    """The metrics of packs as numbers: the host waits once for all of them."""
+    values = [value.detach() for pack in stats for value, _ in pack.values()]
+    numbers = iter(torch.stack(values).tolist() if values else ())
+    return [{name: (next(numbers), count) for name, (_, count) in pack.items()} for pack in stats]
 
 
 def combined(metrics: Sequence[PackMetrics]) -> dict[str, float]:

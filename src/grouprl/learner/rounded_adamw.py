@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = {"cpu": 1 << 17, "cuda": 1 << 22}  # numbers that are updated at once, in nine arrays of float32
+from grouprl.forward.devices import traits_of
+
 _EPS = 1e-8
 
 
@@ -63,9 +64,10 @@ class RoundedAdamW(torch.optim.Optimizer):
         update, rate, (beta, beta_sq) = int(state["step"]), group["lr"], group["betas"]
         key = f"{self._seed}/{self._names[weight]}/{update}".encode()
         draw_seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1  # 63 bits
-        generator = torch.Generator(weight.device).manual_seed(draw_seed)
+        traits = traits_of(weight.device.type)
+        generator = torch.Generator(weight.device if traits.has_generator else "cpu").manual_seed(draw_seed)
         tensors = [tensor.view(-1) for tensor in (state["exp_avg"], state["exp_avg_sq"], weight.data)]
-        chunk = _CHUNK[weight.device.type]
+        chunk = traits.update_numbers
         for at in range(0, weight.numel(), chunk):
             parts = [tensor[at : at + chunk] for tensor in tensors]
             mean, square, value = (part.float() for part in parts)
@@ -87,5 +89,5 @@ def rounded(exact: Tensor, generator: torch.Generator) -> Tensor:
 
     The expectation is the exact value; numbers of bfloat16 stay. Of a float32 number bfloat16 has the upper 16 bits.
     """
-    draws = torch.randint(0, 1 << 16, exact.shape, generator=generator, device=exact.device, dtype=torch.int32)
-    return (exact.view(torch.int32) + draws).bitwise_and_(-(1 << 16)).view(torch.float32).bfloat16()
+    draws = torch.randint(0, 1 << 16, exact.shape, generator=generator, device=generator.device, dtype=torch.int32)
+    return (exact.view(torch.int32) + draws.to(exact.device)).bitwise_and_(-(1 << 16)).view(torch.float32).bfloat16()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 import torch
@@ -15,12 +16,9 @@ from grouprl.algorithms.spec import Algorithm
 from grouprl.forward.experts import Routing
 from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, PackOutput, cut, to_grid
+from grouprl.learner.packs import Pack, PackOutput, Stats, cut, to_grid
 from grouprl.learner.runner import PackRunner
 from grouprl.types import Batch, Group, Problem, RewardOutcome, UserError
-
-Stats = dict[str, tuple[Tensor, int]]
-"""Value of each metric of a pack, and the number of tokens that it describes."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class PackPass:
     output: PackOutput  # log-probs, entropies and hidden states of its C completion tokens
     routing: Sequence[Routing]  # of each layer with experts, where a term watches them
     tokens: TokenGrid  # [n, T] tensors that the policy's loss reads
-    counted_nT: Tensor  # bool, tokens that metrics describe: of completions that the policy's term moves
+    is_counted_n: list[bool]  # whether metrics describe the completion: the policy's term moves it
 
     @staticmethod
     def of(
@@ -43,8 +41,8 @@ class PackPass:
         sampler_logprobs_nT = cut(pack, inputs.batch.old_logprobs_NT)
         mask_nT, weights_nT = cut(pack, inputs.batch.mask_NT), cut(pack, weights_NT)
         advantages_nT = cut(pack, inputs.advantages_NT)
-        has_gradient_n = (weights_nT > 0).any(1) & (advantages_nT != 0).any(1)
-        counted_nT = mask_nT & has_gradient_n[:, None]
+        rows = list(pack.rows)  # on the CPU
+        has_gradient_n = (weights_NT[rows] > 0).any(1) & (inputs.advantages_NT[rows] != 0).any(1)
         tokens = TokenGrid(
             logprobs_nT,
             logprobs_nT.detach() if denominator_NT is None else cut(pack, denominator_NT),
@@ -53,10 +51,22 @@ class PackPass:
             mask_nT,
             sampler_logprobs_NT=sampler_logprobs_nT,
             reference_NT=None if reference_NT is None else cut(pack, reference_NT),
-            counted_NT=counted_nT,
+            counted_NT=mask_nT & has_gradient_n[:, None].to(mask_nT.device),
             rows=pack.rows,
         )
-        return PackPass(pack, output, routing, tokens, counted_nT)
+        return PackPass(pack, output, routing, tokens, has_gradient_n.tolist())
+
+    @property
+    def counted(self) -> int:
+        """The number of tokens that metrics describe."""
+        return sum(compress(self.pack.lengths, self.is_counted_n))
+
+    def counted_of(self, values_C: Tensor) -> Tensor:
+        """Those of some values that belong to counted tokens."""
+        if all(self.is_counted_n):
+            return values_C
+        is_counted_C = torch.tensor(self.is_counted_n).repeat_interleave(torch.tensor(self.pack.lengths))
+        return values_C[is_counted_C.nonzero()[:, 0].to(values_C.device)]
 
 
 PackLoss = Callable[[PackPass], tuple[Tensor, Stats]]
@@ -166,10 +176,10 @@ class PolicyTerm(Term):
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             loss, values = self.loss(forward.tokens, inputs.kl_coef)
-            counted = int(forward.counted_nT.sum())
+            counted = forward.counted
             stats = {name: (value, counted) for name, value in values.items()}
             if self.algorithm.has_kl_loss and "kl" in stats:  # the term is over all tokens
-                stats["kl"] = values["kl"], int(forward.tokens.mask_NT.sum())
+                stats["kl"] = values["kl"], sum(forward.pack.lengths)
             return loss, stats
 
         return pack_loss
@@ -189,8 +199,9 @@ class EntropyTerm(Term):
         """The entropy bonus of a pack, and the mean entropy of its counted tokens, in nats."""
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
-            counted_nT, entropies_nT = forward.counted_nT, to_grid(forward.pack, forward.output.entropies_C)
-            stats = {"entropy": (entropies_nT.detach()[counted_nT].mean(), int(counted_nT.sum()))}
+            entropies_C = forward.output.entropies_C
+            stats = {"entropy": (forward.counted_of(entropies_C.detach()).mean(), forward.counted)}
+            entropies_nT = to_grid(forward.pack, entropies_C)
             weighted = (forward.tokens.weights_NT * entropies_nT).sum()
             return -inputs.entropy_bonus * weighted if inputs.entropy_bonus > 0 else weighted.new_zeros(()), stats
 

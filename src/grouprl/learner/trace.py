@@ -86,7 +86,9 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
     """Computes the recorded numbers of a batch's tokens from its updates."""
     if result.inputs is None:
         return LearnTrace({}, [], {})
-    inputs, objective, last_pass = result.inputs, algorithm.objective, result.last_pass
+    inputs, objective = result.inputs, algorithm.objective
+    passes = _on_host([*result.last_pass, *result.again])
+    last_pass, again = passes[: len(result.last_pass)], passes[len(result.last_pass) :]
     batch, advantages_NT, reference_NT = inputs.batch, inputs.advantages_NT, inputs.before.reference_NT
     own_denominator = inputs.ratio_denominator_NT is None
     old_NT = batch.old_logprobs_NT if inputs.ratio_denominator_NT is None else inputs.ratio_denominator_NT
@@ -126,7 +128,7 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
             sampler_logprobs_NT=batch.old_logprobs_NT[rows],
             reference_NT=None if reference_NT is None else reference_NT.cpu()[rows],
         )
-        updated_GT = _grid(logprobs_NT, result.again)[rows]
+        updated_GT = _grid(logprobs_NT, again)[rows]
         stages |= group_stages(algorithm, tokens, updated_GT, kl_coef=result.metrics.get("kl_coef", 0.0))
         batch_size = {"groups": len(batch.prompts), "completions": len(batch.group_of_N)}
         stages["loss"] = {**stages["loss"], "batch": batch_size}
@@ -137,7 +139,7 @@ def trace_updates(algorithm: Algorithm, result: BatchUpdates) -> LearnTrace:
         logprobs,
         _rows(count, [(part.pack, part.entropies_C) for part in last_pass]),
         [None] * count if reference_NT is None else map(tuple, token_rows(reference_NT.cpu(), batch)),
-        _rows(count, [(part.pack, part.logprobs_C) for part in result.again]),
+        _rows(count, [(part.pack, part.logprobs_C) for part in again]),
         logprobs if own_denominator else [None] * count if sampled else map(tuple, token_rows(old_NT, batch)),
         strict=True,
     )
@@ -163,12 +165,22 @@ def watched_group(batch: Batch, advantages_NT: Tensor, step: int) -> list[int]:
     return [row for row, row_group in enumerate(batch.group_of_N) if row_group == group]
 
 
+def _on_host(passes: Sequence[TokenPass]) -> list[TokenPass]:
+    """The passes with their numbers on the CPU, in one copy."""
+    if not passes:
+        return []
+    numbers_2C = torch.cat([torch.stack([part.logprobs_C, part.entropies_C]) for part in passes], 1).cpu()
+    columns = torch.split(numbers_2C, [len(part.logprobs_C) for part in passes], 1)
+    return [TokenPass(part.pack, *column) for part, column in zip(passes, columns, strict=True)]
+
+
 def _grid(start_NT: Tensor, parts: Sequence[TokenPass]) -> Tensor:
     """[N, T] log-probs of the passes; where there is none, those to start from."""
     logprobs_NT = start_NT.clone()
     for part in parts:
-        rows, columns = torch.tensor(part.pack.rows)[part.pack.row_C.cpu()], part.pack.column_C.cpu()
-        logprobs_NT[rows, columns] = part.logprobs_C.float().cpu()
+        rows, lengths_n1 = list(part.pack.rows), torch.tensor(part.pack.lengths)[:, None]
+        is_token_nT = torch.arange(start_NT.shape[1]) < lengths_n1
+        logprobs_NT[rows] = logprobs_NT[rows].masked_scatter(is_token_nT, part.logprobs_C.float())
     return logprobs_NT
 
 
@@ -193,7 +205,6 @@ def _rows(count: int, parts: Sequence[tuple[Pack, Tensor]]) -> list[tuple[float,
     """Returns the values of each row's tokens; None for a row without a forward pass."""
     rows: list[tuple[float, ...] | None] = [None] * count
     for pack, values_C in parts:
-        lengths = pack.row_C.bincount().tolist()
-        for row, values in zip(pack.rows, torch.split(values_C.cpu(), lengths), strict=True):
+        for row, values in zip(pack.rows, torch.split(values_C, list(pack.lengths)), strict=True):
             rows[row] = tuple(values.tolist())
     return rows

@@ -25,13 +25,14 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash, find_adapter_config_file, logging
 
+from grouprl.forward.devices import traits_of
 from grouprl.forward.precision import round_weights
 from grouprl.leaves import leaf
 from grouprl.models.adapters import attach_adapter, base_of, is_adapter
 from grouprl.models.manifest import check_manifest, has_manifest
 from grouprl.models.names import BUNDLED, TOKENIZER_FILES, WEIGHT_INDEX, ModelSource, check_name
 from grouprl.models.templates import prepare_template
-from grouprl.models.verify import in_right_form
+from grouprl.models.verify import in_right_form, moved
 from grouprl.types import UserError, nearest_name
 
 # Configurations of language models, and of models that see images.
@@ -73,7 +74,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
     auto = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
 
     rounded = weights != "float32"
-    load_device = torch.device("cpu") if rounded else device
+    load_device = torch.device("cpu") if rounded or traits_of(device.type).compares else device
 
     def load(attention: str) -> PreTrainedModel:
         model = load_pretrained(auto, base, what, attention, {"revision": revision})[0].to(load_device).eval()
@@ -94,7 +95,7 @@ def load_model(source: str | ModelSource, *, device: torch.device, weights: str 
         round_weights(model)
     if weights == "nf4":
         leaf("four_bits")(model, device)
-    return model.to(device)
+    return moved(path, model, device, rounded=rounded)
 
 
 def _refuse_adapter(path: str, what: str, revision: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,16 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grouprl.forward.attention import NAME, attention_layers, hidden_states, is_packed
+from grouprl.forward.devices import traits_of
 from grouprl.forward.head import output_head
 from grouprl.forward.layouts import TreeLayout
+from grouprl.forward.precision import autocast
 from grouprl.forward.unpacked import picked_rows, read_on
 from grouprl.types import Group, UserError
 
 TOLERANCE = 1e-4
 """Largest difference of log-probs, as a part of their spread, that counts as rounding."""
+_ROUNDED = 0.02  # the same in bfloat16
 # What layers raise that cannot take another attention; whatever else is wrong, is raised again with their own.
 _OTHER_LAYERS = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, UserError)
 _TOKENS = 4  # of the prompt
@@ -79,6 +82,36 @@ def _packed(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedMode
         raise
     except _OTHER_LAYERS:
         return None
+
+
+def moved(path: str, model: PreTrainedModel, device: torch.device, *, rounded: bool) -> PreTrainedModel:
+    """The model on its device; from the CPU to one that nobody has tried only if its log-probs stay what they are.
+
+    `rounded`: whether weights are, so that the computation is in bfloat16.
+
+    Raises:
+        UserError: the device computes other log-probs than the CPU.
+    """
+    if model.device == device or not traits_of(device.type).compares:
+        return model.to(device)
+    dtype, most = ("bfloat16", _ROUNDED) if rounded else ("float32", TOLERANCE)
+    packed = is_packed(model)
+    model.set_attn_implementation("eager")
+    with autocast(model.device, dtype):
+        probe = _probe(path, model)
+    if packed:
+        model.set_attn_implementation(NAME)
+    prompt, first, second = (ids.to(device) for ids in probe.ids)
+    probe = _Probe((prompt, first, second), replace(probe.layout, device=device), probe.own_SX.to(device))
+    model = model.to(device)
+    with autocast(device, dtype):
+        gap = _gap(model, probe)
+    if not gap <= most:
+        raise UserError(
+            f"model.device: expected log-probs on {device} within {most:g} of the CPU's, as a part of their spread, "
+            f"got {gap:.2g} for {path}: this device computes something else; set model.device=cpu"
+        )
+    return model
 
 
 def _fit_the_cache(model: PreTrainedModel) -> bool:

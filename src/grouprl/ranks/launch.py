@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from grouprl.forward.devices import GPU
 from grouprl.ranks.ranks import Ranks
 from grouprl.types import UserError
 
@@ -54,13 +55,13 @@ def open_ranks(
     _end_with_torchrun()
     backend, local, on_machine = "gloo", _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
     if device != "cpu" and torch.cuda.is_available():
-        if local >= torch.cuda.device_count() or device not in ("auto", "cuda"):
+        if local >= torch.cuda.device_count() or device not in ("auto", GPU):
             raise UserError(
                 f"model.device: expected auto with a GPU for each of the {on_machine} ranks of this machine, got "
                 f"{device} with {torch.cuda.device_count()}: lower --nproc-per-node, or set it to auto"
             )
         torch.cuda.set_device(local)
-        backend = "cpu:gloo,cuda:nccl"
+        backend = f"cpu:gloo,{GPU}:nccl"
     if not threads and os.environ.get("OMP_NUM_THREADS") == "1":  # set by torchrun, whatever the machine
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // on_machine))
@@ -74,7 +75,7 @@ def open_ranks(
         ) from error
     mesh = None
     if shard:  # over all ranks; on several machines over the ranks of each, because links between machines are slow
-        mesh_device = "cuda" if "cuda" in backend else "cpu"
+        mesh_device = GPU if GPU in backend else "cpu"
         if on_machine == 1 or world % on_machine or world == on_machine:
             mesh = init_device_mesh(mesh_device, (world,))
         else:

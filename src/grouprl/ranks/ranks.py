@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from grouprl.forward.devices import traits_of
 from grouprl.forward.progress import PROGRESS
 from grouprl.ranks.shares import TreeSum, shares
 from grouprl.types import UserError
@@ -167,22 +168,25 @@ class Ranks:
 
     def combine(self, parts: Tensor, what: str) -> Tensor:
         """Adds the tensors of all ranks, in place. Where all others hold 0, a value stays as it is to the bit."""
-        if self.world > 1:
-            with self._meeting(what):
-                dist.all_reduce(parts)
-        return parts
+        if self.world == 1:
+            return parts
+        here = parts if traits_of(parts.device.type).has_collectives else parts.cpu()
+        with self._meeting(what):
+            dist.all_reduce(here)
+        return parts if here is parts else parts.copy_(here)
 
     def add(self, parts: Tensor, what: str) -> Tensor:
         """Adds the tensors of all ranks: with `exact` in a tree by rank, else in the order of the backend."""
         if not self.exact or self.world == 1:
             return self.combine(parts, what)
-        gathered = [torch.empty_like(parts) for _ in range(self.world)]
+        here = parts if traits_of(parts.device.type).has_collectives else parts.cpu()
+        gathered = [torch.empty_like(here) for _ in range(self.world)]
         with self._meeting(what):
-            dist.all_gather(gathered, parts)
+            dist.all_gather(gathered, here)
         tree = TreeSum[Tensor](lambda left, right: left.add_(right))
         for tensor in gathered:
             tree.push(tensor)
-        return tree.total()
+        return tree.total().to(parts.device)
 
     @contextmanager
     def _meeting(self, what: str) -> Iterator[None]:

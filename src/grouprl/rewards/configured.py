@@ -10,8 +10,8 @@ from reprlib import repr as shown
 from typing import Any, cast
 
 from grouprl.config.run import OWNED, RewardConfig, RunConfig, ScoringConfig
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.packing import pack_tokens
-from grouprl.forward.precision import resolve_device
 from grouprl.ranks import Ranks
 from grouprl.rewards.calls import OUTSIDE, Invalid, RewardCall, TrainingState, call_keywords, gather
 from grouprl.rewards.functions import FromFile, WeightedReward

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from grouprl.forward.devices import traits_of
 from grouprl.forward.progress import PROGRESS
 from grouprl.models.prompts import completion_texts
 from grouprl.rollout.forward import Forward, ModuleForward
@@ -89,7 +90,8 @@ class Decoding:
         self._live: list[tuple[Unit, int]] = []  # unit of each live row, and the row's index in the unit
         self._slots: list[tuple[int, int, int]] = []  # of the live group slots, see `_slot_of`
         self._tree, self._device = tree, device
-        self._rows = Rows(forward.shape.rows, sampling, end_ids, device)
+        draws_there = traits_of(device.type).has_float64
+        self._rows = Rows(forward.shape.rows, sampling, end_ids, device if draws_there else torch.device("cpu"))
 
     @property
     def going(self) -> bool:
@@ -133,13 +135,14 @@ class Decoding:
                 next_row += len(unit.keys)
             # What the tree lacked was read; slots and rows are filled from it.
             logits_PV = forward.output(torch.stack([path.last_H for path in paths]))  # type: ignore[misc]
-        counts_P = torch.tensor([len(unit.keys) for unit in units], device=logits_PV.device)
+        logits_PV = logits_PV.to(self._rows.key.device)
+        unit_n = torch.tensor([at for at, unit in enumerate(units) for _ in unit.keys], device=logits_PV.device)
         seen_nV = None
         if self._sampling.penalizes:
             seen_PV = torch.zeros_like(logits_PV, dtype=torch.bool)
             for row, unit in enumerate(units):
                 seen_PV[row, list(unit.read_ids)] = True
-            seen_nV = seen_PV.repeat_interleave(counts_P, 0)
+            seen_nV = seen_PV.index_select(0, unit_n)
         columns = []
         for unit in units:
             slot = self._slots.index(self._slot_of(unit))
@@ -147,7 +150,7 @@ class Decoding:
             first_place, written = slot * self._members + member, len(unit.read_ids) - prompt
             columns += [(key, first_place + index, prompt, written) for index, key in enumerate(unit.keys)]
         self._rows.add(columns, seen_nV)
-        return self._retire(self._rows.draw(logits_PV.repeat_interleave(counts_P, 0), first_row))
+        return self._retire(self._rows.draw(logits_PV.index_select(0, unit_n), first_row))
 
     def _slot_of(self, unit: Unit) -> tuple[int, int, int]:
         """The slot of a unit and of the later turns of its episodes: request, part of the group, prompt tokens."""
@@ -162,8 +165,8 @@ class Decoding:
         if stops:
             # A token is at least one byte, so this many tokens hold the longest stop string and the token before it.
             tail = max(len(stop.encode()) for stop in stops) + 1
-            lengths = self._rows.length[: len(self._live)].tolist()
-            tails = [row[max(0, n - tail) : n] for row, n in zip(self._rows.tokens.tolist(), lengths, strict=False)]
+            texts = torch.cat([self._rows.length[:, None], self._rows.tokens], 1)[: len(self._live)].tolist()
+            tails = [row[max(0, n - tail) : n] for n, *row in texts]
             for row, text in enumerate(completion_texts(tails, self._tokenizer)):
                 if any(stop in text for stop in stops) and ended.get(row) is not StopReason.END:
                     reasons[row] = StopReason.STOP_STRING
@@ -172,23 +175,19 @@ class Decoding:
         indices = {row: self._live[row][0].first + self._live[row][1] for row in reasons}
         # With a tree, equal tokens have the bits of the first episode, whatever row it is in.
         stopped = list(reasons) if self._tree is None else sorted(reasons, key=indices.__getitem__)
-        rows = torch.tensor(stopped, device=self._rows.length.device)
-        row_lengths = self._rows.length[rows].tolist()
-        columns = (self._rows.tokens[rows].tolist(), *self._rows.logprobs[:, rows].tolist())
         finished = []
-        for row, n, *values in zip(stopped, row_lengths, *columns, strict=True):
+        for row, (token_ids, sampled, plain) in zip(stopped, self._rows.read(stopped), strict=True):
             unit, _ = self._live[row]
-            token_ids, sampled, plain = (tuple(column[:n]) for column in values)
             (completion_text,) = completion_texts([token_ids], self._tokenizer)
-            if self._tree is not None and n > 1:  # the last token was not read
+            if self._tree is not None and len(token_ids) > 1:  # the last token was not read
                 begin = len(unit.written)
-                pairs = cast(ModuleForward, self._forward).cache.read_row(row, begin, begin + n - 1)
+                pairs = cast(ModuleForward, self._forward).cache.read_row(row, begin, begin + len(token_ids) - 1)
                 self._tree.add((*unit.read_ids, *token_ids[:-1]), pairs)
             completion = Completion(
                 indices[row], token_ids, sampled, plain, completion_text, reasons[row], self._version
             )
             finished.append((unit.request, completion))
-        used = int((self._rows.history + self._rows.length)[: len(self._live)].max())
+        used = max(self._rows.written)
         moves = _fill_gaps(self._live, sorted(reasons))
         if moves:
             self._forward.move_rows(moves, used)

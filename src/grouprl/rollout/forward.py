@@ -137,7 +137,6 @@ class ModuleForward:
         self._replays: dict[StepSize, Callable[[], None]] = {}
         self._step_counts: dict[StepSize, int] = {}  # steps so far of each size
         self._version = -1  # `Rows.version` of the columns
-        self._longest = 0  # own tokens of the longest row
 
     def renew(self, shape: CacheShape, prefix: Prefix | None = None) -> bool:
         """Updates the copies from the model's present weights for another call of the engine; recordings stay valid.
@@ -180,10 +179,9 @@ class ModuleForward:
             for column, padding in zip(self._columns, (0, self._room.groups * members, 0, 1), strict=True):
                 column[rows.count :] = padding
             row_place[live], prompt[live] = rows.place[live], rows.prompt[live]
-            self._longest, self._version = int((rows.history + rows.length)[live].max()), rows.version
+            self._version = rows.version
         newest[live], length[live] = rows.newest[live], rows.history[live] + rows.length[live]
-        size = self._size(rows.count, members, prompts)
-        self._longest += 1
+        size = self._size(rows, members, prompts)
         if self._recorder is None:
             return self._step(size)
         self._replay(size, self._recorder)
@@ -197,13 +195,14 @@ class ModuleForward:
         """Copies the first `used` own tokens of rows (from, to)."""
         self.cache.move_rows(moves, used)
 
-    def _size(self, count: int, members: int, prompts: Sequence[int]) -> StepSize:
-        # `_longest` counts on for rows that ended since the last read.
-        own_tokens = min(self._longest, self._room.own_tokens)
+    def _size(self, live: Rows, members: int, prompts: Sequence[int]) -> StepSize:
+        own_tokens = min(max(live.written), self._room.own_tokens)  # which may be more than was written
         if self._recorder is None:
             longest = max(prompts)
-            return StepSize(count, len(prompts), members, longest - self.shape.before, own_tokens, longest + own_tokens)
-        room, rows = self._room, _padded_rows(count)
+            return StepSize(
+                live.count, len(prompts), members, longest - self.shape.before, own_tokens, longest + own_tokens
+            )
+        room, rows = self._room, _padded_rows(live.count)
         return StepSize(
             rows=rows,
             groups=min(room.groups, rows),  # a live group has a live row, so no more groups are live than rows
@@ -288,7 +287,7 @@ class UnpackedForward:
 
     def decode_step(self, rows: Rows, members: int, prompts: Sequence[int]) -> Tensor:
         """Reads the newest token of every live row; logits [n, V] after each of them."""
-        place_n, newest_n = rows.place[: rows.count], rows.newest[: rows.count]
+        place_n, newest_n = (column[: rows.count].to(self._device) for column in (rows.place, rows.newest))
         parts, order = [], []
         for slot in range(len(prompts)):
             live = (place_n // members == slot).nonzero()[:, 0]

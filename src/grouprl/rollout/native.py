@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.forward.attention import attention_layers, hidden_states, is_packed
 from grouprl.forward.compiled import kernels
+from grouprl.forward.devices import traits_of
 from grouprl.forward.layouts import Prefix
 from grouprl.forward.precision import autocast
 from grouprl.forward.prefix import Read, read_prefix
@@ -175,8 +176,9 @@ class NativeEngine:
         if compiled is not None and compiled.decodes(self._model, dtype):
             return compiled.forwards(self._model, dtype, shape, count, prefix_of)
         prefix = prefix_of(partial(hidden_states, self._model))
-        if self._device.type != "cuda":
-            return [ModuleForward(self._model, shape, dtype, prefix=prefix, exact=conversation is not None)]
+        if not traits_of(self._device.type).has_graphs:
+            exact = conversation is not None and self._device.type == "cpu"
+            return [ModuleForward(self._model, shape, dtype, prefix=prefix, exact=exact)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
         if self._recorded is None or not self._recorded.renew(shape, prefix):
             self._recorded = None  # frees its memory first

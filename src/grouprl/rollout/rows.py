@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from grouprl.forward.compiled import kernels
+from grouprl.forward.devices import traits_of
 from grouprl.rollout.sampler import draw, uniforms
 from grouprl.types import Sampling, StopReason
 
 _END, _FULL = 1, 2
-# On a GPU a read makes the host wait. A finished row gets no more tokens, so it can stay until the next read.
-_READ_EVERY = 8
 _VERSIONS = itertools.count()  # of all `Rows`, so that a forward pass can serve one after the other
 
 
@@ -23,6 +22,7 @@ class Rows:
 
     def __init__(self, rows: int, sampling: Sampling, end_ids: Sequence[int], device: torch.device) -> None:
         self.count = 0  # live rows
+        self.written: list[int] = []  # tokens of each live row behind its prompt; counts on for rows that ended unread
         self.version = next(_VERSIONS)  # another one whenever rows are added or removed
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
         self.key, self.place, self.prompt, self.history, self.length, self.newest, self._reason, self._state = (
@@ -32,7 +32,7 @@ class Rows:
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
         self._seen = torch.empty(rows, 0, dtype=torch.bool, device=device)  # [R, V] with a repetition penalty
         # Stop strings must be searched after every token.
-        self._read_every = _READ_EVERY if device.type == "cuda" and not sampling.stop else 1
+        self._read_every = 1 if sampling.stop else traits_of(device.type).read_every
         self._since = 0  # decode steps since the last read
         self._on_cpu = device.type == "cpu"
 
@@ -50,9 +50,10 @@ class Rows:
         self.length[new] = self._reason[new] = self._state[new] = 0
         if seen_nV is not None:
             if not self._seen.shape[1]:
-                self._seen = seen_nV.new_zeros(len(self._seen), seen_nV.shape[1])
+                self._seen = self._seen.new_zeros(len(self._seen), seen_nV.shape[1])
             self._seen[new] = seen_nV
         self.count += len(columns)
+        self.written += (history for *_, history in columns)
         self.version = next(_VERSIONS)
 
     def begin(self, prefills: Sequence[Sequence[int]]) -> None:
@@ -61,6 +62,7 @@ class Rows:
             ids_T = torch.tensor(ids, device=self.tokens.device)
             self.tokens[row, : len(ids)], self.length[row], self.newest[row] = ids_T, len(ids), ids[-1]
             self.logprobs[:, row, : len(ids)] = torch.nan
+            self.written[row] += len(ids)
             structure = self._sampling.structure
             if structure is not None:
                 for token_1 in ids_T[:, None]:
@@ -68,7 +70,8 @@ class Rows:
 
     def draw(self, logits_nV: Tensor, first: int = 0) -> dict[int, StopReason]:
         """Draws a token for each of the last n rows, from `first` on; returns the stop reasons of finished rows."""
-        rows = slice(first, self.count)
+        rows, logits_nV = slice(first, self.count), logits_nV.to(self.key.device)
+        self.written[first:] = [count + 1 for count in self.written[first:]]
         key_n, length_n = self.key[rows], self.length[rows]
         compiled = kernels() if self._on_cpu else None
         if compiled is not None and not compiled.has_draw(logits_nV.shape[1], logits_nV.dtype):
@@ -95,7 +98,7 @@ class Rows:
             reason_n = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
             self._reason[rows] = torch.where(going_n, reason_n, self._reason[rows])
             self._since = (self._since + 1) % self._read_every
-            over = self._since == 0 and bool(self._reason[rows].any())
+            over = self._since == 0
         else:
             columns = [tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs)]
             over = compiled.append(drawn, columns, self._ends, self._reason[rows])
@@ -105,6 +108,19 @@ class Rows:
         names = {_END: StopReason.END, _FULL: StopReason.LENGTH}
         return {row: names[reason] for row, reason in enumerate(reasons, first) if reason}
 
+    def read(self, rows: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]]:
+        """The tokens of rows and their log-probs, sampled and plain; in one copy from the device."""
+        index = torch.tensor(rows, device=self.key.device)
+        logprobs_n2T = self.logprobs[:, index].transpose(0, 1).contiguous()
+        columns = (self.length[index, None], self.tokens[index], logprobs_n2T.view(torch.int32).flatten(1))
+        numbers_nX, most = torch.cat(columns, 1).cpu(), self.tokens.shape[1]
+        logprobs_n2T = numbers_nX[:, 1 + most :].int().view(torch.float32).view(-1, 2, most)
+        texts = zip(numbers_nX[:, : 1 + most].tolist(), logprobs_n2T.tolist(), strict=True)
+        return [
+            (tuple(ids[:length]), tuple(sampled[:length]), tuple(plain[:length]))
+            for (length, *ids), (sampled, plain) in texts
+        ]
+
     def keep(self, moves: Sequence[tuple[int, int]], count: int) -> None:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
         if moves:
@@ -112,7 +128,10 @@ class Rows:
             columns = (self.key, self.place, self.prompt, self.history, self.length, self.newest)
             for tensor in (*columns, self._reason, self._state, self._seen, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
+            for source_row, target_row in moves:
+                self.written[target_row] = self.written[source_row]
         self.count = count
+        del self.written[count:]
         self.version = next(_VERSIONS)
 
     def change_slots(self, moves: Sequence[tuple[int, int]], members: int) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from grouprl.algorithms.spec import Algorithm
 from grouprl.algorithms.values import SharedCritic
 from grouprl.config.run import RunConfig
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.recompute import recompute_activations, recomputes
 from grouprl.learner import Learner, Optimizer
 from grouprl.learner.terms import CriticBeside, Term

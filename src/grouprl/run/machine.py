@@ -15,7 +15,8 @@ import transformers
 from torch import Tensor
 
 from grouprl.config.run import ModelConfig, RunConfig
-from grouprl.forward.precision import faster_dtype, resolve_device
+from grouprl.forward.devices import resolve_device
+from grouprl.forward.precision import faster_dtype
 from grouprl.learner import Learner
 from grouprl.models.shard import own_part
 
@@ -48,7 +49,8 @@ def with_dtype(config: _Config, recorded: str | None = None) -> _Config:
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:
     """Returns processor, cores, versions and device, without which times and memory mean nothing."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    module = torch.get_device_module(device)
+    name = module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     cpus = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.rewards.configured import configured_rewards, configured_scorer
 from grouprl.rewards.functions import WeightedReward

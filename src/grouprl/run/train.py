@@ -16,7 +16,7 @@ import torch
 from grouprl import __version__
 from grouprl.config.checks import check_sections
 from grouprl.config.run import RunConfig, dump_config
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.leaves import leaf
 from grouprl.ranks import open_ranks
 from grouprl.record.layout import RunDirectory
@@ -90,7 +90,7 @@ def run_to_end(
     config = with_run_dtype(config, resume=resume)
     check_sections(config)
     # Device, adapter and name are checked before a model is loaded, which can take minutes.
-    resolve_device(config.model.device)
+    resolve_device(config.model.device, config.model.dtype)
     if config.model.lora is not None:
         import_extra("peft", "lora", "model.lora")
     directory = Path(config.runs_dir) / config.name

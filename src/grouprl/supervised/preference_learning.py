@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms import bradley_terry_loss, dpo_loss
 from grouprl.config.run import dump_config
 from grouprl.evaluation import wilson_interval
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.learner.packs import Pack, pack_forward, to_grid
 from grouprl.models.load import context_length, frozen_copy, load_model, load_tokenizer
 from grouprl.models.reward_model import completion_scores, new_reward_model
@@ -111,7 +111,7 @@ def learn_preferences(what: str, config: PreferenceLearningConfig, begin: Begin)
     preferences = load_preferences(config.preferences, tokenizer)
     train, test = split_preferences(preferences, config.eval_share)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
-    model, pack_metrics = begin(tokenizer, resolve_device(config.model.device))
+    model, pack_metrics = begin(tokenizer, resolve_device(config.model.device, config.model.dtype))
     learned, held_out = [pair.group for pair in train], [pair.group for pair in test]
     refuse_longer([*learned, *held_out], context_length(model))
     loss, terminal = SupervisedLoss(pack_metrics, config), Terminal()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grouprl.config.run import dump_config
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.learner.packs import Pack, pack_forward
 from grouprl.leaves import find_leaf, leaf
 from grouprl.models.load import context_length, load_model, load_tokenizer
@@ -52,7 +52,7 @@ def sft(config: SftConfig) -> Path:
     config, out = with_dtype(config), model_folder(config)
     pairs = [] if config.pairs.run else load_pairs(config)
     torch.set_num_threads(config.model.threads or torch.get_num_threads())
-    model, tokenizer = _model(config, pairs, resolve_device(config.model.device))
+    model, tokenizer = _model(config, pairs, resolve_device(config.model.device, config.model.dtype))
     terminal, source = Terminal(), config.pairs.path or config.pairs.run or f"the task {config.task.name}"
     with terminal.progress("encode pairs", len(pairs)) as advance:
         context = context_length(model)

@@ -14,13 +14,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grouprl.forward.attention import hidden_states, is_packed
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.packing import pack_tokens
-from grouprl.forward.precision import autocast, resolve_device
+from grouprl.forward.precision import autocast
 from grouprl.forward.prefix import LearnedPrefix, read_prefix, shared_tokens
 from grouprl.forward.progress import PROGRESS
 from grouprl.forward.recompute import recompute_activations, recomputes
 from grouprl.learner import Optimizer, make_batch
-from grouprl.learner.packs import Pack, beginnings, make_packs, with_prefix
+from grouprl.learner.packs import Pack, Stats, beginnings, make_packs, read_metrics, with_prefix
 from grouprl.record.layout import RunDirectory
 from grouprl.record.write import RunRecord, refuse_run
 from grouprl.supervised.settings import SupervisedConfig
@@ -61,7 +62,7 @@ class SupervisedLoss:
         # The completions of a pair are compared, so a pack never divides a group.
         largest = max(len(group.prompt_ids) + sum(map(len, group.completions)) for group in groups)
         budget = max(largest, pack_tokens(self.config.learner.micro_batch_tokens, device.type))
-        totals: defaultdict[str, float] = defaultdict(float)
+        totals, stats = defaultdict[str, float](float), list[Stats]()
         # What all prompts begin with is read once, before the packs.
         network, shared, prefix = self.network, 0, None
         if network is not None and is_packed(network):
@@ -76,10 +77,12 @@ class SupervisedLoss:
             if gradient:
                 metrics["loss"].backward()  # type: ignore[no-untyped-call]
             PROGRESS.mark()
-            for name, value in metrics.items():
-                totals[name] += float(value.detach())
+            stats.append({name: (value.detach(), 1) for name, value in metrics.items()})
         if prefix is not None:
             prefix.backward()
+        for pack_metrics in read_metrics(stats):
+            for name, (value, _) in pack_metrics.items():
+                totals[name] += value
         return dict(totals)
 
 

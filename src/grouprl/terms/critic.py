@@ -18,9 +18,9 @@ from grouprl.forward.products import padded_call
 from grouprl.learner.batch import UpdateInputs
 from grouprl.learner.gradients import step_if_finite
 from grouprl.learner.optimizer import Optimizer
-from grouprl.learner.packs import Pack, PackMetrics, PackOutput, combined, cut, pack_hidden, to_grid
+from grouprl.learner.packs import Pack, PackOutput, Stats, combined, cut, pack_hidden, read_metrics, to_grid
 from grouprl.learner.runner import PackRunner
-from grouprl.learner.terms import PackLoss, PackPass, Stats, Term
+from grouprl.learner.terms import PackLoss, PackPass, Term
 from grouprl.types import Batch
 
 
@@ -130,14 +130,15 @@ class CriticLearner:
             return {}
         packs, prefix = runner.learned_packs(trunk, inputs.batch, targets.moving)
 
-        def pack_loss(pack: Pack) -> tuple[Tensor, PackMetrics]:
+        def pack_loss(pack: Pack) -> tuple[Tensor, Stats]:
             with autocast(runner.device, runner.dtype):
                 hidden_CH = pack_hidden(trunk, pack)
             cost, stats = self.loss(targets, pack, hidden_CH)
-            return cost, {name: (float(value.detach()), count) for name, (value, count) in stats.items()}
+            return cost, {name: (value.detach(), count) for name, (value, count) in stats.items()}
 
         results = runner.add_gradients([partial(pack_loss, pack) for pack in packs], packs, [self.critic], prefix)
-        return combined(list(runner.ranks.merged(results.items(), "metrics")))
+        metrics_by_pack = zip(results, read_metrics(list(results.values())), strict=True)
+        return combined(list(runner.ranks.merged(metrics_by_pack, "metrics")))
 
     def step(self, inputs: UpdateInputs, rows: Sequence[int], loss: float) -> float:
         """Makes the critic's update where the loss is finite; returns the gradient's norm, 0 without one."""

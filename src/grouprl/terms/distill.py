@@ -14,13 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grouprl.algorithms import has_signal, reverse_kl
 from grouprl.algorithms.distillation import Distill
 from grouprl.config.run import RunConfig
+from grouprl.forward.devices import resolve_device
 from grouprl.forward.head import output_head
 from grouprl.forward.logprobs import ARRAYS, CHUNK_ELEMENTS, chunk_rows
-from grouprl.forward.precision import autocast, resolve_device
+from grouprl.forward.precision import autocast
 from grouprl.learner.batch import UpdateInputs
-from grouprl.learner.packs import Pack, pack_hidden
+from grouprl.learner.packs import Pack, Stats, pack_hidden
 from grouprl.learner.runner import PackRunner
-from grouprl.learner.terms import PackLoss, PackPass, Stats, Term
+from grouprl.learner.terms import PackLoss, PackPass, Term
 from grouprl.models.adapters import as_reference
 from grouprl.models.load import context_length, load_model, load_tokenizer
 from grouprl.models.names import check_name
@@ -172,8 +173,7 @@ class DistillTerm(Term):
                 read_packs += runner.packs(as_teacher, taught_rows)
             with as_reference(model, self.policy) if is_reference else nullcontext():
                 for pack, hidden_CH in runner.each(read_packs, lambda pack: pack_hidden(model, pack)):
-                    lengths = pack.row_C.bincount().tolist()
-                    hidden_by_row |= zip(pack.rows, torch.split(hidden_CH, lengths), strict=True)
+                    hidden_by_row |= zip(pack.rows, torch.split(hidden_CH, list(pack.lengths)), strict=True)
 
         def pack_loss(forward: PackPass) -> tuple[Tensor, Stats]:
             # The weighted sum of the pack's KLs, their mean in nats, and the number of their tokens, which may be 0.
@@ -183,7 +183,8 @@ class DistillTerm(Term):
                 no_loss = weights_nT.new_zeros(())
                 return no_loss, {"distill_kl": (no_loss, 0)}
             with autocast(runner.device, runner.dtype):
-                at_c = torch.tensor(has_teacher_n, device=pack.row_C.device)[pack.row_C].nonzero()[:, 0]
+                is_taught_C = torch.tensor(has_teacher_n).repeat_interleave(torch.tensor(pack.lengths))
+                at_c = is_taught_C.nonzero()[:, 0].to(pack.row_C.device)
                 teacher_cH = torch.cat([hidden_by_row[row] for row in pack.rows if row in hidden_by_row])
                 hidden_cH, temperature = forward.output.hidden_CH[at_c], batch.sampling.temperature
                 kl_c = token_kls(output_head(self.policy), hidden_cH, output_head(model), teacher_cH, temperature)

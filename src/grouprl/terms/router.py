@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from grouprl.algorithms import balance_loss
 from grouprl.forward.experts import Routing, noted_routing, watch_routers
 from grouprl.learner.batch import UpdateInputs
-from grouprl.learner.packs import Pack, cut, pack_hidden
+from grouprl.learner.packs import Pack, Stats, cut, pack_hidden
 from grouprl.learner.runner import PackRunner
-from grouprl.learner.terms import PackLoss, PackPass, Stats, Term
+from grouprl.learner.terms import PackLoss, PackPass, Term
 
 
 @dataclass(frozen=True)

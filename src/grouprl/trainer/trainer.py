@@ -122,8 +122,9 @@ class Trainer:
             UserError: `prompt` is something else, or too long for the model.
         """
         if not isinstance(prompt, str | Problem | None):
-            got = type(prompt).__name__
-            raise UserError(f"prompt: expected a text or a Problem, got {got}: put messages into Problem(id, messages)")
+            raise UserError(  # type: ignore[unreachable]
+                f"prompt: expected a text or a Problem, got {type(prompt).__name__}: put messages into Problem(id, ...)"
+            )
         config, task, rewards = self._prepared()
         run = OpenedRun(with_newest(config, self.directory), task)
         problem = run.task.problems(config.evaluation.split)[0] if prompt is None else prompt

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, TrainerCallback
 
 from grouprl.config.run import RunConfig
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.models.adapters import has_adapter, is_peft_model
 from grouprl.models.load import load_tokenizer
 from grouprl.record.layout import RunDirectory

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.tools.imported.keys import RENAMED, TRL, TRL_FIELDS
 from grouprl.types import UserError, nearest_name
 

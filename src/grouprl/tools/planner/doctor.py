@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grouprl.config.run import PolicyConfig, RunConfig
+from grouprl.forward.devices import GPU, accelerator, traits_of
 from grouprl.forward.precision import is_emulated
 from grouprl.forward.products import STRICTER, Sizes, equal_rows
 from grouprl.forward.workers import one_thread
@@ -91,13 +92,18 @@ def _devices() -> Iterator[DoctorLine]:
     yield DoctorLine("devices", "cpu", processor)
     yield from _speeds("cpu")
     yield from _equal_rows("devices", _USUAL_PRODUCTS)
-    if not torch.cuda.is_available():
-        yield DoctorLine("devices", "cuda", "no GPU that torch can use", False, "runs use the CPU")
+    kind = accelerator()
+    if kind is None:
+        yield DoctorLine("devices", GPU, "no GPU that torch can use", False, "runs use the CPU")
         return
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        yield DoctorLine("devices", f"cuda:{index}", f"{about.name}, {_gib(about.total_memory)} GiB")
-    yield from _speeds("cuda")
+    module = torch.get_device_module(kind)
+    for index in range(module.device_count()):
+        name = module.get_device_name(index) if hasattr(module, "get_device_name") else kind
+        said = f"{name}, {_gib(total_memory(kind))} GiB" + ", shared with the CPU" * traits_of(kind).shares_memory
+        untried = traits_of(kind).compares
+        remedy = f"rehearsed, not run on one: model.device={kind} compares its log-probs with the CPU's first"
+        yield DoctorLine("devices", f"{kind}:{index}", said, not untried, remedy if untried else "")
+    yield from _speeds(kind)
 
 
 def _speeds(device: str) -> Iterator[DoctorLine]:
@@ -208,7 +214,7 @@ def _versions() -> Iterator[DoctorLine]:
 
 
 def _room() -> Iterator[DoctorLine]:
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+    for device in filter(None, ("cpu", accelerator())):
         name = "memory" if device == "cpu" else "GPU memory"
         yield DoctorLine("room", name, f"{_gib(free_memory(device))} of {_gib(total_memory(device))} GiB free")
     disk = shutil.disk_usage(Path.cwd())

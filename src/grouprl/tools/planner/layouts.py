@@ -16,6 +16,7 @@ from types import MappingProxyType
 from rich.console import Console
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.devices import GPU
 from grouprl.tools.planner.fits import MOST_COMPLETIONS, MOST_TOKENS, largest_group, longest_completion
 from grouprl.tools.planner.memory import FLOAT32, SIZES, MemoryPlan, Networks, StepShape, plan_memory
 from grouprl.tools.planner.screen import GIB, most, networks_of, step_of, table_of
@@ -156,7 +157,7 @@ def show_layouts(
     """
     ranks, gpu = parse_gpus(gpus)
     dtype = "float32" if config.model.dtype == "float32" else "bfloat16"
-    there = config.model.model_copy(update={"device": "cuda", "dtype": dtype})
+    there = config.model.model_copy(update={"device": GPU, "dtype": dtype})
     step = step_of(config.model_copy(update={"model": there}), prompt_tokens)
     shape = shape_of(config.model.path)
     plans = plan_layouts(shape, networks_of(config), step, ranks, gpu)

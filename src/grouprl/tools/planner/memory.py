@@ -1,7 +1,7 @@
 """Computes the memory of a step from shapes: what stays allocated for the whole run, and the peaks of a step.
 
 It counts tensors that grow with the model or the batch. Predicted over measured bytes at the peak of an update: 0.97 to
-1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/tools). For "cuda", tests compare
+1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/tools). For a GPU, tests compare
 with the tensors that autograd keeps; nothing was measured on a GPU. A process needs more: about 400 MiB for torch and
 transformers, and memory that its allocator keeps. Of the resident memory above the imports, 337 and 939 MiB for 4.5 and
 24 million parameters, the prediction is 0.66 and 0.82 in float32, 0.52 and 0.67 in bfloat16
@@ -15,13 +15,13 @@ from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from grouprl.forward.devices import GPU, DeviceTraits, traits_of
 from grouprl.forward.logprobs import ARRAYS, KEPT_LOGITS, chunk_rows
-from grouprl.forward.packing import PACK_TOKENS, GroupSize, pack_groups, workers_on_cpu
+from grouprl.forward.packing import GroupSize, pack_groups, workers_on_cpu
 from grouprl.rollout.native import prompt_slots
 from grouprl.tools.planner.shapes import ModelShape
 from grouprl.types import UserError
 
-Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["float32", "bfloat16", "nf4"]
 Moments = Literal["float32", "bfloat16", "8bit"]
@@ -95,7 +95,7 @@ class StepShape:
     minibatches: int = 1
     micro_batch_tokens: int = 0  # packed tokens of a backward pass; 0 = by device and groups
     dtype: Dtype = "float32"  # dtype of the computation
-    device: Device = "cuda"
+    device: str = GPU  # torch's name of its type
     recompute: bool = False  # whether layers run again in the backward pass
     threads: int = 1  # on a CPU, where each works on a pack of its own
     shared_tokens: int = 0  # that begin every prompt and are read once for the whole batch
@@ -111,9 +111,8 @@ class StepShape:
             raise UserError(
                 f"micro_batch_tokens: expected 0 (automatic) or more tokens, got {self.micro_batch_tokens}: raise it"
             )
-        for name, names in (("dtype", SIZES), ("device", PACK_TOKENS)):
-            if getattr(self, name) not in names:
-                raise UserError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
+        if self.dtype not in SIZES:
+            raise UserError(f"dtype: expected one of {', '.join(SIZES)}, got {self.dtype!r}")
 
     @property
     def rows(self) -> int:
@@ -209,13 +208,17 @@ class MemoryPlan:
     update: UpdateMemory
     rollout: RolloutMemory
     rounded: int  # bfloat16 copy of the weights of all linear layers, for a computation in bfloat16
-    device: Device
+    device: str
     pack: PackSize
 
     @property
     def held(self) -> int:
-        """Bytes for the whole run; on a GPU with cache and copies, because CUDA graphs keep their addresses."""
-        return self.networks.total + (self.rollout.cache + self.rollout.copies if self.device == "cuda" else 0)
+        """Bytes for the whole run; with cache and copies where CUDA graphs keep their addresses."""
+        return self.networks.total + (self.rollout.cache + self.rollout.copies if self._has_graphs else 0)
+
+    @property
+    def _has_graphs(self) -> bool:
+        return traits_of(self.device).has_graphs
 
     @property
     def learning(self) -> int:
@@ -225,7 +228,7 @@ class MemoryPlan:
     @property
     def sampling(self) -> int:
         """Bytes at the peak of the rollout."""
-        return self.held + self.rollout.drawing + (self.rollout.cache + self.rounded if self.device == "cpu" else 0)
+        return self.held + self.rollout.drawing + (0 if self._has_graphs else self.rollout.cache + self.rounded)
 
     @property
     def peak(self) -> int:
@@ -240,13 +243,13 @@ class MemoryPlan:
     @property
     def blocks(self) -> dict[str, dict[str, int]]:
         """The parts (see `PARTS`) that make up what is held and what each peak adds to it."""
-        on_gpu, rounded = self.device == "cuda", {"rounded": self.rounded}
+        rounded = {"rounded": self.rounded}
         graphs = {"cache": self.rollout.cache, "copies": self.rollout.copies}
         drawing = {"drawing": self.rollout.drawing}
         blocks = {
-            "held": asdict(self.networks) | (graphs if on_gpu else {}),
+            "held": asdict(self.networks) | (graphs if self._has_graphs else {}),
             "learning": asdict(self.update) | rounded,
-            "sampling": drawing if on_gpu else graphs | drawing | rounded,
+            "sampling": drawing if self._has_graphs else graphs | drawing | rounded,
         }
         return {name: {part: size for part, size in parts.items() if size} for name, parts in blocks.items()}
 
@@ -280,8 +283,8 @@ def plan_memory(
     completion_slots = step.rows * step.completion_tokens
     prompts = step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
     activations, before, layer = _activations(shape, step, pack, sharded)
-    on_gpu = step.device == "cuda"
-    away = networks.reference_on_cpu and on_gpu
+    on_gpu, traits = step.device != "cpu", traits_of(step.device)
+    away = networks.reference_on_cpu and not traits.shares_memory
     # Each pack that runs beside others holds a gradient until it is added.
     at_once = 1 if on_gpu else max(1, workers_on_cpu(shape.parameters, len(step.packs), step.threads))
     gradients = 1 if at_once == 1 else 1 + at_once
@@ -309,8 +312,8 @@ def plan_memory(
             reward_model=FLOAT32 * (shape.decoder_parameters + shape.hidden) if networks.reward_model else 0,
             teacher=weight * networks.teacher,
             critic=critic,
-            moments=_moments(networks, numbers, embedded, on_gpu),
-            critic_moments=_moments(networks, valued, embedded, on_gpu) if critic else 0,
+            moments=_moments(networks, numbers, embedded, traits),
+            critic_moments=_moments(networks, valued, embedded, traits) if critic else 0,
         ),
         update=UpdateMemory(
             gradients=gradients * learning,
@@ -324,7 +327,7 @@ def plan_memory(
             cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + completion_slots)),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
-            copies=copies if on_gpu else 0,
+            copies=copies if traits.has_graphs else 0,
         ),
         rounded=rounded,
         device=step.device,
@@ -332,9 +335,9 @@ def plan_memory(
     )
 
 
-def _moments(networks: Networks, numbers: int, embedded: int, on_gpu: bool) -> int:
+def _moments(networks: Networks, numbers: int, embedded: int, traits: DeviceTraits) -> int:
     """Bytes of two moments of `numbers` weights, `embedded` of which are embeddings: never in 8 bits."""
-    if networks.paged and on_gpu:
+    if networks.paged and traits.has_paging:
         return 0
     if networks.moments == "8bit":
         return int(2 * (_BYTE * (numbers - embedded) + FLOAT32 * embedded))
@@ -363,7 +366,8 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
         between = FLOAT32 * hidden
         around = FLOAT32 * (2 * hidden + 2 * shape.head_size + 1)
     backward = FLOAT32 * 2 * hidden + dtype * 2 * shape.intermediate
-    if step.device == "cpu" and sharded:  # attention in torch alone keeps its weights twice
+    # Attention under dense masks, in torch alone, keeps its weights twice.
+    if sharded if step.device == "cpu" else not traits_of(step.device).has_flex:
         read_tokens = pack.completions * (step.completion_tokens - 1)
         seen = step.prompt_tokens + step.completion_tokens - 1
         layer += dtype * 2 * shape.heads * seen * read_tokens // pack.tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grouprl.config.run import RunConfig
+from grouprl.forward.devices import traits_of
 from grouprl.models.load import load_tokenizer
 from grouprl.rollout.episodes import has_turns, longest_completion
 from grouprl.tasks import Task
@@ -42,7 +43,8 @@ def memory_of(config: RunConfig, task: Task, ranks: int) -> str | None:
     saving = {
         "model.weights=bfloat16 model.dtype=bfloat16": networks.weights == "float32" and not config.distributed.shard,
         "learner.moments=bfloat16": networks.moments == "float32" and not (config.distributed.shard or networks.paged),
-        "model.reference=cpu": plan.networks.reference > 0 and step.device == "cuda" and not config.distributed.shard,
+        "model.reference=cpu": plan.networks.reference > 0
+        and not (traits_of(step.device).shares_memory or config.distributed.shard),
         "model.lora={}": networks.lora_rank is None,
         "model.weights=nf4": networks.lora_rank is not None and networks.weights == "bfloat16",
     }

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from grouprl.algorithms.values import CopiedCritic
 from grouprl.config.run import RunConfig
+from grouprl.forward.devices import device_type
 from grouprl.forward.precision import faster_dtype
 from grouprl.forward.recompute import recomputes
 from grouprl.learner.optimizer import refuse_paged
@@ -111,12 +112,11 @@ def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0) -> St
     """Returns the step of a configuration, whose prompts begin with the same `shared_tokens`.
 
     Raises:
-        UserError: the moments are paged, and the step is on a CPU.
+        UserError: the moments are paged, and the device cannot move its memory to the machine's.
     """
-    rollout, device, dtype = config.rollout, config.model.device, config.model.dtype
+    rollout, device, dtype = config.rollout, device_type(config.model.device), config.model.dtype
     dtype = dtype if config.model.weights == "float32" else "bfloat16"
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    refuse_paged(config.learner, "cuda" if on_gpu else "cpu")
+    refuse_paged(config.learner, device)
     return StepShape(
         problems=rollout.problems_per_step,
         group_size=rollout.group_size,
@@ -125,9 +125,9 @@ def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0) -> St
         max_rows=rollout.max_rows,
         minibatches=config.algorithm.updates.minibatches,
         micro_batch_tokens=config.learner.micro_batch_tokens,
-        dtype=faster_dtype(torch.device("cuda" if on_gpu else "cpu")) if dtype == "auto" else dtype,
-        device="cuda" if on_gpu else "cpu",
-        recompute=recomputes(config.learner.recompute, "cuda" if on_gpu else "cpu"),
+        dtype=faster_dtype(torch.device(device)) if dtype == "auto" else dtype,
+        device=device,
+        recompute=recomputes(config.learner.recompute, device),
         threads=config.model.threads or torch.get_num_threads(),
         shared_tokens=shared_tokens,
     )

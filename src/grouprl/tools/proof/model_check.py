@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grouprl.config.run import RunConfig
 from grouprl.forward.attention import attention_layers, is_packed
-from grouprl.forward.precision import resolve_device
+from grouprl.forward.devices import resolve_device
 from grouprl.models.adapters import linear_layers
 from grouprl.models.load import check_tokens, context_length, end_token_ids, load_model, load_tokenizer
 from grouprl.models.names import ALL_LINEAR
