@@ -122,7 +122,7 @@ class Trainer:
             UserError: `prompt` is something else, or too long for the model.
         """
         if not isinstance(prompt, str | Problem | None):
-            raise UserError(  # type: ignore[unreachable]
+            raise UserError(
                 f"prompt: expected a text or a Problem, got {type(prompt).__name__}: put messages into Problem(id, ...)"
             )
         config, task, rewards = self._prepared()
