@@ -190,6 +190,7 @@ def decoded(weights: CompiledWeights, prompts: Sequence[tuple[int, ...]]) -> tor
     rows = Rows(size, Sampling(max_tokens=4), (0,), CPU)
     rows.add([(0, slot, len(ids) - 1, 0) for slot, ids in enumerate(prompts)])
     rows.newest[:], rows.length[:] = torch.tensor([ids[-1] for ids in prompts]), 1
+    rows.written[:] = [1] * size
     return forward.decode_step(rows, 1, [len(ids) - 1 for ids in prompts])
 
 
