@@ -189,6 +189,7 @@ def started(setting: Setting, forward: Forward) -> Rows:
 def write(rows: Rows, tokens: Sequence[int]) -> None:
     rows.newest[: rows.count] = torch.tensor(tokens)
     rows.length[: rows.count] += 1
+    rows.written[:] = [count + 1 for count in rows.written]
 
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_size=16, groups=2, rows=4, prompt_tokens=64, own_tokens=24)
