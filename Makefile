@@ -108,8 +108,8 @@ check: $(DEVELOPED)  ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: .venv/.installed-docs  ## build the pages as a site in build/site (10 seconds), with the runs of runs/; a broken link is an error
-	$(BIN)/python docs/site/build.py $(if $(wildcard runs/*/config.yaml),--runs runs)
+docs: .venv/.installed-docs  ## build the pages as a site in build/site (10 seconds), with recorded runs by RUNS=FOLDER; a broken link is an error
+	$(BIN)/python docs/site/build.py $(if $(RUNS),--runs $(RUNS))
 
 bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--smoke"
 	$(BIN)/python benchmarks/speed.py $(ARGS)

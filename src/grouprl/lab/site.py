@@ -40,12 +40,12 @@ class _Asked:
 
     def __getitem__(self, path: str) -> Any:
         address, _, query = path.partition("?")
-        asked = {"type": "http", "method": "GET", "headers": [], "query_string": query.encode()}
-        asked["path"] = unquote(f"/api/{address}")
+        scope = {"type": "http", "method": "GET", "headers": [], "query_string": query.encode()}
+        scope["path"] = unquote(f"/api/{address}")
         for route in self._routes:
-            match, parameters = route.matches(asked)
+            match, parameters = route.matches(scope)
             if match is Match.FULL:
-                return json.loads(route.endpoint(Request({**asked, **parameters})).body)
+                return json.loads(route.endpoint(Request({**scope, **parameters})).body)
         raise KeyError(path)
 
 
