@@ -60,6 +60,7 @@ BOUNDED: dict[tuple[str, str], str] = {
     ("grouprl.forward.experts", "_NOTED.get()"): "a variable of the context",
     ("grouprl.engines.ray_samplers", "done.result()"): "as_completed gave it",
     ("grouprl.engines.ray_scorers", "self._pool.submit(None).result()"): "each job of an actor has cluster.seconds",
+    ("grouprl.tools.planner.machine", "wait()"): "the device's synchronize: it ends what was queued",
     ("grouprl.rewards.workers.zygote", "receive_frame(channel)"): PARENT,
     ("grouprl.rewards.workers.zygote", "receive_frame(control)"): PARENT,
     ("grouprl.rewards.workers.zygote", "socket.recv_fds(zygote.control, _NUMBER.size, 1)"): PARENT,

@@ -16,7 +16,6 @@ from grouprl.types import UserError
 MOVED = {
     "README.md": "index.md",
     "docs/README.md": "pages.md",
-    "docs/tutorial.ipynb": "tutorial.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
@@ -45,9 +44,9 @@ def written(root: Path) -> dict[str, str]:
     """
     pages = [root / "README.md", root / "CONTRIBUTING.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md"))]
     pages += [page for folder in FOLDERS for page in sorted((root / "docs" / folder).glob("*.md"))]
-    found = {place_of(root, page): relinked(root, page, page.read_text(encoding="utf-8")) for page in pages}
-    notebook = root / "docs/tutorial.ipynb"
-    return found | {"tutorial.md": relinked(root, notebook, of_notebook(notebook.read_text(encoding="utf-8")))}
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    texts |= {page: of_notebook(page.read_text(encoding="utf-8")) for page in (root / "docs").glob("*.ipynb")}
+    return {place_of(root, page): relinked(root, page, text) for page, text in texts.items()}
 
 
 def relinked(root: Path, page: Path, text: str) -> str:
@@ -76,7 +75,7 @@ def place_of(root: Path, path: Path) -> str:
     name = Path(os.path.normpath(path)).relative_to(root).as_posix()
     if name in MOVED:
         return MOVED[name]
-    inside = name.removeprefix("docs/")
+    inside = re.sub(r"\.ipynb$", ".md", name.removeprefix("docs/"))
     folder = inside.partition("/")[0] if "/" in inside else "images"
     page = name.startswith("docs/") and folder in ("images", *FOLDERS)
     return inside if page else f"source/{name}.md"

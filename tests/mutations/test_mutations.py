@@ -155,7 +155,11 @@ MUTANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "sampler_logprobs_nT",
             LEARNER,
         ),
-        ("(weights_nT > 0).any(1) & (advantages_nT != 0).any(1)", "(weights_nT > 0).any(1)", OPTIONS),
+        (
+            "(weights_NT[rows] > 0).any(1) & (inputs.advantages_NT[rows] != 0).any(1)",
+            "(weights_NT[rows] > 0).any(1)",
+            OPTIONS,
+        ),
     ),
     "learner/packs.py": (
         ("range(min(count, len(groups)))", "range(count)", PACKS),
