@@ -64,6 +64,7 @@ PLACES: Mapping[str, str] = {
     "task.gsm8k": "grouprl.problems.gsm8k:Gsm8k",
     "task.guess_number": "grouprl.environments.guess_number:GuessNumber",
     "task.math": "grouprl.problems.math_problems:MathProblems",
+    "task.names": "grouprl.problems.names:Names",
     "task.python_repl": "grouprl.environments.python_repl:PythonRepl",
     "task.reasoning_gym": "grouprl.checks.reasoning_gym:ReasoningGym",
     "task.search_notes": "grouprl.environments.search_notes:SearchNotes",

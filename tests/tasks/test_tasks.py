@@ -35,7 +35,7 @@ def test_every_task_goes_by_its_own_name_has_an_example_and_solves_it() -> None:
     for name, kind in TASKS.items():
         task = kind()
         assert task.name.partition(":")[0] == name
-        if name == "environment":  # its problems and verdicts are an environment's
+        if name in ("environment", "names"):  # its problems and verdicts are an environment's; no name is right
             continue
         assert task.verifier in task.default_rewards
         example = kind.example()
