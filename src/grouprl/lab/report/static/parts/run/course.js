@@ -3,7 +3,7 @@ import { linked, ofRun } from "../api.js";
 import { h } from "../dom.js";
 import { correctMark } from "../groups/marks.js";
 import { column } from "../numbers.js";
-import { number, visible, written } from "../text.js";
+import { number, said, visible, written } from "../text.js";
 
 const MARKS = [1, 5, 10, 60]; // the steps that a run records: a page in progress asks again when one is made
 const TEXT = 500; // characters of a completion
@@ -25,7 +25,7 @@ export function course({ id, examples, summary }) {
   const link = (step) => h(linked ? "a" : "span", { href: linked && `#/${ofRun(id, "groups", step)}` }, `Step ${number(step)}`);
   const panel = ({ step, correct, completion, reward }, place) => h("li", { class: "card" },
     h("div", { class: "row between" }, h("h3", {}, link(step)), correctMark(correct)),
-    h("p", { class: "said" }, written(completion.slice(0, TEXT))),
+    h("p", { class: "said" }, said(completion.slice(0, TEXT))),
     reward === null ? null : h("p", { class: "note" }, `reward ${rewards[place]}`));
   const right = answer ? [" ", h("span", { class: "note" }, "Correct answer: ", h("b", {}, visible(answer)))] : null;
   return [h("h2", {}, `What the policy writes, step ${number(step)} to ${number(last)}`),

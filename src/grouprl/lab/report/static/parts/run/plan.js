@@ -13,7 +13,7 @@ const ORDER = ["rollout", "reward", "reference", "learn"]; // of a step
 // Hopeless, mixed and solved: the same colors wherever they stand.
 const STANDING = [look(1), look(0), look(2)];
 
-const JUDGED = ["Results", "Signal in the groups"]; // sections with charts of what a verifier says
+const JUDGED = "Results"; // the first section with charts of what a verifier says
 
 /** Whether a run has made steps, and no verifier has said anything of them. */
 export function noVerifier(series) {
@@ -29,7 +29,7 @@ export function plan(sections, names, measures, find, unjudged = false) {
   const shownSections = sections.map(({ title, explained, charts: specs }) => {
     const held = [true, false].map((own) => measures.filter((name) => (name === "reward") === own));
     const charts = specs.flatMap((spec) => (spec.evaluations ? held.map((own) => heldOut(spec, own, find)) : chart(spec, names, shown, find)));
-    return { title, explained, charts: charts.filter(Boolean), unjudged: unjudged && JUDGED.includes(title) };
+    return { title, explained, charts: charts.filter(Boolean), unjudged: unjudged && title === JUDGED };
   });
   const more = names.filter((name) => !shown.has(name)).map((name) => chart({ lines: { [name]: name.split("/").at(-1) } }, names, shown, find));
   return [...shownSections, { title: "More", charts: more }].filter(({ charts }) => charts.length);

@@ -5,8 +5,7 @@ import { h } from "../dom.js";
 import { correctMark } from "../groups/marks.js";
 import { byReward, intervalName } from "../series.js";
 import { sumOf, table } from "../table.js";
-import { between, fixed, later, number, percent, share, time, visible, written } from "../text.js";
-import { UNJUDGED } from "./plan.js";
+import { between, fixed, later, number, percent, said, share, time, visible, written } from "../text.js";
 
 const NAMES = { reward: "mean reward", greedy_accuracy: "greedy", mean_length: "mean length", unverified_share: "the verifier failed" };
 const SHARES = /^(greedy_accuracy|pass_at_\d+|.+_share)$/, REWARDS = /^(?:reward|rewards\/(.+)\/mean)$/;
@@ -31,7 +30,7 @@ export function evaluationsTable(run, evaluations, unjudged) {
   const row = (one) => [number(one.step), ...names.map((name) => cell(one, name)), number(one.problems)];
   const rows = evaluations.length ? table("Evaluations", ["step", ...names.map(title), "problems"], evaluations.map(row))
     : h("p", { class: "note" }, "None yet: the first evaluation comes before training.");
-  return [unjudged ? h("p", {}, UNJUDGED) : null, evaluations.length || !unjudged ? rows : null];
+  return evaluations.length || !unjudged ? rows : null;
 }
 
 /** The measures of the evaluations before and after training; nothing of a run without either. */
@@ -62,7 +61,7 @@ export function examplePairs({ before = [], after = [] }) {
 
 function side(when, { completion, correct, reward = null }) {
   return h("section", { class: "side" }, h("header", { class: "row" }, h("span", { class: "note" }, `${when} training`), correctMark(correct), reward === null ? null : h("span", { class: "note" }, `reward ${number(reward)}`)),
-    written(completion));
+    said(completion));
 }
 
 /** The reasons of invalid rewards, once they are there. */
