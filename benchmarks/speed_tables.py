@@ -1,5 +1,5 @@
-"""The tables of docs/performance.md and benchmarks/results/avx512/README.md from what `make bench`, `vs_trl.py` and `trl_task.py` wrote to benchmarks/results,
-for each instruction set in a folder of its own.
+"""The tables of docs/performance.md and benchmarks/results/avx512/README.md from what `make bench`, `vs_trl.py` and
+`trl_task.py` wrote to benchmarks/results, for each instruction set in a folder of its own.
 
     python benchmarks/speed_tables.py [--write]
 
