@@ -1,4 +1,4 @@
-"""A picture of runs that differ in their seed alone: the reward by step, and completions before and after.
+"""A picture of runs that differ in their seed alone: right answers by step, and completions before and after.
 
     python benchmarks/real_figures.py runs/smollm2_sums runs/smollm2_sums-1 --image docs/images/real-sums.png
 
@@ -54,16 +54,24 @@ def row(run: Path) -> str:
 
 
 def curves(axes: Any, runs: Sequence[Path]) -> None:
-    """The mean reward of each step, raw and smoothed."""
+    """The mean reward of each step, raw and smoothed, or pass@1 where held-out problems were sampled in between."""
     for run, color in zip(runs, COLORS * len(runs), strict=False):
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        steps, values = [one["step"] for one in rows], [one["reward"] for one in rows]
+        label = f"seed {load(run, 'summary.json')['seed']}"
+        trained, held_out = (
+            [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
+            for name in ("metrics.jsonl", "evaluations.jsonl")
+        )
+        steps, values = [row["step"] for row in trained], [row["reward"] for row in trained]
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-        axes.plot(steps, smooth(values), color=color, linewidth=2, label=f"seed {load(run, 'summary.json')['seed']}")
-    shares(axes, "mean reward")
+        if len(held_out) > 2:
+            points = [row["step"] for row in held_out], [row["pass_at_1"] for row in held_out]
+            axes.plot(*points, color=color, linewidth=2, marker="o", label=label)
+        else:
+            axes.plot(steps, smooth(values), color=color, linewidth=2, label=label)
+    shares(axes, "right samples" if len(held_out) > 2 else "mean reward")
     over_steps(axes)
     axes.legend(loc="lower right")
-    axes.set_title("Right answers while training")
+    axes.set_title("Held-out problems (thin: while training)" if len(held_out) > 2 else "Right answers while training")
 
 
 def completions(axes: Any, run: Path) -> None:
