@@ -32,7 +32,7 @@ def load(run: Path, name: str) -> Any:
 
 
 def row(run: Path) -> str:
-    """Accuracy before and after with its intervals, their paired difference in points, mean lengths and seconds."""
+    """Accuracy before and after with intervals, paired differences in points, answers in any form, lengths, seconds."""
     summary = load(run, "summary.json")
     lines = (run / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
     results = [read for line in lines if (read := ProblemResults.read(json.loads(line))) is not None]
@@ -50,8 +50,11 @@ def row(run: Path) -> str:
         if difference is not None and difference.interval is not None:
             low, high = difference.interval
             cells.append(f"{100 * difference.mean:+.1f} ({100 * low:.1f} to {100 * high:.1f})")
-    lengths = [f"{summary[when]['mean_length']:.1f}" for when in ("before", "after")]
-    return f"| {' | '.join([*cells, *lengths])} | {summary['train_seconds']:.0f} s |"
+    both = [summary[when] for when in ("before", "after")]
+    if "rewards/last_number/mean" in both[0]:
+        cells += [f"{measured['rewards/last_number/mean']:.1%}" for measured in both]
+    cells += [f"{measured['mean_length']:.1f}" for measured in both]
+    return f"| {' | '.join(cells)} | {summary['train_seconds']:.0f} s |"
 
 
 def curves(axes: Any, runs: Sequence[Path], *, held_out: bool) -> None:
