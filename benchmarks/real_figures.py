@@ -1,6 +1,7 @@
-"""A picture of runs that differ in their seed alone: the reward by step, and completions before and after.
+"""A picture of runs that differ in their seed alone: right answers by step, and completions before and after.
 
     python benchmarks/real_figures.py runs/smollm2_sums runs/smollm2_sums-1 --image docs/images/real-sums.png
+    python benchmarks/real_figures.py runs/svamp-0 runs/svamp-1 --image docs/images/real-svamp.png --held-out
 
 prints a table row for each run as well.
 """
@@ -31,7 +32,7 @@ def load(run: Path, name: str) -> Any:
 
 
 def row(run: Path) -> str:
-    """Accuracy before and after with its intervals, their paired difference in points, mean lengths and seconds."""
+    """Accuracy before and after with intervals, paired differences in points, answers in any form, lengths, seconds."""
     summary = load(run, "summary.json")
     lines = (run / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
     results = [read for line in lines if (read := ProblemResults.read(json.loads(line))) is not None]
@@ -49,21 +50,32 @@ def row(run: Path) -> str:
         if difference is not None and difference.interval is not None:
             low, high = difference.interval
             cells.append(f"{100 * difference.mean:+.1f} ({100 * low:.1f} to {100 * high:.1f})")
-    lengths = [f"{summary[when]['mean_length']:.1f}" for when in ("before", "after")]
-    return f"| {' | '.join([*cells, *lengths])} | {summary['train_seconds']:.0f} s |"
+    both = [summary[when] for when in ("before", "after")]
+    if "rewards/last_number/mean" in both[0]:
+        cells += [f"{measured['rewards/last_number/mean']:.1%}" for measured in both]
+    cells += [f"{measured['mean_length']:.1f}" for measured in both]
+    return f"| {' | '.join(cells)} | {summary['train_seconds']:.0f} s |"
 
 
-def curves(axes: Any, runs: Sequence[Path]) -> None:
-    """The mean reward of each step, raw and smoothed."""
+def curves(axes: Any, runs: Sequence[Path], *, held_out: bool) -> None:
+    """The mean reward of each step, raw and smoothed, or raw with pass@1 on held-out problems."""
     for run, color in zip(runs, COLORS * len(runs), strict=False):
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        steps, values = [one["step"] for one in rows], [one["reward"] for one in rows]
+        label = f"seed {load(run, 'summary.json')['seed']}"
+        trained, evaluated = (
+            [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
+            for name in ("metrics.jsonl", "evaluations.jsonl")
+        )
+        steps, values = [row["step"] for row in trained], [row["reward"] for row in trained]
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-        axes.plot(steps, smooth(values), color=color, linewidth=2, label=f"seed {load(run, 'summary.json')['seed']}")
-    shares(axes, "mean reward")
+        if held_out:
+            points = [row["step"] for row in evaluated], [row["pass_at_1"] for row in evaluated]
+            axes.plot(*points, color=color, linewidth=2, marker="o", label=label)
+        else:
+            axes.plot(steps, smooth(values), color=color, linewidth=2, label=label)
+    shares(axes, "right samples" if held_out else "mean reward")
     over_steps(axes)
     axes.legend(loc="lower right")
-    axes.set_title("Right answers while training")
+    axes.set_title("Held-out problems (thin: while training)" if held_out else "Right answers while training")
 
 
 def completions(axes: Any, run: Path) -> None:
@@ -93,12 +105,12 @@ def completions(axes: Any, run: Path) -> None:
         height -= 0.12
 
 
-def draw(runs: Sequence[Path], image: Path) -> None:
+def draw(runs: Sequence[Path], image: Path, *, held_out: bool) -> None:
     """The picture."""
     with rc_context(STYLE):
         figure = Figure(figsize=(10.4, 3.4), dpi=170, layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-        curves(left, runs)
+        curves(left, runs, held_out=held_out)
         completions(right, runs[0])
         figure.savefig(image, metadata={"Software": None})
 
@@ -107,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--image", type=Path)
+    parser.add_argument("--held-out", action="store_true", help="pass@1 on held-out problems by step")
     parser.add_argument("--smoke", action="store_true", help="a tiny run, nothing kept: whether it runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -115,7 +128,7 @@ def main() -> None:
             given.runs, given.image = [Path(place) / "runs" / "demo-0"], Path(place) / "picture.png"
         print(*map(row, given.runs), sep="\n")
         if given.image:
-            draw(given.runs, given.image)
+            draw(given.runs, given.image, held_out=given.held_out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The tables of docs/performance.md from what `make bench`, `vs_trl.py` and `trl_task.py` wrote to benchmarks/results,
-for each instruction set in a folder of its own.
+"""The tables of docs/performance.md and benchmarks/results/avx512/README.md from what `make bench`, `vs_trl.py` and
+`trl_task.py` wrote to benchmarks/results, for each instruction set in a folder of its own.
 
     python benchmarks/speed_tables.py [--write]
 
-A test holds the page to them; `--write` puts them where the page has the old ones.
+A test holds the pages to them; `--write` puts them where a page has the old ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from speed_targets import REAL, targets
 from trl_task import MEASURES, middle_seconds
 
 RESULTS = HERE / "results"
-PAGE = HERE.parent / "docs" / "performance.md"
-# In their order on the page; what the machine can do has no table there, and whole steps are those of `vs_trl.py`.
-INSTRUCTION_SETS = ("avx2", "avx512")
+# The page of each instruction set.
+PAGES = {"avx2": HERE.parent / "docs" / "performance.md", "avx512": RESULTS / "avx512" / "README.md"}
+# In their order on a page; what the machine can do has no table there, and whole steps are those of `vs_trl.py`.
 SECTIONS = ("cores", "sampling", "learning", "kernels", "logprobs", "overhead", "curves", "real")
 GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
@@ -96,39 +96,42 @@ def task(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
     return lines(("to 90 % of held-out problems, same recipe", "GroupRL", "TRL", "ratio"), rows)
 
 
-def tables() -> Iterator[list[str]]:
-    """All tables of the page, from top to bottom; of an instruction set those that were measured."""
-    for instructions in INSTRUCTION_SETS:
-        folder = RESULTS / instructions
-        for dtype in ("float32", "bfloat16"):
-            if (path := folder / f"vs_trl_{dtype}.json").exists():
-                yield steps(json.loads(path.read_text())["speed"])
-        if (path := folder / "trl_task.json").exists():
-            yield task(json.loads(path.read_text()))
-        path = folder / "cpu.json"
-        sections = json.loads(path.read_text())["sections"] if path.exists() else {}
-        for name in SECTIONS:
-            if name in sections:
-                table = bench(sections[name], targets(instructions))
-                yield in_sizes(table) if name == "kernels" else table
+def tables(instructions: str) -> Iterator[list[str]]:
+    """All tables of a page, from top to bottom, of what was measured with an instruction set."""
+    folder = RESULTS / instructions
+    for dtype in ("float32", "bfloat16"):
+        if (path := folder / f"vs_trl_{dtype}.json").exists():
+            yield steps(json.loads(path.read_text())["speed"])
+    if (path := folder / "trl_task.json").exists():
+        yield task(json.loads(path.read_text()))
+    path = folder / "cpu.json"
+    sections = json.loads(path.read_text())["sections"] if path.exists() else {}
+    for name in SECTIONS:
+        if name in sections:
+            table = bench(sections[name], targets(instructions))
+            yield in_sizes(table) if name == "kernels" else table
 
 
-def written(page: str) -> str:
-    """The page with these tables in the place of those that it has."""
-    made = tables()
-    page = re.sub(r"(?:^\|.*\n)+", lambda _: "\n".join(next(made)) + "\n", page, flags=re.MULTILINE)
-    assert next(made, None) is None, f"expected {PAGE} to have a table for each section, got fewer"
-    return page
+def written(instructions: str) -> str:
+    """A page with these tables in the place of those that it has."""
+    page, made = PAGES[instructions], tables(instructions)
+    text = re.sub(
+        r"(?:^\|.*\n)+", lambda _: "\n".join(next(made)) + "\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert next(made, None) is None, f"expected {page} to have a table for each section, got fewer"
+    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help="into the pages")
     parser.add_argument("--smoke", action="store_true", help="the same: it measures nothing")
-    if parser.parse_args().write:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    for table in tables():
-        print(*table, sep="\n", end="\n\n")
+    write = parser.parse_args().write
+    for instructions, page in PAGES.items():
+        if write:
+            page.write_text(written(instructions), encoding="utf-8")
+        for table in tables(instructions):
+            print(*table, sep="\n", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -31,14 +31,15 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> M
     return import_module(request.param)
 
 
-def tables(page: str) -> list[list[str]]:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+def tables(page: Path) -> list[list[str]]:
+    text = page.read_text(encoding="utf-8")
     return [found.splitlines() for found in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)]
 
 
 @pytest.mark.parametrize("script", ["speed_tables"], indirect=True)
-def test_performance_shows_what_was_measured(script: ModuleType) -> None:
-    assert tables("performance.md") == list(script.tables()), "run python benchmarks/speed_tables.py --write"
+def test_pages_show_what_was_measured(script: ModuleType) -> None:
+    for instructions, page in script.PAGES.items():
+        assert tables(page) == list(script.tables(instructions)), "run python benchmarks/speed_tables.py --write"
 
 
 @pytest.mark.parametrize("script", ["demo_figures"], indirect=True)
@@ -52,7 +53,7 @@ def test_the_demo_has_the_same_figures_everywhere(script: ModuleType, place: str
 
 @pytest.mark.parametrize("script", ["comparison_tables"], indirect=True)
 def test_comparison_shows_what_was_compared(script: ModuleType) -> None:
-    shown, kept = tables("evidence.md"), script.kept()
+    shown, kept = tables(ROOT / "docs/evidence.md"), script.kept()
     for name, summary in kept.items():
         assert list(script.table(summary, costs=summary["costs"])) in shown, name
     assert script.claims() in shown, "run python benchmarks/comparison_tables.py and paste the table of claims"
