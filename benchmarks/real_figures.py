@@ -12,12 +12,13 @@ import argparse
 import json
 import tempfile
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from demo_figures import train
-from drawing import BLUE, COLORS, GRAY, RED, STYLE, over_steps, shares, smooth
+from drawing import BLUE, COLORS, GRAY, GREEN, RED, STYLE, over_steps, shares, smooth
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -73,9 +74,36 @@ def curves(axes: Any, runs: Sequence[Path], *, held_out: bool) -> None:
         else:
             axes.plot(steps, smooth(values), color=color, linewidth=2, label=label)
     shares(axes, "right samples" if held_out else "mean reward")
+    if held_out:
+        axes.set_ylim(0, 1.05 * max(line.get_ydata().max() for line in axes.lines))
     over_steps(axes)
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left" if held_out else "lower right")
     axes.set_title("Held-out problems (thin: while training)" if held_out else "Right answers while training")
+
+
+def standing(axes: Any, runs: Sequence[Path]) -> None:
+    """How many held-out problems were right before and after, became right, and became wrong, by greedy decoding."""
+    names = [f"seed {load(run, 'summary.json')['seed']}" for run in runs]
+    counts = []
+    for run in runs:
+        lines = [json.loads(line) for line in (run / "held_out.jsonl").read_text(encoding="utf-8").splitlines()]
+        counts.append(Counter(zip(lines[0]["greedy"], lines[-1]["greedy"], strict=True)))
+    left = [0] * len(runs)
+    for pair, label, color in (
+        ((1, 1), "right before and after", BLUE),
+        ((0, 1), "right only after", GREEN),
+        ((1, 0), "right only before", RED),
+    ):
+        widths = [count[pair] for count in counts]
+        bars = axes.barh(names, widths, left=left, color=color, label=label, height=0.55)
+        axes.bar_label(bars, label_type="center", color="white", fontweight="bold")
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_xlim(0, sum(counts[0].values()))
+    axes.set_xlabel(f"of {sum(counts[0].values())} held-out problems")
+    axes.legend(loc="center right")
+    axes.set_title("Greedy, before and after")
 
 
 def completions(axes: Any, run: Path) -> None:
@@ -111,7 +139,10 @@ def draw(runs: Sequence[Path], image: Path, *, held_out: bool) -> None:
         figure = Figure(figsize=(10.4, 3.4), dpi=170, layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
         curves(left, runs, held_out=held_out)
-        completions(right, runs[0])
+        if held_out:
+            standing(right, runs)
+        else:
+            completions(right, runs[0])
         figure.savefig(image, metadata={"Software": None})
 
 
@@ -129,6 +160,8 @@ def main() -> None:
         print(*map(row, given.runs), sep="\n")
         if given.image:
             draw(given.runs, given.image, held_out=given.held_out)
+        if given.smoke:
+            draw(given.runs, given.image, held_out=True)
 
 
 if __name__ == "__main__":
