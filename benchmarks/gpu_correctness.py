@@ -33,13 +33,14 @@ from grouprl.models.shard import shard_model, whole
 from grouprl.models.verify import plain_logprobs
 from grouprl.rollout import Request
 from grouprl.tools.planner import ModelShape
+from grouprl.tools.planner.memory import Dtype
 from grouprl.tools.proof.checks import gradients, packed_logprobs, relative
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 # Heads of 64 numbers as in the 0.5B model, few enough words for the tokenizer of the benchmarks.
 SMALL = ModelShape("small", 4, 512, 8, 2, 64, 1408, 512, tied=True, biases="qkv")
 ENDS = [END, *range(20, 44)]  # about one token in twenty ends a completion
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def require(name: str, found: float, most: float) -> float:
@@ -48,7 +49,7 @@ def require(name: str, found: float, most: float) -> float:
     return found
 
 
-def tree_mask(bench: Bench, dtype: str, head_size: int) -> Measures:
+def tree_mask(bench: Bench, dtype: Dtype, head_size: int) -> Measures:
     """Attention over the tree, and its gradients, against a dense mask written out pair by pair, in float64."""
     scale, layouts = (8, 2) if bench.tiny else (1, 6)
     draws, worst = random.Random(0), 0.0
@@ -110,7 +111,7 @@ def random_groups(shape: ModelShape, *, tiny: bool) -> list[Group]:
     return [Group(Problem(str(n), ""), tokens(longest), tuple(map(completion, range(4)))) for n in range(4)]
 
 
-def packed(bench: Bench, dtype: str) -> Measures:
+def packed(bench: Bench, dtype: Dtype) -> Measures:
     """Packed groups against padded rows: log-probs, and the gradient of every weight."""
     shape = TINY if bench.tiny else SMALL
     model, groups = build(shape, bench.device, spread=True), random_groups(shape, tiny=bench.tiny)
@@ -139,14 +140,14 @@ def asked(tiny: bool) -> tuple[list[Request], Sampling]:
     return requests, Sampling(max_tokens=24 if tiny else 300)
 
 
-def subject_of(bench: Bench, dtype: str, rate: float = 1e-6) -> Subject:
+def subject_of(bench: Bench, dtype: Dtype, rate: float = 1e-6) -> Subject:
     shape = TINY if bench.tiny else SMALL
     subject = Subject(bench, shape, dtype, recompute=False, spread=True, rate=rate)
     subject.model.generation_config.eos_token_id = ENDS
     return subject
 
 
-def sampler(bench: Bench, dtype: str) -> Measures:
+def sampler(bench: Bench, dtype: Dtype) -> Measures:
     """Log-probs of sampled tokens against padded rows and the learner's packs, before and after an update."""
     subject = subject_of(bench, dtype, rate=1e-3)
     model, engine = subject.model, subject.engine(24)
@@ -190,7 +191,7 @@ def without_graphs() -> AbstractContextManager[object]:
     return patch("grouprl.lean.recorders.CudaGraphs", Eager)
 
 
-def equal_steps(bench: Bench, dtype: str) -> Measures:
+def equal_steps(bench: Bench, dtype: Dtype) -> Measures:
     """Tokens and log-probs by CUDA graphs, and by the same steps in Python, at first and after a change of weights."""
     forms: dict[str, list[list[Group]]] = {}
     for form, context in (("graphs", nullcontext()), ("eager", without_graphs())):
@@ -276,7 +277,12 @@ def sharded(bench: Bench) -> Measures:
     return {"gradient_error": require("relative error of gradients", relative(found[1], found[0]), 1e-5)}
 
 
-MOMENTS = {"bfloat16": {}, "8bit": {}, "8bit, paged": {"paged": True}, "float32, paged": {"paged": True}}
+MOMENTS = {
+    "bfloat16": LearnerConfig(learning_rate=1e-3, moments="bfloat16"),
+    "8bit": LearnerConfig(learning_rate=1e-3, moments="8bit"),
+    "8bit, paged": LearnerConfig(learning_rate=1e-3, moments="8bit", paged=True),
+    "float32, paged": LearnerConfig(learning_rate=1e-3, paged=True),
+}
 
 
 def moments(bench: Bench, name: str) -> Measures:
@@ -286,14 +292,10 @@ def moments(bench: Bench, name: str) -> Measures:
     if bench.device.type != "cuda" and name != "bfloat16":
         return {"skipped": "bitsandbytes keeps these moments on a GPU"}
     results: list[list[Tensor]] = []
-    for kind in ("float32", name):
+    for config in (LearnerConfig(learning_rate=1e-3), MOMENTS[name]):
         torch.manual_seed(0)
-        with torch.device(bench.device):
-            layer = nn.Linear(256, 256)
+        layer = nn.Linear(256, 256).to(bench.device)
         first = [weight.detach().clone() for weight in layer.parameters()]
-        config = LearnerConfig(
-            learning_rate=1e-3, moments=kind.partition(",")[0], **(MOMENTS[name] if kind == name else {})
-        )
         optimizer = Optimizer(layer, config)
         for number in range(10):
             if number == 5:
@@ -333,7 +335,8 @@ def four_bits(bench: Bench) -> Measures:
 
 def checks(bench: Bench) -> None:
     """Parts of a run against computations that share no code with them."""
-    for dtype, size in (("float32", 64), ("bfloat16", 64), ("bfloat16", 128)):
+    heads: tuple[tuple[Dtype, int], ...] = (("float32", 64), ("bfloat16", 64), ("bfloat16", 128))
+    for dtype, size in heads:
         bench.measure(f"tree mask, {dtype}, heads of {size}", tree_mask, dtype, size)
     for name, function in (("packed = padded", packed), ("sampler = learner", sampler)):
         for dtype in DTYPES:
@@ -362,6 +365,7 @@ def rows(bench: Bench) -> None:
         bench.keep("rows", {"skipped": "they compare a device with the CPU"})
         return
     os.environ["GROUPRL_SECOND_DEVICE"] = bench.device.type
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in each of the processes
     file = ROOT / "tests" / "run" / "second_device.py"
     options = [f"--basetemp={bench.folder / 'rows'}", "-p", "no:cacheprovider", str(file)]
     if bench.tiny:

@@ -35,10 +35,10 @@ def model_folder() -> Path | None:
 
 def smollm2(bench: Bench) -> None:
     """SmolLM2-135M-Instruct on sums: held-out greedy accuracy before and after 20 steps, of three seeds."""
-    seeds, recipe, settings = (0, 1, 2), "smollm2_sums", [f"model.device={bench.device.type}"]
+    seeds, recipe, settings = [0, 1, 2], "smollm2_sums", [f"model.device={bench.device.type}"]
     model = model_folder()
     if bench.tiny:
-        seeds, recipe, model = (0,), "demo", None
+        seeds, recipe, model = [0], "demo", None
         settings += TINY_RUN
     elif model is None:
         bench.keep(

@@ -28,6 +28,7 @@ from grouprl.models.adapters import add_adapter
 from grouprl.rollout import NativeEngine, Request
 from grouprl.tools.planner import SHAPES, MemoryPlan, ModelShape, Networks, StepShape, plan_memory
 from grouprl.tools.planner.machine import Rates
+from grouprl.tools.planner.memory import Dtype, Moments
 from grouprl.types import Group, Problem, RewardOutcome, Sampling
 
 ROOT = Path(__file__).parents[1]
@@ -162,8 +163,8 @@ def build(shape: ModelShape, device: torch.device, *, spread: bool = False, mean
         pad_token_id=0,
         bos_token_id=None,
     )
-    with torch.device(device):
-        model = Qwen2ForCausalLM(config).float().eval()
+    with torch.device("cpu" if device.type == PRETENDED else device):  # which makes no random numbers of its own
+        model = Qwen2ForCausalLM(config).float().eval().to(device)
     with torch.no_grad():
         if spread:
             for name, weight in model.named_parameters():
@@ -200,10 +201,10 @@ class Subject:
 
     bench: Bench
     shape: ModelShape
-    dtype: str = "bfloat16"
+    dtype: Dtype = "bfloat16"
     lora_rank: int | None = None
     recompute: bool = True
-    moments: str = "float32"
+    moments: Moments = "float32"
     spread: bool = False
     mean_tokens: int = 0
     rate: float = 1e-6
