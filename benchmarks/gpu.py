@@ -234,6 +234,7 @@ def main() -> None:
     folders = [ROOT / "benchmarks", ROOT / "src", ROOT / "tests" / "support", FOLDER / "site"]
     paths = [*map(str, folders[: 3 if arguments.rehearse else 4]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path[:0] = paths  # which the processes of the parts take over
     CONTEXT.set_forkserver_preload(sorted({part.module for part in PARTS.values()}))
     if arguments.rehearse:
         until = began + REHEARSED
