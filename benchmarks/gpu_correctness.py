@@ -1,37 +1,46 @@
-"""Correctness parts of `gpu.py`: each compares GroupRL on the device with a computation that shares no code with it.
+"""Correctness parts of `gpu.py`.
 
-A part raises AssertionError with the number that is too large.
+`rows` runs the tests of whole runs on a second device on this one. `checks` and `graphs` compare GroupRL on the device
+with computations that share no code with it; a measure raises AssertionError with the number that is too large.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
+import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from gpu_work import END, TINY, Bench, build, compilations, forget_compilations, learn, learner_of
-from shapes import tokenizer
-from torch import Tensor
-from transformers import PreTrainedModel
+from gpu_work import END, PRETENDED, ROOT, TINY, Bench, Measures, Subject, Work, build, learn, prompts, requests
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 
+from grouprl.config.run import LearnerConfig
 from grouprl.forward.attention import Rule
 from grouprl.forward.layouts import TreeLayout
 from grouprl.forward.precision import autocast
-from grouprl.learner import make_batch
+from grouprl.learner import Optimizer, make_batch
+from grouprl.models.shard import shard_model, whole
 from grouprl.models.verify import plain_logprobs
-from grouprl.rollout import NativeEngine, Request
+from grouprl.rollout import Request
 from grouprl.tools.planner import ModelShape
+from grouprl.tools.planner.memory import Dtype
 from grouprl.tools.proof.checks import gradients, packed_logprobs, relative
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason
 
 # Heads of 64 numbers as in the 0.5B model, few enough words for the tokenizer of the benchmarks.
 SMALL = ModelShape("small", 4, 512, 8, 2, 64, 1408, 512, tied=True, biases="qkv")
 ENDS = [END, *range(20, 44)]  # about one token in twenty ends a completion
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def require(name: str, found: float, most: float) -> float:
@@ -40,11 +49,12 @@ def require(name: str, found: float, most: float) -> float:
     return found
 
 
-def tree_mask(bench: Bench, dtype: str, head_size: int) -> dict[str, float]:
+def tree_mask(bench: Bench, dtype: Dtype, head_size: int) -> Measures:
     """Attention over the tree, and its gradients, against a dense mask written out pair by pair, in float64."""
-    scale, layouts = (8, 2) if bench.arguments.smoke else (1, 6)
+    scale, layouts = (8, 2) if bench.tiny else (1, 6)
     draws, worst = random.Random(0), 0.0
-    forget_compilations()
+    torch._dynamo.reset()  # torch compiles a function at most 8 times; a run has one model
+    counters.clear()
     for _ in range(layouts):
         groups = [(draws.randint(1, 400 // scale), [draws.randint(1, 300 // scale) for _ in range(4)]) for _ in "abc"]
         layout = TreeLayout(tuple(p for p, _ in groups), tuple(tuple(own) for _, own in groups), bench.device)
@@ -68,7 +78,7 @@ def tree_mask(bench: Bench, dtype: str, head_size: int) -> dict[str, float]:
     return {
         "relative_error": require("relative error of attention or of a gradient", worst, most),
         # torch stops compiling at the ninth time, and would hold the scores of all pairs of tokens.
-        "compilations": require("compilations for layouts of other sizes", compilations(), 7),
+        "compilations": require("compilations for layouts of other sizes", int(counters["stats"]["unique_graphs"]), 7),
     }
 
 
@@ -88,8 +98,8 @@ def dense_mask(groups: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
     return mask
 
 
-def random_groups(shape: ModelShape, *, smoke: bool) -> list[Group]:
-    draws, longest = random.Random(1), 12 if smoke else 200
+def random_groups(shape: ModelShape, *, tiny: bool) -> list[Group]:
+    draws, longest = random.Random(1), 12 if tiny else 200
 
     def tokens(most: int) -> tuple[int, ...]:
         return tuple(draws.randrange(2, shape.vocabulary) for _ in range(draws.randint(2, most)))
@@ -101,10 +111,10 @@ def random_groups(shape: ModelShape, *, smoke: bool) -> list[Group]:
     return [Group(Problem(str(n), ""), tokens(longest), tuple(map(completion, range(4)))) for n in range(4)]
 
 
-def packed(bench: Bench, dtype: str) -> dict[str, float]:
+def packed(bench: Bench, dtype: Dtype) -> Measures:
     """Packed groups against padded rows: log-probs, and the gradient of every weight."""
-    shape = TINY if bench.arguments.smoke else SMALL
-    model, groups = build(shape, bench.device, spread=True), random_groups(shape, smoke=bench.arguments.smoke)
+    shape = TINY if bench.tiny else SMALL
+    model, groups = build(shape, bench.device, spread=True), random_groups(shape, tiny=bench.tiny)
     batch = make_batch(groups, Sampling())
 
     def computed(own: bool, precise: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -124,43 +134,44 @@ def packed(bench: Bench, dtype: str) -> dict[str, float]:
     }
 
 
-def asked(smoke: bool) -> tuple[list[Request], Sampling]:
-    groups = random_groups(TINY if smoke else SMALL, smoke=smoke)
+def asked(tiny: bool) -> tuple[list[Request], Sampling]:
+    groups = random_groups(TINY if tiny else SMALL, tiny=tiny)
     requests = [Request(one.problem, one.prompt_ids, 3 + 5 * index) for index, one in enumerate(groups)]
-    return requests, Sampling(max_tokens=24 if smoke else 300)
+    return requests, Sampling(max_tokens=24 if tiny else 300)
 
 
-def engine_of(bench: Bench, dtype: str) -> tuple[NativeEngine, PreTrainedModel]:
-    model = build(TINY if bench.arguments.smoke else SMALL, bench.device, spread=True)
-    model.generation_config.eos_token_id = ENDS
-    return NativeEngine(model, tokenizer(), seed=0, max_rows=24, dtype=dtype), model
+def subject_of(bench: Bench, dtype: Dtype, rate: float = 1e-6) -> Subject:
+    shape = TINY if bench.tiny else SMALL
+    subject = Subject(bench, shape, dtype, recompute=False, spread=True, rate=rate)
+    subject.model.generation_config.eos_token_id = ENDS
+    return subject
 
 
-def sampler(bench: Bench, dtype: str) -> dict[str, float]:
+def sampler(bench: Bench, dtype: Dtype) -> Measures:
     """Log-probs of sampled tokens against padded rows and the learner's packs, before and after an update."""
-    engine, model = engine_of(bench, dtype)
-    learner = learner_of(bench, model, dtype, rate=1e-3)
-    found: dict[str, float] = {}
+    subject = subject_of(bench, dtype, rate=1e-3)
+    model, engine = subject.model, subject.engine(24)
+    measures: Measures = {}
     for when in ("before", "after"):
-        groups = engine.generate(*asked(bench.arguments.smoke))
+        groups = engine.generate(*asked(bench.tiny))
         sampled = torch.tensor([p for group in groups for one in group.completions for p in one.logprobs])
         with torch.no_grad():
             exact = torch.cat(plain_logprobs(model, groups)).cpu()
             with autocast(bench.device, dtype):
                 rounded = torch.cat(plain_logprobs(model, groups)).cpu()
-                own = torch.cat(packed_logprobs(model, make_batch(groups, Sampling()), 900)).cpu()
+                learned = torch.cat(packed_logprobs(model, make_batch(groups, Sampling()), 900)).cpu()
         error, usual = (sampled - exact).abs(), (rounded - exact).abs()
-        gap = (sampled - own).abs()
+        gap = (sampled - learned).abs()
         most = 2e-4 if dtype == "float32" else 2 * float(usual.mean())
-        found[f"mean_error_{when}"] = require(f"sampled - padded, {when}", float(error.mean()), most)
-        found[f"mean_gap_{when}"] = require(f"sampled - learner's, {when}", float(gap.mean()), most)
+        measures[f"mean_error_{when}"] = require(f"sampled - padded, {when}", float(error.mean()), most)
+        measures[f"mean_gap_{when}"] = require(f"sampled - learner's, {when}", float(gap.mean()), most)
         most = 2e-3 if dtype == "float32" else float("inf")
-        found[f"largest_gap_{when}"] = require(f"largest of these, {when}", float(gap.max()), most)
-        found["tokens"] = len(sampled)
+        measures[f"largest_gap_{when}"] = require(f"largest of these, {when}", float(gap.max()), most)
+        measures["tokens"] = len(sampled)
         if when == "before":
-            learn(learner, groups)
-            engine.load_weights(learner.optimizer.updates)
-    return found
+            learn(subject.learner, groups)
+            engine.load_weights(subject.learner.optimizer.updates)
+    return measures
 
 
 class Eager:
@@ -180,21 +191,22 @@ def without_graphs() -> AbstractContextManager[object]:
     return patch("grouprl.lean.recorders.CudaGraphs", Eager)
 
 
-def graphs(bench: Bench, dtype: str) -> dict[str, float]:
+def equal_steps(bench: Bench, dtype: Dtype) -> Measures:
     """Tokens and log-probs by CUDA graphs, and by the same steps in Python, at first and after a change of weights."""
     forms: dict[str, list[list[Group]]] = {}
     for form, context in (("graphs", nullcontext()), ("eager", without_graphs())):
         with context:
-            engine, model = engine_of(bench, dtype)
-            made = [engine.generate(*asked(bench.arguments.smoke))]
+            subject = subject_of(bench, dtype)
+            engine = subject.engine(24)
+            calls = [engine.generate(*asked(bench.tiny))]
             with torch.no_grad():
-                for weight in model.parameters():
+                for weight in subject.model.parameters():
                     weight.mul_(1.02)
             engine.load_weights(1)
-            forms[form] = [*made, engine.generate(*asked(bench.arguments.smoke))]
+            forms[form] = [*calls, engine.generate(*asked(bench.tiny))]
             if bench.device.type == "cuda" and not (engine._recorded and engine._recorded._replays):
                 raise AssertionError("expected recorded decode steps, got none: nothing was compared")
-    before, after = ([one.logprobs for one in completions([made])] for made in forms["graphs"])
+    before, after = ([one.logprobs for one in completions([groups])] for groups in forms["graphs"])
     if before == after:
         raise AssertionError("expected other log-probs from other weights, got the same")
     same, total, gap = 0, 0, 0.0
@@ -212,15 +224,154 @@ def graphs(bench: Bench, dtype: str) -> dict[str, float]:
     }
 
 
+def step_times(bench: Bench) -> Measures:
+    """Milliseconds of a decode step by CUDA graphs and in Python."""
+    subject = Subject(bench, bench.shape())
+    work = Work(8, 4, 16, 8) if bench.tiny else Work(64, 8, 256, 64)
+    measures: Measures = {}
+    for form, context in (("graphs_ms", nullcontext()), ("eager_ms", without_graphs())):
+        with context:
+            call = partial(
+                subject.engine(work.rows).generate,
+                requests(prompts(work), work.group_size),
+                Sampling(max_tokens=work.max_tokens),
+            )
+            call()  # records
+            measures[form] = 1000 * bench.seconds(call) / work.max_tokens
+    measures["times_as_fast"] = float(measures["eager_ms"]) / float(measures["graphs_ms"])
+    return measures
+
+
+def graphs(bench: Bench) -> None:
+    """Decode steps by CUDA graphs beside the same steps in Python: the same numbers, and their times."""
+    for dtype in DTYPES:
+        bench.measure(f"graphs = eager, {dtype}", equal_steps, dtype)
+    bench.measure("decode step", step_times)
+
+
 def completions(calls: Sequence[Sequence[Group]]) -> list[Completion]:
     return [one for groups in calls for group in groups for one in group.completions]
 
 
-def check(bench: Bench) -> None:
-    """All correctness parts."""
-    dtypes = tuple(DTYPES)
-    for dtype, size in (("float32", 64), ("bfloat16", 64), ("bfloat16", 128)):
-        bench.part(f"check tree mask, {dtype}, heads of {size}", tree_mask, dtype, size)
-    for name, function in (("packed = padded", packed), ("sampler = learner", sampler), ("graphs = eager", graphs)):
-        for dtype in dtypes:
-            bench.part(f"check {name}, {dtype}", function, dtype)
+def sharded(bench: Bench) -> Measures:
+    """The gradient of a model that FSDP2 has sharded over one rank, against that of the same model."""
+    if bench.device.type == PRETENDED:
+        return {"skipped": "torch shards no tensors of a pretended device"}
+    shape = TINY if bench.tiny else SMALL
+    groups = random_groups(shape, tiny=bench.tiny)
+    batch = make_batch(groups, Sampling())
+    whole_model, model = (build(shape, bench.device, spread=True) for _ in range(2))
+    found: list[list[Tensor]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        backend = "cpu:gloo,cuda:nccl" if bench.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            shard_model(model, init_device_mesh(bench.device.type, (1,)), "float32")
+            for each in (whole_model, model):
+                rows = packed_logprobs(each, batch, 1 << 30)
+                parts = [(row * torch.linspace(-1, 1, len(row), device=row.device)).sum() for row in rows]
+                torch.autograd.backward(torch.stack(parts).sum())
+                found.append([whole(weight.grad) for weight in each.parameters() if weight.grad is not None])
+        finally:
+            dist.destroy_process_group()
+    return {"gradient_error": require("relative error of gradients", relative(found[1], found[0]), 1e-5)}
+
+
+MOMENTS = {
+    "bfloat16": LearnerConfig(learning_rate=1e-3, moments="bfloat16"),
+    "8bit": LearnerConfig(learning_rate=1e-3, moments="8bit"),
+    "8bit, paged": LearnerConfig(learning_rate=1e-3, moments="8bit", paged=True),
+    "float32, paged": LearnerConfig(learning_rate=1e-3, paged=True),
+}
+
+
+def moments(bench: Bench, name: str) -> Measures:
+    """Ten updates with lean moments, half of them after the state went through a copy, against torch's AdamW."""
+    if name != "bfloat16" and importlib.util.find_spec("bitsandbytes") is None:
+        return {"skipped": "bitsandbytes is not here"}
+    if bench.device.type != "cuda" and name != "bfloat16":
+        return {"skipped": "bitsandbytes keeps these moments on a GPU"}
+    results: list[list[Tensor]] = []
+    for config in (LearnerConfig(learning_rate=1e-3), MOMENTS[name]):
+        torch.manual_seed(0)
+        layer = nn.Linear(256, 256).to(bench.device)
+        first = [weight.detach().clone() for weight in layer.parameters()]
+        optimizer = Optimizer(layer, config)
+        for number in range(10):
+            if number == 5:
+                state, optimizer = optimizer.state(), Optimizer(layer, config)
+                optimizer.load_state(state, 5)
+            generator = torch.Generator().manual_seed(number)
+            inputs = torch.randn(32, 256, generator=generator).to(bench.device)
+            (layer(inputs) - inputs).square().mean().backward()
+            optimizer.step()
+        results.append([weight.detach() - begin for weight, begin in zip(layer.parameters(), first, strict=True)])
+    most = 1e-4 if name.startswith("float32") else 0.1
+    return {"update_error": require("relative error of ten updates", relative(results[1], results[0]), most)}
+
+
+def four_bits(bench: Bench) -> Measures:
+    """Log-probs of a model whose weights are in NF4, against the same weights dequantized."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return {"skipped": "bitsandbytes is not here"}
+    if bench.device.type == PRETENDED:
+        return {"skipped": "bitsandbytes replaces the data of tensors, which a pretended device refuses"}
+    from bitsandbytes.functional import dequantize_4bit
+
+    from grouprl.lean.four_bits import quantize_weights
+
+    shape = TINY if bench.tiny else SMALL
+    batch = make_batch(random_groups(shape, tiny=bench.tiny), Sampling())
+    small, exact = build(shape, bench.device, spread=True), build(shape, bench.device, spread=True)
+    quantize_weights(small, bench.device)
+    for name, layer in small.get_decoder().named_modules():
+        state = getattr(getattr(layer, "weight", None), "quant_state", None)
+        if state is not None:
+            exact.get_decoder().get_submodule(name).weight.data.copy_(dequantize_4bit(layer.weight.data, state))
+    with torch.no_grad(), autocast(bench.device, "bfloat16"):
+        rows = [torch.cat(packed_logprobs(model, batch, 900)) for model in (small, exact)]
+    return {"logprob_error": require("relative error of log-probs", relative(rows[:1], rows[1:]), 1e-2)}
+
+
+def checks(bench: Bench) -> None:
+    """Parts of a run against computations that share no code with them."""
+    heads: tuple[tuple[Dtype, int], ...] = (("float32", 64), ("bfloat16", 64), ("bfloat16", 128))
+    for dtype, size in heads:
+        bench.measure(f"tree mask, {dtype}, heads of {size}", tree_mask, dtype, size)
+    for name, function in (("packed = padded", packed), ("sampler = learner", sampler)):
+        for dtype in DTYPES:
+            bench.measure(f"{name}, {dtype}", function, dtype)
+    bench.measure("sharded = whole", sharded)
+    for name in MOMENTS:
+        bench.measure(f"moments in {name}", moments, name)
+    bench.measure("weights in NF4", four_bits)
+
+
+def rows(bench: Bench) -> None:
+    """The tests of whole runs on a second device, on this one: each row of them is a measure."""
+    import pytest
+
+    class Reporter:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            name = report.nodeid.rpartition("::")[2].removeprefix("test_")
+            if report.when == "call" or report.outcome != "passed":
+                took: Measures = {"seconds": report.duration}
+                if report.failed:
+                    lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+                    took = {"failed": " ".join(" ".join(lines).split())[:600] or report.when}
+                bench.keep(name, {"skipped": str(report.longrepr[2])} if report.skipped else took)
+
+    if bench.device.type == "cpu":
+        bench.keep("rows", {"skipped": "they compare a device with the CPU"})
+        return
+    os.environ["GROUPRL_SECOND_DEVICE"] = bench.device.type
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in each of the processes
+    file = ROOT / "tests" / "run" / "second_device.py"
+    options = [f"--basetemp={bench.folder / 'rows'}", "-p", "no:cacheprovider", str(file)]
+    if bench.tiny:
+        options += ["-k", "lora or is_refused"]
+    elif importlib.util.find_spec("xdist"):  # processes beside each other, each with a context on the GPU
+        options += ["-n", str(min(6, (os.cpu_count() or 2) // 2))]
+    pytest.main(options, plugins=[Reporter()])
+    if not bench.measures:
+        raise RuntimeError("expected rows, got none: see the output of pytest above")

@@ -1,35 +1,61 @@
-"""Peers of `gpu.py` on the same work: a step of TRL where it is installed, else `generate` and a padded update."""
+"""Peers of `gpu.py` on the same work: `generate` of transformers with a padded update, and a step of TRL."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import tempfile
 import time
 from typing import Any
 
 import torch
-from gpu_work import Bench, Work, build, peak, prompts, wait
+from gpu_work import TINY_WORK, Bench, Measures, Subject, Work, build, learn, peak, prompts, requests, wait
 from shapes import tokenizer
 from transformers import PreTrainedModel
 
 from grouprl.forward.precision import autocast
-from grouprl.tools.planner import ModelShape
+from grouprl.types import Group, Sampling
+
+MICRO_BATCH = 16  # padded rows of a backward pass of the peers
 
 
-def peer_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, Any]:
-    """A step by TRL, with its own `generate`; without TRL, what its step is made of."""
-    try:
-        import datasets  # noqa: F401
-        from trl import GRPOTrainer  # noqa: F401
-    except (ImportError, RuntimeError) as error:  # transformers and TRL import lazily and turn errors into others
-        reason = " ".join(str(error).split())[:200]
-        return {"peer": f"transformers, for want of TRL: {reason}"} | transformers_step(bench, shape, work)
-    return {"peer": "TRL"} | trl_step(bench, shape, work)
+def peers(bench: Bench) -> None:
+    """One step by GroupRL, by transformers' `generate` with a padded update, and by TRL where it is installed."""
+    work = TINY_WORK if bench.tiny else Work(64, 8, 256, 256)
+    own = bench.measure("GroupRL", own_step, work)
+    for name, peer in (("transformers", transformers_step), ("TRL", trl_step)):
+        if name == "TRL" and importlib.util.find_spec("trl") is None:
+            bench.keep(name, {"skipped": "TRL is not here"})
+            continue
+        step = bench.measure(name, peer, work)
+        if "seconds" in own and "seconds" in step:
+            bench.keep(name, step | {"times_as_long": float(step["seconds"]) / float(own["seconds"])})
 
 
-def transformers_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, Any]:
+def own_step(bench: Bench, work: Work) -> Measures:
+    """A step by GroupRL after one that records and compiles."""
+    subject, parameters = Subject(bench, bench.shape()), Sampling(max_tokens=work.max_tokens)
+    engine, asked, groups = subject.engine(work.rows), requests(prompts(work), work.group_size), list[Group]()
+    learn(subject.learner, engine.generate(asked, parameters))
+    largest = peak(bench.device)
+    sampling = bench.seconds(lambda: groups.extend(engine.generate(asked, parameters)))
+    return timed(sampling, bench.seconds(lambda: learn(subject.learner, groups)), work, largest())
+
+
+def timed(sampling: float, learning: float, work: Work, largest: float) -> Measures:
+    """The measures of a step from its times."""
+    return {
+        "seconds": sampling + learning,
+        "sampling": sampling,
+        "update": learning,
+        "tokens_s": work.tokens / sampling,
+        "peak_gib": largest / (1 << 30),
+    }
+
+
+def transformers_step(bench: Bench, work: Work) -> Measures:
     """`generate` on weights in bfloat16, all rows at once; then an update from padded rows over float32 weights."""
-    model = build(shape, bench.device)
+    model = build(bench.shape(), bench.device)
     model.set_attn_implementation("sdpa")
     sampler = copy.deepcopy(model).to(torch.bfloat16)
     ids = torch.tensor(prompts(work), device=bench.device).repeat_interleave(work.group_size, 0)
@@ -43,7 +69,7 @@ def transformers_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, 
     largest, made = peak(bench.device), list[torch.Tensor]()
     sampling = bench.seconds(lambda: made.append(generate(work.max_tokens)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    micro = min(bench.arguments.trl_micro_batch, work.rows)
+    micro = min(MICRO_BATCH, work.rows)
 
     def update(rows: torch.Tensor) -> None:
         for part in torch.split(rows, micro):
@@ -54,13 +80,7 @@ def transformers_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, 
 
     update(made[0][:micro])
     learning = bench.seconds(lambda: update(made[0]))
-    return {
-        "seconds": sampling + learning,
-        "sampling": sampling,
-        "update": learning,
-        "tokens_s": work.rows * work.max_tokens / sampling,
-        "peak_gib": largest() / (1 << 30),
-    }
+    return timed(sampling, learning, work, largest())
 
 
 def padded_loss(bench: Bench, model: PreTrainedModel, rows: torch.Tensor, work: Work) -> torch.Tensor:
@@ -74,7 +94,7 @@ def padded_loss(bench: Bench, model: PreTrainedModel, rows: torch.Tensor, work: 
     return loss
 
 
-def trl_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, Any]:
+def trl_step(bench: Bench, work: Work) -> Measures:
     """The same step by TRL, as far as its options can express it."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -87,16 +107,16 @@ def trl_step(bench: Bench, shape: ModelShape, work: Work) -> dict[str, Any]:
             wait(bench.device)
             ended.append(time.perf_counter())
 
-    micro = min(bench.arguments.trl_micro_batch, work.rows)
+    micro = min(MICRO_BATCH, work.rows)
     with tempfile.TemporaryDirectory() as folder:
-        build(shape, bench.device).cpu().save_pretrained(folder)
+        build(bench.shape(), bench.device).cpu().save_pretrained(folder)
         arguments = GRPOConfig(
             output_dir=folder,
-            use_cpu=bench.device.type == "cpu",
+            use_cpu=bench.device.type != "cuda",
             bf16=True,
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=work.rows // micro,
-            gradient_checkpointing=bench.arguments.trl_checkpointing,
+            gradient_checkpointing=False,
             model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
             num_generations=work.group_size,
             max_completion_length=work.max_tokens,

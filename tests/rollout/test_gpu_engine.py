@@ -1,14 +1,19 @@
 """The native engine on a GPU that the CPU pretends to be: the completions of the CPU, by graphs, with few reads."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from engine_setting import Setting, all_of, assert_same, setting_of
+from grouprl.forward.devices import DEVICES
 from grouprl.lean.recorders import CudaGraphs
+from grouprl.models.shard import gathered, shard_model
 from grouprl.rollout import NativeEngine
 from grouprl.types import Sampling, StopReason
 from oracles import own_logits
@@ -117,3 +122,19 @@ def test_a_recorded_step_is_replayed_on_new_contents(monkeypatch: pytest.MonkeyP
         assert y.tolist() == [2.0, 2.0, 2.0]
         replay()
         assert y.tolist() == [10.0, 10.0, 10.0]
+
+
+def test_steps_of_a_sharded_model_are_not_recorded(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """FSDP2 makes streams wait for the current one in each forward pass, and a recording must not end before them."""
+    requests = [setting.request(number, count) for number, count in enumerate((4, 1))]
+    expected = setting.engine(8).generate(requests, SAMPLING)
+    monkeypatch.setenv("GROUPRL_KERNELS", "off")
+    monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], has_graphs=True))
+    sharded = setting_of(Path(setting.model.name_or_path))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        shard_model(sharded.model, init_device_mesh("cpu", (1,)), "float32")
+        with gathered(sharded.model):
+            assert_same(sharded.engine(8).generate(requests, SAMPLING), expected)
+    finally:
+        dist.destroy_process_group()

@@ -148,8 +148,9 @@ class TapeGraph:
 
 
 @contextmanager
-def _capture(graph: TapeGraph, *, pool: object, stream: _Stream) -> Iterator[None]:
+def _capture(graph: TapeGraph, *, pool: object, stream: _Stream, capture_error_mode: str) -> Iterator[None]:
     assert isinstance(stream, _Stream)
+    assert capture_error_mode == "thread_local"
     TapeGraph.captured += 1
     graph.tape = Tape()
     with graph.tape:

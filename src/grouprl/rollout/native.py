@@ -24,6 +24,7 @@ from grouprl.forward.progress import PROGRESS
 from grouprl.forward.workers import interleaved, one_thread, worker_count
 from grouprl.leaves import leaf
 from grouprl.models.load import end_token_ids
+from grouprl.models.shard import is_sharded
 from grouprl.rollout.cache import CacheShape
 from grouprl.rollout.decoding import Decoding, Finished, Unit, UnitQueue
 from grouprl.rollout.engine import Request
@@ -176,7 +177,8 @@ class NativeEngine:
         if compiled is not None and compiled.decodes(self._model, dtype):
             return compiled.forwards(self._model, dtype, shape, count, prefix_of)
         prefix = prefix_of(partial(hidden_states, self._model))
-        if not traits_of(self._device.type).has_graphs:
+        # FSDP2's hooks make other streams wait in each forward pass, which no recording can hold.
+        if not traits_of(self._device.type).has_graphs or is_sharded(self._model):
             exact = conversation is not None and self._device.type == "cpu"
             return [ModuleForward(self._model, shape, dtype, prefix=prefix, exact=exact)]
         # Recordings contain the addresses of cache and weights and take seconds to make, so they stay between calls.
