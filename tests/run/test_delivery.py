@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,10 @@ from grouprl.engines.publish import publish
 from grouprl.models.load import load_model, load_tokenizer
 from lora_models import CPU
 from small_runs import small_config, small_run
+from thread_ray import ThreadRay
 from vllm_server import Answer, Call, Reply, VllmServer, Worker
 
 LOAD, ADAPTER = "/collective_rpc", "/v1/load_lora_adapter"
-Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +94,7 @@ def adds(workers: int) -> partial[None]:
 
 
 class Uneven:
-    """Bytes of which one process after another gets other ones."""
+    """Bytes that are good for the first reader, and others for the next."""
 
     def __init__(self, place: Path, good: bytes, bad: bytes) -> None:
         self.given = (str(place), good, bad)
@@ -116,12 +114,9 @@ def first_come(place: str, good: bytes, bad: bytes) -> bytes:
 def shipped(change: Callable[[bytes, bytes, Path], Any]) -> Callable[..., None]:
     """The store of the cluster gives samplers what `change` makes of the bytes, of those of another run, and a path."""
 
-    def fault(patch: Patch, other: Path, place: Path) -> None:
-        import ray
-
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    def fault(ray: ThreadRay, other: Path, place: Path) -> None:
         put, stale = ray.put, (other / "model.safetensors").read_bytes()
-        patch.setattr(ray, "put", lambda data: put(change(data, stale, place)))
+        ray.put = lambda data: put(change(data, stale, place))  # type: ignore[method-assign]
 
     return fault
 
@@ -156,21 +151,18 @@ CASES: dict[str, tuple[Any, str]] = {
     "ray: half": (shipped(lambda data, stale, place: data[: len(data) // 2]), BYTES),
     "ray: one of two": (shipped(lambda data, stale, place: Uneven(place, data, stale)), BYTES),
 }
-SLOW = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW if name.startswith("ray") else []) for name in CASES], ids=[*CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_weights_that_do_not_arrive_end_the_run_in_its_first_step(
-    tiny: Path, other: Path, tmp_path: Path, monkeypatch: Patch, name: str
+    tiny: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread_ray: ThreadRay, name: str
 ):
     fault, sentence = CASES[name]
     sampler, rollout = name.partition(":")[0], {"problems_per_step": 2, "group_size": 4, "max_tokens": 8}
     changes: dict[str, Any] = {"steps": 2, "evaluation": {"problems": 0}}
     with ExitStack() as stack:
         if sampler == "ray":
-            fault(monkeypatch, other, tmp_path / "first")
+            fault(thread_ray, other, tmp_path / "first")
             changes["cluster"] = {"backend": "ray", "samplers": 2}
         else:
             if isinstance(fault, partial):
