@@ -295,7 +295,7 @@ class Kept(dict[int, Any]):
 def test_a_worker_that_keeps_the_adapter_of_the_step_before_ends_the_call(tiny: Path, adapted: Setting, tmp_path: Path):
     with VllmServer(tiny, lora=True, workers=2) as server:
         server.workers[1].loras = Kept()
-        engine = engine_of(adapted, server, tmp_path)
+        engine = engine_of(adapted, server, tmp_path, seconds=60.0)
         engine.generate([adapted.request(0, 1)], GREEDY)
         engine.load_weights(1)
         kept = r"the adapter 1-\w+ in every worker, got the adapters \[\[2\], \[1\]\] after \[\[1\], \[1\]\]: look"

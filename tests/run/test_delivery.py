@@ -170,7 +170,7 @@ def test_weights_that_do_not_arrive_end_the_run_in_its_first_step(
             lora = sampler == "adapter"
             given = {"fault": lambda *call: fault(*call, other)} if not isinstance(fault, partial) else {}
             server = stack.enter_context(VllmServer(other, lora=lora, workers=2, **given))
-            rollout["engine"] = {"name": "vllm", "address": server.address, "seconds": 5.0}
+            rollout["engine"] = {"name": "vllm", "address": server.address, "seconds": 60.0}
             changes |= {"model": {"lora": {"rank": 4}}} if lora else {}
         with pytest.raises(UserError) as caught:
             small_run(tiny, small_config(tmp_path, rollout=rollout, **changes))
