@@ -4,6 +4,11 @@ python benchmarks/cluster.py
 
 With distributed.exact=true all of them end with the same weights, to the bit. On a machine with few cores none of them
 is faster than one process: the table shows what each costs.
+
+python benchmarks/cluster.py --staleness
+
+Trains the ladder with samplers that are 0, 1, 2 and 4 steps ahead of the learner, three seeds each: mean reward against
+completion tokens, and against seconds of training.
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +41,10 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "4 ranks": ((*TORCHRUN, "4"), ()),
     "Ray, 2 samplers, 2 scorers, one killed": ((), RAY),
 }
+AHEAD = (0, 1, 2, 4)  # steps
+# prime-rl's loss, with one update a step: the mask and the drift are all that corrects for older samplers.
+LATE = ("algorithm=prime_rl", "algorithm.minibatches=1", "cluster.backend=ray", "cluster.samplers=2")
+WINDOW, SHARES = 10, (0.25, 0.5, 0.75, 1.0)
 SMOKE = ("steps=3", "evaluation.problems=4", "rollout.problems_per_step=4", "rollout.group_size=4")
 
 
@@ -55,7 +66,21 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few small steps: whether it runs")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--staleness", action="store_true", help="samplers that are ahead of the learner")
+    parser.add_argument("--seeds", type=int, default=3, help="with --staleness")
     given = parser.parse_args()
+    if given.staleness:
+        small = ("steps=4", "evaluation.problems=4", "rollout.problems_per_step=4") if given.smoke else ()
+        with tempfile.TemporaryDirectory(prefix="grouprl-staleness-") as folder:
+            curves = [
+                curve(Path(folder), ahead, seed, small)
+                for seed in range(1 if given.smoke else given.seeds)
+                for ahead in AHEAD
+            ]
+        show_curves(curves)
+        if given.json:
+            given.json.write_text(json.dumps([asdict(one) for one in curves]) + "\n", encoding="utf-8")
+        return
     size = SMOKE if given.smoke else (f"steps={given.steps}", "evaluation.problems=100")
     settings = (*size, "evaluation.samples=0", "checkpoint.every=0", "distributed.exact=true", "model.threads=1")
     with tempfile.TemporaryDirectory(prefix="grouprl-cluster-") as folder:
@@ -98,6 +123,60 @@ def run(name: str, folder: Path, settings: Sequence[str]) -> Ended:
         cpu_seconds=cpu_seconds() - before,
         lost=text.count("it is replaced"),
     )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run whose samplers were some steps ahead, by step."""
+
+    ahead: int
+    seed: int
+    rewards: Sequence[float]
+    tokens: Sequence[float]  # of completions, from the start of the run
+    seconds: Sequence[float]  # of the steps, from the start of the run
+    before: float  # greedy accuracy on held-out problems
+    after: float
+
+
+def curve(folder: Path, ahead: int, seed: int, small: Sequence[str]) -> Curve:
+    name = f"ahead-{ahead}-seed-{seed}"
+    own = (f"cluster.max_staleness={ahead}", f"seed={seed}", f"name={name}", f"runs_dir={folder}")
+    command = [sys.executable, "-m", "grouprl", "train", "ladder", *LATE, *own, "evaluation.samples=0", *small]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        sys.exit(f"{name}: ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    lines = (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    if max(row.get("staleness", 0) for row in rows) > ahead or (ahead > 0) != any(row.get("staleness") for row in rows):
+        sys.exit(f"{name}: the samplers were not {ahead} steps ahead")
+    summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+    return Curve(
+        ahead,
+        seed,
+        [row["reward"] for row in rows],
+        [*accumulate(row["completion_tokens"] for row in rows)],
+        [*accumulate(row["time/total"] for row in rows)],
+        summary["before"]["greedy_accuracy"],
+        summary["after"]["greedy_accuracy"],
+    )
+
+
+def show_curves(curves: Sequence[Curve]) -> None:
+    """Mean rewards of the last steps before shares of what the shortest run took, of tokens and of seconds."""
+    table = Table("ahead", "by", *(f"{share:.0%}" for share in SHARES), "total", "greedy", "seeds")
+    for ahead in AHEAD:
+        runs = [one for one in curves if one.ahead == ahead]
+        greedy = f"{fmean(one.before for one in runs):.1%} -> {', '.join(f'{one.after:.1%}' for one in runs)}"
+        for axis in ("tokens", "seconds"):
+            shortest = min(getattr(one, axis)[-1] for one in curves)
+            means = []
+            for share in SHARES:
+                ends = [max(1, sum(spent <= share * shortest for spent in getattr(one, axis))) for one in runs]
+                last = [fmean(one.rewards[max(0, end - WINDOW) : end]) for one, end in zip(runs, ends, strict=True)]
+                means.append(fmean(last))
+            total = fmean(getattr(one, axis)[-1] for one in runs)
+            table.add_row(str(ahead), axis, *(f"{mean:.3f}" for mean in means), f"{total:,.0f}", greedy, str(len(runs)))
+    Console(width=110).print(table)
 
 
 def kill_an_actor(process: subprocess.Popen[str], metrics: Path) -> None:

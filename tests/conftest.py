@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from grouprl.checks.sandbox import BACKENDS, why_unavailable
+from thread_ray import thread_ray as thread_ray
 from tiny import tiny_model_folder
 
 # What a test computes does not depend on which forms were the faster here; some tests set other values.

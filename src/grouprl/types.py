@@ -179,6 +179,7 @@ class Sampling:
     sampled_in_process: bool = (
         True  # whether the learner's modules draw; the log-probs of another program are not theirs
     )
+    is_stale: bool = False  # whether weights of earlier steps draw
 
     def __post_init__(self) -> None:
         for name, value, ok in (

@@ -282,6 +282,27 @@ def test_the_server_samples_from_the_newest_weights(tiny: Path, tmp_path: Path, 
     assert (tmp_path / "published" / "version-000002" / "model.safetensors").exists() != lora
 
 
+class Kept(dict[int, Any]):
+    """The adapters of a worker that keeps the first one."""
+
+    def __setitem__(self, number: int, model: Any) -> None:
+        self.setdefault(1, model)
+
+    def pop(self, *given: Any) -> Any:
+        """Keeps it."""
+
+
+def test_a_worker_that_keeps_the_adapter_of_the_step_before_ends_the_call(tiny: Path, adapted: Setting, tmp_path: Path):
+    with VllmServer(tiny, lora=True, workers=2) as server:
+        server.workers[1].loras = Kept()
+        engine = engine_of(adapted, server, tmp_path, seconds=60.0)
+        engine.generate([adapted.request(0, 1)], GREEDY)
+        engine.load_weights(1)
+        kept = r"the adapter 1-\w+ in every worker, got the adapters \[\[2\], \[1\]\] after \[\[1\], \[1\]\]: look"
+        with pytest.raises(UserError, match=kept):
+            engine.generate([adapted.request(0, 1)], GREEDY)
+
+
 def test_weights_that_changed_on_the_way_are_not_loaded(tiny: Path, setting: Setting, tmp_path: Path):
     def flip_a_byte(call: Call, answer: Answer) -> Reply:
         if call.path == "/pause":
@@ -474,6 +495,10 @@ def test_a_server_that_does_not_fit_is_refused(tiny: Path, setting: Setting, ada
         fits(setting, tmp_path, VllmServer(tiny, tokenizer=tmp_path / "other"))
     with pytest.raises(UserError, match=r"expected --enable-lora for a run with model.lora, got a server without it"):
         fits(adapted, tmp_path, VllmServer(tiny))
+    replicated = VllmServer(tiny)
+    replicated.worker.vllm_config.parallel_config.data_parallel_size = 2
+    with pytest.raises(UserError, match=r"expected --data-parallel-size 1, .*, got 2: start a server for each"):
+        fits(setting, tmp_path, replicated)
 
 
 def save_tokenizer(setting: Setting, folder: Path) -> None:

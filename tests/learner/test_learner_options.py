@@ -35,6 +35,7 @@ from variants import variant
 
 PLAIN = Sampling(max_tokens=12)
 POLICY_ONLY = {"kl_coef": 0.0, "surrogate": "plain"}
+STALE, ELSEWHERE = {"is_stale": True}, {"sampled_in_process": False}
 
 
 @pytest.fixture(scope="module")
@@ -158,23 +159,38 @@ def test_only_tokens_of_high_entropy_move_the_policy(tiny: Path, model: PreTrain
 
 
 @pytest.mark.parametrize(
-    ("kind", "passes", "factor"), [("truncate", 1, 1.5), ("mask", 1, 0.0), ("none", 1, 1.0), ("none", 2, 3.0)]
+    ("kind", "passes", "sampler", "factor"),
+    [
+        *(("truncate", 1, {}, 1.5), ("mask", 1, {}, 0.0), ("none", 1, {}, 1.0), ("none", 2, {}, 3.0)),
+        *(("truncate", 1, STALE, 1.5), ("mask", 1, STALE, 0.0), ("none", 1, STALE, 3.0), ("none", 2, STALE, 3.0)),
+        *(("none", 2, ELSEWHERE, 1.0), ("none", 2, STALE | ELSEWHERE, 3.0)),
+    ],
 )
 def test_the_correction_weighs_the_advantage(
-    model: PreTrainedModel, batch: Batch, kind: str, passes: int, factor: float
+    model: PreTrainedModel, batch: Batch, kind: str, passes: int, sampler: dict[str, bool], factor: float
 ):
     # The sampler claims a third of the probability for every token of row 0: 3 times too rare, beyond the cap of 1.5.
     old = batch.old_logprobs_NT.clone()
     old[0] -= torch.log(torch.tensor(3.0)) * batch.mask_NT[0]
     algorithm = variant(**POLICY_ONLY, passes=passes, correction=kind, correction_cap=2.0 if kind == "none" else 1.5)
     learner = learner_of(model, algorithm)
-    learn(learner, replace(batch, old_logprobs_NT=old))
+    learn(learner, replace(batch, old_logprobs_NT=old, sampling=replace(PLAIN, **sampler)))
     scaled = ADVANTAGES.clone()
-    # Uncorrected, the ratio of the loss itself is 3; with one update it is to the learner itself, and 1.
+    # Uncorrected, the ratio of the loss itself is 3; with one update of a batch that this policy sampled, or with the
+    # log-probs of another program, it is to the learner itself, and 1. Of an older policy it is never left out.
     scaled[0] *= factor
     expected = learner_of(model, variant(**POLICY_ONLY))
     learn(expected, batch, scaled)
     assert gap(learner.optimizer.gradient, expected.optimizer.gradient) < 1e-4
+
+
+def test_an_older_sampler_at_the_reference_does_not_hide_that_the_policy_left_it(model: PreTrainedModel, batch: Batch):
+    learner = learner_of(model, variant(), reference=frozen_copy(model))
+    assert learner.evaluate(batch).at_reference
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.1)
+    stale = replace(batch, sampling=replace(PLAIN, **STALE))
+    assert not learner.evaluate(stale).at_reference
 
 
 def test_the_gap_to_the_sampler_is_shown_with_a_correction_too(model: PreTrainedModel, batch: Batch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -207,7 +208,10 @@ def test_a_run_that_samples_ahead_is_one_version_behind_and_resumes_exactly(
 
 
 def test_sampling_ahead_needs_a_correction_and_problems_that_are_known(tmp_path: Path):
-    ahead = ["train", "demo", f"runs_dir={tmp_path}", "cluster.backend=ray", "cluster.max_staleness=1"]
-    assert "algorithm.correction: expected truncate or mask with max_staleness=1" in grouprl(*ahead).text
+    ahead = ["train", "demo", f"runs_dir={tmp_path}", "cluster.backend=ray", "cluster.max_staleness=4"]
+    assert "algorithm.correction: expected truncate or mask with cluster.max_staleness=4" in grouprl(*ahead).text
     edge = [*ahead, "algorithm.correction=mask", "rollout.curriculum.order=edge"]
-    assert "rollout.curriculum.order: expected uniform with max_staleness=1" in grouprl(*edge).text
+    assert "rollout.curriculum.order: expected uniform with cluster.max_staleness=4" in grouprl(*edge).text
+    for value in ("-1", "65", "1.5", "many"):
+        said = grouprl(*ahead, f"cluster.max_staleness={value}").text
+        assert re.search(rf"cluster.max_staleness: expected .*, got '?{value}", said), said

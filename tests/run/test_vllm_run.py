@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from small_runs import (
     small_run,
     tree,
 )
-from vllm_server import Answer, Call, Fault, Reply, VllmServer, Worker
+from vllm_server import Answer, Call, Fault, Reply, VllmServer
 
 TOKEN = "s3cret-token"
 ROLLOUT = {"problems_per_step": 2, "group_size": 4, "max_tokens": 8, "temperature": 0.8}
@@ -198,9 +199,11 @@ def test_a_server_of_another_version_is_refused_or_named(tiny: Path, tmp_path: P
 def test_a_server_that_keeps_old_weights_is_a_warning_or_the_end(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It confirms the new version, and samples from the weights of the start."""
-    monkeypatch.setattr(Worker, "reload_weights", lambda self, weights_iterator, is_checkpoint_format: None)
+    """It loads the new version, and samples from a packed copy of the weights of the start."""
+    sample = VllmServer._sample
     with VllmServer(tiny, token=TOKEN) as server:
+        packed = deepcopy(server.worker.model)
+        monkeypatch.setattr(VllmServer, "_sample", lambda self, model, *given: sample(self, packed, *given))
         directory = small_run(tiny, config_of(tmp_path, server, learner={"learning_rate": 5e-4})).directory
         stopped = pytest.raises(UserError, match="or a sampler with other weights, is the likely cause")
         with stopped:  # updates of 0.01 are a gap of 6 nats

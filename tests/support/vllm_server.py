@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
@@ -70,16 +71,30 @@ Fault = Callable[[Call, Answer], Reply]
 class Worker(PublishedWeightsWorker):
     """vLLM's worker, as far as the extension uses it."""
 
-    def __init__(self, model: PreTrainedModel, name: str, *, lora: bool, rows: int, logprobs_mode: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, name: str, number: int, *, lora: bool, rows: int, logprobs_mode: str
+    ) -> None:
         context = model.config.max_position_embeddings
-        self.model, self.name = model, name
+        self.model, self.name, self.number, self.loras = model, name, number, dict[int, PreTrainedModel]()
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(
                 model=name, hf_text_config=model.config, logprobs_mode=logprobs_mode, max_model_len=context
             ),
             scheduler_config=SimpleNamespace(max_num_seqs=rows),
             lora_config=object() if lora else None,
+            parallel_config=SimpleNamespace(data_parallel_size=1),
         )
+
+    def get_model(self) -> PreTrainedModel:
+        return self.model
+
+    def add_lora(self, number: int, path: Path) -> None:
+        base = load_model(self.name, device=torch.device("cpu"))
+        base.load_state_dict(self.model.state_dict())
+        self.loras[number] = attach_adapter(base, path)
+
+    def list_loras(self) -> set[int]:
+        return {*self.loras}
 
     def reload_weights(self, weights_iterator: Any, is_checkpoint_format: bool) -> None:
         assert is_checkpoint_format
@@ -103,11 +118,13 @@ class VllmServer:
         rows: int = 64,
         logprobs_mode: str = "processed_logprobs",
         tokenizer: Path | None = None,
+        workers: int = 1,
     ) -> None:
+        """Of several workers, which a real server divides its model among, the first samples."""
         self.calls: list[Call] = []
         self.program = "0.32.0"
         self.fault = fault
-        self._folder, self._token = folder, token
+        self._folder, self._token, self._workers = folder, token, workers
         self._options = {"lora": lora, "rows": rows, "logprobs_mode": logprobs_mode}
         self._tokenizer = _tokenizer(tokenizer or folder)
         self._lock, self._computing = threading.Lock(), threading.Lock()
@@ -117,8 +134,14 @@ class VllmServer:
 
     def forget(self) -> None:
         """The state of a server that has just started."""
-        self.worker = Worker(copy.deepcopy(_model(self._folder)), str(self._folder), **self._options)  # type: ignore[arg-type]
-        self.version, self.resets, self.adapters = "default", 0, dict[str, PreTrainedModel]()
+        model, options = _model(self._folder), self._options
+        self.workers = [
+            Worker(copy.deepcopy(model), str(self._folder), number, **options)  # type: ignore[arg-type]
+            for number in range(self._workers)
+        ]
+        self.worker = self.workers[0]
+        self.version, self.resets, self.adapters = "default", 0, dict[str, int]()
+        self._numbers = count(1)
         self._resumed.set()
 
     def _listen(self, port: int) -> None:
@@ -186,9 +209,9 @@ class VllmServer:
                 self._resumed.set()
                 return Reply({"status": "resumed"})
             case "POST", "/collective_rpc":
-                method_of_worker = getattr(self.worker, call.body["method"])
+                methods = [getattr(worker, call.body["method"]) for worker in self.workers]
                 with self._computing:
-                    return Reply({"results": [method_of_worker(*call.body.get("args", []))]})
+                    return Reply({"results": [method(*call.body.get("args", [])) for method in methods]})
             case "POST", "/reset_prefix_cache":
                 self.resets += 1
                 return Reply({"success": True})
@@ -196,12 +219,14 @@ class VllmServer:
                 self.version = call.body["new_version"]
                 return Reply({"success": True, "new_version": self.version})
             case "POST", "/v1/load_lora_adapter":
-                base = load_model(str(self._folder), device=torch.device("cpu"))
-                base.load_state_dict(self.worker.model.state_dict())
-                self.adapters[call.body["lora_name"]] = attach_adapter(base, Path(call.body["lora_path"]))
+                number = self.adapters.setdefault(call.body["lora_name"], next(self._numbers))
+                for worker in self.workers:
+                    worker.add_lora(number, Path(call.body["lora_path"]))
                 return Reply(raw=b"Success: LoRA adapter added successfully.")
             case "POST", "/v1/unload_lora_adapter":
-                del self.adapters[call.body["lora_name"]]
+                number = self.adapters.pop(call.body["lora_name"])
+                for worker in self.workers:
+                    worker.loras.pop(number, None)
                 return Reply(raw=b"Success: LoRA adapter removed successfully.")
             case "POST", "/inference/v1/generate":
                 return self._generate(call.body)
@@ -216,7 +241,8 @@ class VllmServer:
         self._resumed.wait(10)
         with self._computing:
             version = self.version
-            rows = self._sample(self.adapters.get(name, self.worker.model), body["token_ids"], parameters)
+            model = self.worker.loras.get(self.adapters.get(name, 0), self.worker.model)
+            rows = self._sample(model, body["token_ids"], parameters)
         choices = [
             {
                 "index": index,

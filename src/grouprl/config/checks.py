@@ -44,10 +44,14 @@ def check_sections(config: RunConfig) -> None:
             f"rollout.min_p: expected 0 with top_p below 1 and engine.name=vllm, got {config.rollout.min_p}: vLLM "
             "applies min_p before top_p, GroupRL after it; set one of the two, or engine.name=native"
         )
-    if config.cluster.max_staleness:
-        wanted = "with max_staleness=1, whose groups the policy before the last update sampled"
-        if config.algorithm.correction is None:
-            raise UserError(f"algorithm.correction: expected truncate or mask {wanted}, got none: set one")
+    if lead := config.cluster.max_staleness:
+        wanted = f"with cluster.max_staleness={lead}, whose groups an older policy sampled"
+        objective = config.algorithm.objective
+        if config.algorithm.correction is None and objective.divergence_tv is objective.divergence_kl is None:
+            raise UserError(
+                f"algorithm.correction: expected truncate or mask {wanted}, got none: set one, or "
+                "algorithm.divergence_tv=0.2"
+            )
         if config.rollout.curriculum.order != "uniform":
             raise UserError(
                 f"rollout.curriculum.order: expected uniform {wanted}, got {config.rollout.curriculum.order}: the "

@@ -333,7 +333,9 @@ class ClusterConfig(Section):
     seconds: float = Field(
         600.0, gt=0.0, le=86_400.0, description="seconds after which an actor that does not answer is replaced"
     )
-    max_staleness: int = Field(0, ge=0, le=1, description="0 = on-policy; 1 = sample the next step during the update")
+    max_staleness: int = Field(
+        0, ge=0, le=64, description="steps that samplers are ahead of the learner; 0 = on-policy"
+    )
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:

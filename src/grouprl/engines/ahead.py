@@ -1,6 +1,6 @@
-"""Samples the next step on a cluster while the learner updates, so that neither waits for the other.
+"""Samples the next steps on a cluster while the learner updates, so that neither waits for the other.
 
-The groups of a step are then sampled from the weights before the last update: one version behind, always, so that
+The groups of a step are then sampled from the weights that the policy had some steps before, always as many, so that
 the run is the same however fast its machines are. A checkpoint holds the groups that were begun: a resumed run learns
 from the same.
 """
@@ -22,41 +22,46 @@ from grouprl.types import Group, UserError
 class Ahead:
     """Begins the groups of steps before they are asked for."""
 
-    def __init__(self, parts: StepParts, engine: EarlyEngine, last: int) -> None:
-        """`last` is the run's last step."""
-        self._parts, self._engine, self._last = parts, engine, last
+    def __init__(self, parts: StepParts, engine: EarlyEngine, last: int, lead: int) -> None:
+        """`last` is the run's last step, `lead` how many steps the samplers are ahead of the learner."""
+        self._parts, self._engine, self._last, self._lead = parts, engine, last, lead
 
     def begin(self, step: int) -> None:
-        """Begins this step and the next from the weights of now; what was begun already stays as it is."""
-        for coming in (step, step + 1):
-            if coming <= self._last:
-                self._engine.begin(self._requests(coming), self._parts.sampling)
+        """Begins this step and the next ones from the weights of now; what was begun already stays as it is."""
+        for coming in range(step, min(step + self._lead, self._last) + 1):
+            self._engine.begin(self._requests(coming), self._parts.sampling)
 
     def save(self, step: int, path: Path) -> None:
-        """Waits for the groups that were begun for this step, and writes them; writes nothing after the last step."""
-        if step <= self._last:
-            asked = self._requests(step)
+        """Waits for the groups that were begun from this step on, and writes them; nothing after the last step."""
+        rows = []
+        for coming in range(step, min(step + self._lead, self._last + 1)):
+            asked = self._requests(coming)
             groups = self._engine.generate(asked, self._parts.sampling)
             self._engine.restore(asked, self._parts.sampling, groups)
-            rows = [json.dumps(completion_rows(group.completions)) + "\n" for group in groups]
+            rows += [json.dumps(completion_rows(group.completions)) + "\n" for group in groups]
+        if rows:
             path.write_text("".join(rows), encoding="utf-8")
 
     def load(self, step: int, path: Path) -> None:
         """Takes the groups that `save` wrote, if it did.
 
         Raises:
-            UserError: the file does not have the groups of this step.
+            UserError: the file does not have the groups of this step and the next ones.
         """
-        text = read_text(path)
-        if text is not None:
-            asked = self._requests(step)
+        lines = (read_text(path) or "").splitlines()
+        for coming in range(step, step + self._lead):
+            if not lines:  # the run ended at an earlier step then
+                break
+            asked = self._requests(coming)
+            rows, lines = lines[: len(asked)], lines[len(asked) :]
             try:
-                rows = [completions_of(parse(line, path)) for line in text.splitlines()]
                 groups = [
-                    Group(request.problem, request.prompt_ids, row) for request, row in zip(asked, rows, strict=True)
+                    Group(request.problem, request.prompt_ids, completions_of(parse(line, path)))
+                    for request, line in zip(asked, rows, strict=True)
                 ]
             except (TypeError, ValueError) as error:
-                raise UserError(f"{path}: expected the groups of step {step}, got {error}: restore the file") from error
+                message = f"{path}: expected the groups of step {coming}, got {error}: restore the file"
+                raise UserError(message) from error
             self._engine.restore(asked, self._parts.sampling, groups)
 
     def _requests(self, step: int) -> list[Request]:

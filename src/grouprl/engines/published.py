@@ -57,9 +57,9 @@ class PublishedWeights:
             digest = digest_of(self.folder)
             version = json.loads((self.folder / VERSION).read_bytes())["version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._other(f"none that can be read ({error!r:.80})") from None
+            raise self._other(f"none that can be read ({type(error).__name__})") from None
         if (version, digest) != (self.version, self.digest):
-            raise self._other(f"version {version} with {digest}")
+            raise self._other(f"{version}-{digest[:16]}")
         check_manifest(self.folder)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -72,8 +72,8 @@ class PublishedWeights:
 
     def _other(self, got: str) -> UserError:
         return UserError(
-            f"{self.folder}: expected published weights of version {self.version} with SHA-256 {self.digest}, got "
-            f"{got}: check that the sampler sees the run's folder, and that nothing else writes there"
+            f"{self.folder}: expected published weights {self.label}, got {got}: check that the sampler sees the run's "
+            "folder, and that nothing else writes there"
         )
 
 

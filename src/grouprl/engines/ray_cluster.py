@@ -58,7 +58,8 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
     """
     if settings.max_staleness and ranks.world > 1:
         raise UserError(
-            f"cluster.max_staleness: expected 0 with {ranks.world} ranks, got 1: set it to 0, or use one rank"
+            f"cluster.max_staleness: expected 0 with {ranks.world} ranks, got {settings.max_staleness}: set it to 0, "
+            "or use one rank"
         )
     if settings.address is None and ranks.world > 1:
         raise UserError(

@@ -83,6 +83,7 @@ class VllmEngine:
         self._served = ""  # label of the weights that the server confirmed
         self._base: PublishedWeights | None = None  # of a policy with an adapter
         self._name, self._adapter = "", ""  # the server's names of the model, and of the adapter that it has
+        self._adapters: list[Any] = []  # of each worker, the numbers of the adapters that it holds
         self._context = self._rows = 0  # the server's limits: tokens of a row, rows of a request
         self._vllm: str | None = None  # the version of the server's program; None = it was not asked yet
 
@@ -308,6 +309,12 @@ class VllmEngine:
             raise wrong("--logprobs-mode processed_logprobs", description["logprobs_mode"], _START)
         if has_adapter(self._policy) and not description["lora"]:
             raise wrong("--enable-lora for a run with model.lora", "a server without it", _START)
+        if description["replicas"] != 1:  # /collective_rpc returns what the first of them answered, and no other
+            raise wrong(
+                "--data-parallel-size 1, because vLLM does not say whether every replica has the weights",
+                str(description["replicas"]),
+                "start a server for each, and name them in rollout.engine.addresses",
+            )
         ids = list(range(len(tokenizer)))
         reply = await server.call("POST", "/detokenize", {"tokens": ids}, what="the text of every token")
         if reply.get("prompt") != tokenizer.decode(ids):
@@ -334,11 +341,19 @@ class VllmEngine:
             raise wrong("an empty prefix cache", repr(reset), "look at the server's output")
         await server.call("POST", "/update_weight_version", {"new_version": weights.label}, what="a new version")
         # Asked last: a server that was started again meanwhile has the version, but not the weights.
-        for description in await self._rpc(server, "grouprl_describe", what="a description of its model"):
+        descriptions = await self._rpc(server, "grouprl_describe", what="a description of its model")
+        for description in descriptions:
             if description.get("label") != weights.label:
                 raise wrong(
                     f"the weights {weights.label}", repr(description.get("label")), "look at the server's output"
                 )
+        if weights.is_adapter:
+            # vLLM gives an adapter of another name another number.
+            earlier = self._adapters if old not in ("", self._adapter) else []
+            self._adapters = [description.get("adapters") for description in descriptions]
+            if not all(self._adapters) or any(numbers in earlier for numbers in self._adapters):
+                got = f"the adapters {self._adapters}{f' after {earlier}' if earlier else ''}"
+                raise wrong(f"the adapter {weights.label} in every worker", got, "look at the server's output")
         await server.call("POST", "/resume", what="sampling resumed")
         self._served = weights.label
 
@@ -349,7 +364,8 @@ class VllmEngine:
         if not isinstance(results, list) or not results or not all(isinstance(result, dict) for result in results):
             raise self._client.wrong(what, repr(results), _START)
         if errors := [str(result["error"]) for result in results if "error" in result]:
-            raise self._client.wrong(what, errors[0], "start it with the model of this run (docs/scale.md)")
+            remedy = "start it with the model of this run, where it sees the run's folder (docs/scale.md)"
+            raise self._client.wrong(what, errors[0], remedy)
         return list(results)
 
 

@@ -22,6 +22,7 @@ class PublishedWeightsWorker:
     vllm_config: Any
     reload_weights: Any
     get_model: Any
+    list_loras: Any
     _grouprl_label = ""  # of the newest weights loaded; a server that was started again has none
 
     def grouprl_describe(self) -> dict[str, Any]:
@@ -34,6 +35,8 @@ class PublishedWeightsWorker:
             "context": model.max_model_len,
             "rows": self.vllm_config.scheduler_config.max_num_seqs,
             "lora": self.vllm_config.lora_config is not None,
+            "adapters": sorted(self.list_loras()) if self.vllm_config.lora_config is not None else [],
+            "replicas": self.vllm_config.parallel_config.data_parallel_size,
             "label": self._grouprl_label,
         }
 
@@ -45,6 +48,14 @@ class PublishedWeightsWorker:
             if not weights.is_adapter:
                 self.reload_weights(weights_iterator=weights.tensors(), is_checkpoint_format=True)
                 self._repack_head()
+                held = dict(self.get_model().named_parameters())
+                for name, tensor in weights.tensors():
+                    # vLLM joins, cuts or packs other tensors; those that it holds as they are show what it loaded.
+                    weight = held.get(name)
+                    if weight is None or weight.shape != tensor.shape or not weight.is_floating_point():
+                        continue
+                    if not weight.data.equal(tensor.to(weight)):
+                        return {"error": f"other values of {name} after vLLM had loaded {weights.label}"}
         except UserError as error:
             return {"error": str(error)}
         except Exception as error:  # noqa: BLE001  whatever vLLM raises for weights that are not those of its model

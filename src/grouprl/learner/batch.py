@@ -149,7 +149,9 @@ class UpdateInputs:
         """Prepares a batch for its updates; also returns metrics of this preparation."""
         old_NT, advantages_NT, metrics = batch.old_logprobs_NT, credit.advantages_NT, {}
         masked: dict[str, Tensor] = {}
-        if before.policy_NT is not None:
+        # Without a correction the ratio itself is that of the policy to the older one that sampled.
+        has_older_sampler = batch.sampling.is_stale and algorithm.correction is None
+        if before.policy_NT is not None and not has_older_sampler:
             old_NT = before.policy_NT.cpu()
         if algorithm.correction is not None and before.policy_NT is not None:
             ratio_NT = algorithm.correction.weights(old_NT, batch.old_logprobs_NT, batch.mask_NT)
@@ -167,7 +169,7 @@ class UpdateInputs:
             advantages_NT = advantages_NT * decisive_NT
             masked["low_entropy"] = ~decisive_NT
             metrics["entropy_threshold"] = threshold
-        denominator_NT = None if algorithm.updates.count == 1 else old_NT
+        denominator_NT = None if algorithm.updates.count == 1 and not has_older_sampler else old_NT
         return UpdateInputs(
             batch, credit, before, denominator_NT, advantages_NT, masked, kl_coef, entropy_bonus
         ), metrics

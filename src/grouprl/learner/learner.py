@@ -73,6 +73,7 @@ class Learner:
         # In float32 log-probs agree with those of a sampler of this process to 1e-5.
         if self.dtype != "float32" or not batch.sampling.sampled_in_process:
             needs_policy_logprobs |= a.updates.count > 1 or (kl is not None and kl.kl_in == "reward")
+        needs_policy_logprobs |= kl is not None and batch.sampling.is_stale
         columns: dict[str, Tensor] = {}
         if self.reference is not None:
             with as_reference(self.reference, self.policy) as frozen:

@@ -55,7 +55,7 @@ class Checkpoint:
         self.step = step
         self.trainer = path / "trainer"  # the folder of the files that a resume needs and the model does not hold
         self.state = self.trainer / "state.json"  # the state of the run after `step`
-        self.ahead = self.trainer / "ahead.jsonl"  # with cluster.max_staleness: the groups of the next step
+        self.ahead = self.trainer / "ahead.jsonl"  # with cluster.max_staleness: the groups of the next steps
 
     @property
     def is_complete(self) -> bool:

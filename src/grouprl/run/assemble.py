@@ -136,7 +136,7 @@ def assemble(
         check_sampler(alone, learner.policy, most_tokens=config.rollout.max_tokens)
     ahead = None
     if config.cluster.max_staleness and isinstance(engine, EarlyEngine):
-        ahead = leaf("cluster.ahead")(parts, engine, config.steps)
+        ahead = leaf("cluster.ahead")(parts, engine, config.steps, config.cluster.max_staleness)
         if saved is not None:
             ahead.load(state.step + 1, saved[0].ahead)
     return RunParts(parts, held_out_requests, state, ahead)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -63,7 +63,8 @@ class OpenedRun:
     def sampling(self) -> Sampling:
         """The sampling parameters, with what a regular expression allows of the model's tokens."""
         rollout = self.config.rollout
-        return structured_sampling(rollout.sampling, rollout.regex, self.model, self.tokenizer)
+        sampling = replace(rollout.sampling, is_stale=self.config.cluster.max_staleness > 0)
+        return structured_sampling(sampling, rollout.regex, self.model, self.tokenizer)
 
     @property
     def held_out(self) -> Sequence[Problem]:
