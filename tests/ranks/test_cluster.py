@@ -17,15 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from grouprl.config.run import ClusterConfig, RunConfig, load_config
+from grouprl.config.run import ClusterConfig
 from grouprl.engines.ray_cluster import open_cluster
 from grouprl.engines.ray_samplers import _parts
 from grouprl.models.load import load_model, load_tokenizer
 from grouprl.ranks import Ranks
-from grouprl.rollout import NativeEngine, make_requests
-from grouprl.tasks import load_task
-from grouprl.tasks.curriculum import PassRates, UniformOrder
-from grouprl.types import UserError
+from grouprl.record.read import read_rollouts
+from grouprl.rollout import NativeEngine, Request
+from grouprl.types import Sampling, UserError
 from processes import wait_for
 from small_runs import ROWS, assert_same_run, grouprl, metrics, rollouts, small_settings, write_rows
 
@@ -193,17 +192,11 @@ def test_a_run_that_samples_ahead_is_one_version_behind_and_resumes_exactly(
 
     # The weights after step 2 sampled step 4; an engine of this process with those weights writes the same.
     policy = load_model(str(runs / "whole" / "checkpoints" / "step-000002"), device=torch.device("cpu"))
-    config = load_config(RunConfig, [runs / "whole" / "config.yaml"], [])
-    task = load_task(**config.task.model_dump())
-    visits = UniformOrder(4, config.seed).visits(task.problems("train"), step=4, rates=PassRates())
-    tokenizer = load_tokenizer(str(tiny))
-    engine = NativeEngine(policy, tokenizer, seed=config.seed, max_rows=256)
-    groups = engine.generate(
-        make_requests(visits, tokenizer, completions=4, longest_prompt=500), config.rollout.sampling
-    )
-    query = "SELECT text FROM completions WHERE step = 4 ORDER BY rowid"
-    recorded = [text for (text,) in rollouts(runs / "whole", query)]
-    assert recorded == [one.text for group in groups for one in group.completions]
+    recorded = [scored.group for scored in read_rollouts(runs / "whole", step=4)]
+    engine = NativeEngine(policy, load_tokenizer(str(tiny)), seed=0, max_rows=256)
+    requests = [Request(group.problem, group.prompt_ids, 4, "epoch 0") for group in recorded]
+    for group, expected in zip(recorded, engine.generate(requests, Sampling(max_tokens=8)), strict=True):
+        assert [one.token_ids for one in group.completions] == [one.token_ids for one in expected.completions]
     wait_for(lambda: not processes(), seconds=90)  # Ray's own agents look for a killed process for a minute
 
 
