@@ -106,9 +106,6 @@ def table(found: Mapping[str, Any]) -> str:
 
 def readme(page: str, found: Mapping[str, Any]) -> str:
     first = found["seeds"]["0"]
-    before, after = (f"{100 * first[when]['pass_at_1']:.1f} %" for when in ("before", "after"))
-    rises = f"(pass@1) {before} are right before\nand {after} after"
-    page = put(page, r"\(pass@1\) [\d.]+ % are right before\nand [\d.]+ % after", rises)
     takes = f"On {machine_words(found)}, `make demo` takes {first['whole_seconds']:.0f} s after the install:\n\n```\n"
     return put(page, r"On [^\n]*after the install:\n\n```\n.*?```\n", takes + "\n".join(found["printed"]) + "\n```\n")
 
