@@ -167,6 +167,16 @@ def test_a_cluster_that_is_not_there_is_one_sentence(place: list[str]):
     assert len(ended.err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
+def test_a_cluster_that_does_not_start_here_is_one_sentence(place: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_TMPDIR", f"/tmp/{'long' * 30}")  # the path of a socket has at most 107 bytes
+    ended = grouprl(*place, "name=nowhere", "cluster.backend=ray")
+    assert ended.code == 2
+    assert "cluster.backend=ray: expected Ray to start here, got: " in ended.text
+    assert "RAY_TMPDIR" in ended.text
+    assert len(ended.err.strip().splitlines()) == 1
+
+
 @pytest.fixture(scope="module")
 def late(place: list[str]) -> list[str]:
     """A run whose groups are sampled while the learner updates."""

@@ -98,15 +98,22 @@ def open_cluster(settings: ClusterConfig, say: Callable[[str], None], ranks: Ran
         else:
             # More logical CPUs than cores are allowed: samplers and scorers take turns.
             needed = max(os.cpu_count() or 1, (settings.samplers + settings.scorers) * settings.cpus + 1)
-            ray.init(
-                address="local",
-                job_config=job,
-                include_dashboard=False,
-                num_cpus=needed,
-                object_store_memory=_STORE_BYTES,
-                log_to_driver=False,
-                logging_level="error",
-            )
+            try:
+                ray.init(
+                    address="local",
+                    job_config=job,
+                    include_dashboard=False,
+                    num_cpus=needed,
+                    object_store_memory=_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level="error",
+                )
+            except Exception as error:  # Ray raises a plain Exception where it does not start in time
+                reason = " ".join(str(error).split())[:200].rstrip(". ")
+                raise UserError(
+                    f"cluster.backend=ray: expected Ray to start here, got: {reason}. Free processors and memory, set "
+                    "RAY_TMPDIR to a short path, or give cluster.address"
+                ) from error
         yield Cluster(ray, settings, say)
     finally:
         ray.shutdown()
