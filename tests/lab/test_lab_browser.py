@@ -59,11 +59,11 @@ def test_a_run_is_started_followed_and_stopped(browser: Opened, page: Any, root:
     browser.go("/")
     page.get_by_role("button", name="Start a run").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Name").fill("seen")
+    dialog.get_by_role("textbox", name="Name").fill("seen")
     dialog.get_by_role("textbox").last.fill("rollout.grup_size=4")
     dialog.get_by_role("button", name="Start", exact=True).click()
     dialog.get_by_text("rollout.group_size").wait_for()  # the nearest key, and what was typed is still there
-    assert dialog.get_by_label("Name").input_value() == "seen"
+    assert dialog.get_by_role("textbox", name="Name").input_value() == "seen"
     dialog.get_by_role("textbox").last.fill(QUICK)
     # While it starts, the button says so: one by a part of its name is "Close and start in the background" as well.
     dialog.get_by_role("button", name="Start", exact=True).click()
