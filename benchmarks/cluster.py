@@ -69,18 +69,16 @@ def main() -> None:
     parser.add_argument("--staleness", action="store_true", help="samplers that are ahead of the learner")
     parser.add_argument("--seeds", type=int, default=3, help="with --staleness")
     given = parser.parse_args()
-    if given.staleness:
+    if given.staleness or given.smoke:
         small = ("steps=4", "evaluation.problems=4", "rollout.problems_per_step=4") if given.smoke else ()
+        plans = [(2, 0)] if given.smoke else [(ahead, seed) for seed in range(given.seeds) for ahead in AHEAD]
         with tempfile.TemporaryDirectory(prefix="grouprl-staleness-") as folder:
-            curves = [
-                curve(Path(folder), ahead, seed, small)
-                for seed in range(1 if given.smoke else given.seeds)
-                for ahead in AHEAD
-            ]
+            curves = [curve(Path(folder), ahead, seed, small) for ahead, seed in plans]
         show_curves(curves)
         if given.json:
             given.json.write_text(json.dumps([asdict(one) for one in curves]) + "\n", encoding="utf-8")
-        return
+        if not given.smoke:
+            return
     size = SMOKE if given.smoke else (f"steps={given.steps}", "evaluation.problems=100")
     settings = (*size, "evaluation.samples=0", "checkpoint.every=0", "distributed.exact=true", "model.threads=1")
     with tempfile.TemporaryDirectory(prefix="grouprl-cluster-") as folder:
@@ -164,7 +162,7 @@ def curve(folder: Path, ahead: int, seed: int, small: Sequence[str]) -> Curve:
 def show_curves(curves: Sequence[Curve]) -> None:
     """Mean rewards of the last steps before shares of what the shortest run took, of tokens and of seconds."""
     table = Table("ahead", "by", *(f"{share:.0%}" for share in SHARES), "total", "greedy", "seeds")
-    for ahead in AHEAD:
+    for ahead in sorted({one.ahead for one in curves}):
         runs = [one for one in curves if one.ahead == ahead]
         greedy = f"{fmean(one.before for one in runs):.1%} -> {', '.join(f'{one.after:.1%}' for one in runs)}"
         for axis in ("tokens", "seconds"):

@@ -2,7 +2,7 @@
 
     python benchmarks/data_fit.py                                           # the bundled models, minutes
     python benchmarks/data_fit.py --simulate                                # 20 data sets of known pass rates, a minute
-    python benchmarks/data_fit.py --model build/smollm2 --task sums -- rollout.max_tokens=24 evaluation.problems=0
+    python benchmarks/data_fit.py --model build/smollm2 --task sums --sizes 8 --steps 24 -- rollout.max_tokens=24
 
 The run has another seed and a learning rate of 0, so that the model stays the one that was checked: what is compared is
 the estimate, not what is learned. 16 completions of 200 problems foretell groups of 8, which the run samples from other
@@ -37,14 +37,16 @@ BUNDLED = (
 )
 
 
-def foretold_and_measured(model: str, task: str, settings: list[str], *, problems: int, steps: int) -> list[str]:
-    """Rows of a table: one for groups of 8 and one for groups of 32, over `steps` steps of 16 problems."""
+def foretold_and_measured(
+    model: str, task: str, settings: list[str], *, problems: int, steps: int, sizes: list[int]
+) -> list[str]:
+    """Rows of a table, one for each group size, over `steps` steps of 16 problems."""
     words = [*settings, "evaluation.problems=0", "rollout.problems_per_step=16"]
     chosen = {"model.path": model, "task.name": task}
     terminal = Terminal(errors=True)
     checked = try_data(OpenedRun(with_dtype(run_config([*words, "seed=0"], chosen))), terminal, problems=problems)
     rows = []
-    for size in (8, 32):
+    for size in sizes:
         (cost,) = (cost for cost in checked.groups if cost.group_size == size)
         with tempfile.TemporaryDirectory() as folder:
             run = [f"rollout.group_size={size}", f"steps={steps}", "seed=1", "learner.learning_rate=0"]
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32], help="of groups: 4, 8, 16, 32 or 64")
     parser.add_argument("--smoke", action="store_true", help="a few problems and one step")
     parser.add_argument("settings", nargs="*", help="after --, of the run")
     options = parser.parse_args()
@@ -111,8 +114,8 @@ def main() -> None:
     print("| model | task | G | foretold, 95 % | measured, 95 % | off, points |\n|---|---|---|---|---|---|")
     rows = []
     for model, task, settings in plans:
-        rows += foretold_and_measured(model, task, [*settings], problems=problems, steps=steps)
-        print("\n".join(rows[-2:]), flush=True)
+        rows += foretold_and_measured(model, task, [*settings], problems=problems, steps=steps, sizes=options.sizes)
+        print("\n".join(rows[-len(options.sizes) :]), flush=True)
 
 
 if __name__ == "__main__":

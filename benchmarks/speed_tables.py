@@ -1,5 +1,5 @@
-"""The tables of docs/performance.md and benchmarks/results/avx512/README.md from what `make bench`, `vs_trl.py` and
-`trl_task.py` wrote to benchmarks/results, for each instruction set in a folder of its own.
+"""The tables of docs/performance.md and of the pages in benchmarks/results from what `make bench`, `vs_trl.py` and
+`trl_task.py` wrote there, for each instruction set in a folder of its own.
 
     python benchmarks/speed_tables.py [--write]
 
@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from speed import cell
@@ -20,10 +21,15 @@ from speed_targets import REAL, targets
 from trl_task import MEASURES, middle_seconds
 
 RESULTS = HERE / "results"
-# The page of each instruction set.
-PAGES = {"avx2": HERE.parent / "docs" / "performance.md", "avx512": RESULTS / "avx512" / "README.md"}
-# In their order on a page; what the machine can do has no table there, and whole steps are those of `vs_trl.py`.
-SECTIONS = ("cores", "sampling", "learning", "kernels", "logprobs", "overhead", "curves", "real")
+# In their order on a page; "steps" is of `vs_trl.py`, "task" of `trl_task.py`, the others of `make bench`.
+SECTIONS = ("steps", "task", "cores", "sampling", "learning", "kernels", "logprobs", "overhead", "curves", "real")
+SHOWN_FIRST = ("steps", "real")
+# The tables of each page: of an instruction set these sections, where they were measured.
+PAGES = {
+    HERE.parent / "docs" / "performance.md": ("avx2", SHOWN_FIRST),
+    RESULTS / "avx2" / "README.md": ("avx2", tuple(name for name in SECTIONS if name not in SHOWN_FIRST)),
+    RESULTS / "avx512" / "README.md": ("avx512", SECTIONS),
+}
 GREEDY = {"greedy": "greedy", "sampled": "of samples"}
 
 
@@ -96,25 +102,28 @@ def task(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[str]:
     return lines(("to 90 % of held-out problems, same recipe", "GroupRL", "TRL", "ratio"), rows)
 
 
-def tables(instructions: str) -> Iterator[list[str]]:
-    """All tables of a page, from top to bottom, of what was measured with an instruction set."""
+def tables(page: Path) -> Iterator[list[str]]:
+    """All tables of a page, from top to bottom."""
+    instructions, wanted = PAGES[page]
     folder = RESULTS / instructions
-    for dtype in ("float32", "bfloat16"):
-        if (path := folder / f"vs_trl_{dtype}.json").exists():
-            yield steps(json.loads(path.read_text())["speed"])
-    if (path := folder / "trl_task.json").exists():
-        yield task(json.loads(path.read_text()))
     path = folder / "cpu.json"
     sections = json.loads(path.read_text())["sections"] if path.exists() else {}
-    for name in SECTIONS:
-        if name in sections:
+    for name in wanted:
+        if name == "steps":
+            for dtype in ("float32", "bfloat16"):
+                if (path := folder / f"vs_trl_{dtype}.json").exists():
+                    yield steps(json.loads(path.read_text())["speed"])
+        elif name == "task":
+            if (path := folder / "trl_task.json").exists():
+                yield task(json.loads(path.read_text()))
+        elif name in sections:
             table = bench(sections[name], targets(instructions))
             yield in_sizes(table) if name == "kernels" else table
 
 
-def written(instructions: str) -> str:
+def written(page: Path) -> str:
     """A page with these tables in the place of those that it has."""
-    page, made = PAGES[instructions], tables(instructions)
+    made = tables(page)
     text = re.sub(
         r"(?:^\|.*\n)+", lambda _: "\n".join(next(made)) + "\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE
     )
@@ -127,10 +136,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into the pages")
     parser.add_argument("--smoke", action="store_true", help="the same: it measures nothing")
     write = parser.parse_args().write
-    for instructions, page in PAGES.items():
+    for page in PAGES:
         if write:
-            page.write_text(written(instructions), encoding="utf-8")
-        for table in tables(instructions):
+            page.write_text(written(page), encoding="utf-8")
+        for table in tables(page):
             print(*table, sep="\n", end="\n\n")
 
 

@@ -1,4 +1,4 @@
-"""Samplers that are K steps ahead: which weights sampled, and runs that were killed, or go on for longer."""
+"""Samplers that are K steps ahead: which weights sampled, and runs that are killed or extended."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ class Ahead:
 
     def begin(self, step: int) -> None:
         """Begins this step and the next ones from the weights of now; what was begun already stays as it is."""
-        for coming in range(step, min(step + self._lead, self._last) + 1):
-            self._engine.begin(self._requests(coming), self._parts.sampling)
+        for number in range(step, min(step + self._lead, self._last) + 1):
+            self._engine.begin(self._requests(number), self._parts.sampling)
 
     def save(self, step: int, path: Path) -> None:
         """Waits for the groups that were begun from this step on, and writes them; nothing after the last step."""
         rows = []
-        for coming in range(step, min(step + self._lead, self._last + 1)):
-            asked = self._requests(coming)
+        for number in range(step, min(step + self._lead, self._last + 1)):
+            asked = self._requests(number)
             groups = self._engine.generate(asked, self._parts.sampling)
             self._engine.restore(asked, self._parts.sampling, groups)
             rows += [json.dumps(completion_rows(group.completions)) + "\n" for group in groups]
@@ -49,10 +49,10 @@ class Ahead:
             UserError: the file does not have the groups of this step and the next ones.
         """
         lines = (read_text(path) or "").splitlines()
-        for coming in range(step, step + self._lead):
+        for number in range(step, step + self._lead):
             if not lines:  # the run ended at an earlier step then
                 break
-            asked = self._requests(coming)
+            asked = self._requests(number)
             rows, lines = lines[: len(asked)], lines[len(asked) :]
             try:
                 groups = [
@@ -60,7 +60,7 @@ class Ahead:
                     for request, line in zip(asked, rows, strict=True)
                 ]
             except (TypeError, ValueError) as error:
-                message = f"{path}: expected the groups of step {coming}, got {error}: restore the file"
+                message = f"{path}: expected the groups of step {number}, got {error}: restore the file"
                 raise UserError(message) from error
             self._engine.restore(asked, self._parts.sampling, groups)
 

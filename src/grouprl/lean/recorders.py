@@ -38,7 +38,7 @@ class CudaGraphs:
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         """Records the function as a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as NCCL's, may go on with what a recording forbids to its own.
+        # Other threads, such as NCCL's, may do what a recording forbids to its own.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
         replay: Callable[[], None] = graph.replay
