@@ -153,6 +153,7 @@ def test_the_screen_draws_pass_rates_and_says_what_to_do(place: Path, tiny: Path
     assert (bars["never"], bars["always"]) >= ("25", "25")
     assert "Only" in ended.text
     assert "begin with a cold start (grouprl sft)" in ended.text
+    assert "without an end: raise it, say where they end (rollout.stop)" in ended.text
     assert "Try: grouprl train" in ended.text
 
 

@@ -84,7 +84,7 @@ class DataCheck:
         if self.truncated > MOSTLY:
             sentences.append(
                 f"{self.truncated:.0%} of the completions reach rollout.max_tokens={self.max_tokens} without an end: "
-                "raise it, or show the model the form first (grouprl sft)."
+                "raise it, say where they end (rollout.stop), or show the model the form first (grouprl sft)."
             )
         if self.pass_rate is not None and max(check.correct or 0 for check in self.problems) == 0:
             sentences.append(
