@@ -200,7 +200,7 @@ def refused(ended: Ended, *parts: str) -> None:
         (
             ("compare_famly",),
             (
-                "expected one of calculator, demo, distill, gsm8k, ladder, names, own_file",
+                "expected one of calculator, demo, distill, gemma_sums, gsm8k, ladder, names, own_file",
                 "smollm2_course",
                 "got 'compare_famly'",
             ),
