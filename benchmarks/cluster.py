@@ -75,10 +75,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="grouprl-staleness-") as folder:
             curves = [curve(Path(folder), ahead, seed, small) for ahead, seed in plans]
         show_curves(curves)
+    if given.staleness:
         if given.json:
             given.json.write_text(json.dumps([asdict(one) for one in curves]) + "\n", encoding="utf-8")
-        if not given.smoke:
-            return
+        return
     size = SMOKE if given.smoke else (f"steps={given.steps}", "evaluation.problems=100")
     settings = (*size, "evaluation.samples=0", "checkpoint.every=0", "distributed.exact=true", "model.threads=1")
     with tempfile.TemporaryDirectory(prefix="grouprl-cluster-") as folder:

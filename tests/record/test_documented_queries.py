@@ -37,6 +37,15 @@ STEPS = (
 )
 EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "hopeless_at": [("p1", 1, 2, "p1?")],
+    "WHERE NOT correct": [
+        (0.5, {"picky": 0.5}, 1, "p1", "text 1"),
+        (0.25, {"picky": 0.25}, 1, "p4", "text 1"),
+        *(
+            (0.0, {"picky": 0.0}, 1, name, text)
+            for name, text in (("p1", "text 0"), ("p3", "text 0"), ("p3", "text 1"))
+        ),
+        *((0.0, {"picky": 0.0}, 2, name, text) for name in ("p2", "p3") for text in ("text 0", "text 1")),
+    ],
 }
 
 

@@ -35,9 +35,9 @@ class Ahead:
         """Waits for the groups that were begun from this step on, and writes them; nothing after the last step."""
         rows = []
         for number in range(step, min(step + self._lead, self._last + 1)):
-            asked = self._requests(number)
-            groups = self._engine.generate(asked, self._parts.sampling)
-            self._engine.restore(asked, self._parts.sampling, groups)
+            requests = self._requests(number)
+            groups = self._engine.generate(requests, self._parts.sampling)
+            self._engine.restore(requests, self._parts.sampling, groups)
             rows += [json.dumps(completion_rows(group.completions)) + "\n" for group in groups]
         if rows:
             path.write_text("".join(rows), encoding="utf-8")
@@ -52,17 +52,17 @@ class Ahead:
         for number in range(step, step + self._lead):
             if not lines:  # the run ended at an earlier step then
                 break
-            asked = self._requests(number)
-            rows, lines = lines[: len(asked)], lines[len(asked) :]
+            requests = self._requests(number)
+            rows, lines = lines[: len(requests)], lines[len(requests) :]
             try:
                 groups = [
                     Group(request.problem, request.prompt_ids, completions_of(parse(line, path)))
-                    for request, line in zip(asked, rows, strict=True)
+                    for request, line in zip(requests, rows, strict=True)
                 ]
             except (TypeError, ValueError) as error:
                 message = f"{path}: expected the groups of step {number}, got {error}: restore the file"
                 raise UserError(message) from error
-            self._engine.restore(asked, self._parts.sampling, groups)
+            self._engine.restore(requests, self._parts.sampling, groups)
 
     def _requests(self, step: int) -> list[Request]:
         parts = self._parts
