@@ -204,6 +204,42 @@ def test_a_model_that_no_packing_nor_state_can_follow_is_refused(tiny: Path, cha
         in_right_form("tiny", load)
 
 
+def cancel_a_token(model: PreTrainedModel) -> None:
+    """The first layer takes away all but a millionth of a token of the comparison, so that float32 leaves one digit."""
+    layer, row = model.model.layers[0], model.get_input_embeddings().weight[6]
+    with torch.no_grad():
+        layer.self_attn.o_proj.weight.zero_()
+        row.mul_(1000.0)
+        normed = layer.post_attention_layernorm(row)
+        inner = layer.mlp.act_fn(layer.mlp.gate_proj(normed)) * layer.mlp.up_proj(normed)
+        down = layer.mlp.down_proj.weight
+        down += torch.outer((1e-6 - 1) * row - down @ inner, inner) / (inner @ inner)
+
+
+@pytest.mark.parametrize("also", [None, mix_tokens, count_positions])
+def test_what_a_model_loses_to_rounding_does_not_refuse_it(tiny: Path, also: Callable[[PreTrainedModel], None] | None):
+    """Its own log-probs move by more than the tolerance in float64. One that mixes tokens too is still refused."""
+
+    def load(attention: str) -> PreTrainedModel:
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation=attention)
+        cancel_a_token(model)
+        if also is not None:
+            also(model)
+        return model.eval()
+
+    model = load("eager")
+    ids = torch.tensor([[3, 5, 7, 9, 4, 6, 8]])
+    with torch.no_grad():
+        single = model(ids).logits.log_softmax(-1)
+        double = model.double()(ids).logits.log_softmax(-1)
+    assert (single - double).abs().max() > 1e-4 * (double.max() - double.min())
+    if also is None:
+        assert is_packed(in_right_form("tiny", load))
+    else:
+        with pytest.raises(UserError, match=r"got a difference of 0\.[0-9]+ of their spread"):
+            in_right_form("tiny", load)
+
+
 class ShortMemory(nn.Module):
     """A convolution over two tokens, as in LFM2, with an effect far below any tolerance."""
 

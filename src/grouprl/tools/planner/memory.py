@@ -11,7 +11,7 @@ transformers, and memory that its allocator keeps. Of the resident memory above 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -100,6 +100,8 @@ class StepShape:
     threads: int = 1  # on a CPU, where each works on a pack of its own
     shared_tokens: int = 0  # that begin every prompt and are read once for the whole batch
     episodes: bool = False  # of several turns: what the caches have room for is kept once more, until the next turn
+    held_out: int = 0  # problems of an evaluation, each with a greedy completion; 0 = there is none
+    samples: int = 0  # sampled completions of each after that
 
     def __post_init__(self) -> None:
         for name in ("problems", "group_size", "prompt_tokens", "completion_tokens", "max_rows", "minibatches"):
@@ -124,6 +126,12 @@ class StepShape:
         """The prompts whose keys and values are cached at once; a group larger than `max_rows` counts several times."""
         units = self.problems * -(-self.group_size // self.max_rows)
         return prompt_slots(units, self.max_rows, min(self.group_size, self.max_rows), episodes=self.episodes)
+
+    @property
+    def calls(self) -> list[StepShape]:
+        """What the engine samples at once: groups, and of an evaluation the greedy and the sampled completions."""
+        groups = ((self.problems, self.group_size), (self.held_out, 1), (self.held_out, self.samples))
+        return [replace(self, problems=count, group_size=size) for count, size in groups if count and size]
 
     @property
     def minibatch_problems(self) -> int:
@@ -280,8 +288,9 @@ def plan_memory(
     valued = (shape.decoder_parameters if rank is None else numbers) + shape.hidden + 1
     critic = trunk + FLOAT32 * (shape.hidden + 1) if networks.critic else 0
     token = shape.cached_numbers * SIZES[step.dtype]
-    completion_slots = step.rows * step.completion_tokens
-    prompts = step.cached_prompts * (step.prompt_tokens - step.shared_tokens)
+    own_prompt = step.prompt_tokens - step.shared_tokens
+    cached = max(call.cached_prompts * own_prompt + call.rows * step.completion_tokens for call in step.calls)
+    rows = max(call.rows for call in step.calls)
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu, traits = step.device != "cpu", traits_of(step.device)
     away = networks.reference_on_cpu and not traits.shares_memory
@@ -324,9 +333,9 @@ def plan_memory(
             logits=at_once * (logits + dtype * (predicted * shape.hidden + weights)),
         ),
         rollout=RolloutMemory(
-            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * (prompts + completion_slots)),
+            cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * cached),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
-            drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * step.rows * shape.vocabulary,
+            drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * rows * shape.vocabulary,
             copies=copies if traits.has_graphs else 0,
         ),
         rounded=rounded,
@@ -351,7 +360,7 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
     """
     dtype, half = SIZES[step.dtype], step.dtype == "bfloat16"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    if step.device == "cpu" and not sharded:
+    if step.device == "cpu" and not sharded and shape.layer_norms == 2:
         # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
         # output of attention, gate, up and their product.
         layer = FLOAT32 * (2 * hidden + 2) + dtype * (2 * hidden + 2 * queries + 2 * keys + 3 * shape.intermediate)
@@ -360,7 +369,7 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
     else:
         # transformers' modules: norms also keep the normalized values, SwiGLU keeps silu(gate), attention its output in
         # two layouts and a number for each head. In bfloat16 each product makes its own rounded copy of its input.
-        layer = FLOAT32 * (4 * hidden + 2 + shape.heads) + dtype * (
+        layer = FLOAT32 * (2 * shape.layer_norms * hidden + 2 + shape.heads) + dtype * (
             (5 if half else 2) * hidden + 3 * queries + 2 * keys + 4 * shape.intermediate
         )
         between = FLOAT32 * hidden

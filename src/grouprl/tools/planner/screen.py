@@ -66,7 +66,7 @@ def plan_run(
     """
     sizes = sizes or PromptSizes(prompt_tokens, prompt_tokens)
     shape, networks = shape_of(config.model.path), networks_of(config)
-    step = step_of(config, prompt_tokens, sizes.shared)
+    step = step_of(config, prompt_tokens, sizes.shared, sizes.held_out)
     memory = plan_memory(shape, networks, step)
 
     def peak(tried: StepShape) -> int:
@@ -108,8 +108,10 @@ def networks_of(config: RunConfig) -> Networks:
     )
 
 
-def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0) -> StepShape:
-    """Returns the step of a configuration, whose prompts begin with the same `shared_tokens`.
+def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0, held_out: int = 1 << 30) -> StepShape:
+    """Returns the step of a configuration.
+
+    Its prompts begin with the same `shared_tokens`; the task has `held_out` problems for evaluations.
 
     Raises:
         UserError: the moments are paged, and the device cannot move its memory to the machine's.
@@ -130,6 +132,8 @@ def step_of(config: RunConfig, prompt_tokens: int, shared_tokens: int = 0) -> St
         recompute=recomputes(config.learner.recompute, device),
         threads=config.model.threads or torch.get_num_threads(),
         shared_tokens=shared_tokens,
+        held_out=min(config.evaluation.problems, held_out),
+        samples=config.evaluation.samples,
     )
 
 

@@ -29,6 +29,7 @@ class ModelShape:
     vocabulary: int
     tied: bool  # the output embedding is the input embedding
     biases: Biases = "none"  # in attention
+    layer_norms: int = 2  # norms of a layer; 4 in Gemma 2 and 3, whose layers the compiled kernels do not compute
 
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
@@ -52,7 +53,7 @@ class ModelShape:
         """Parameters of the model without an output embedding, as in a critic or a reward model."""
         with_bias = {"none": 0, "qkv": 3, "qkvo": 4}[self.biases]
         biases = sum(outputs for _, outputs in self.linears[:with_bias])
-        norms = 2 * self.layers + 1
+        norms = self.layer_norms * self.layers + 1
         return self.embedding_parameters + self.linear_parameters + self.layers * biases + norms * self.hidden
 
     @property
@@ -143,4 +144,5 @@ def config_shape(fields: Mapping[str, Any], name: str, path: Path) -> ModelShape
         vocabulary=number("vocab_size"),
         tied=fields.get("tie_word_embeddings") is True,
         biases="qkvo" if fields.get("attention_bias") is True else with_bias,
+        layer_norms=4 if str(fields.get("model_type")).startswith(("gemma2", "gemma3")) else 2,
     )

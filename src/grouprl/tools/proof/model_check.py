@@ -16,7 +16,7 @@ from grouprl.models.load import check_tokens, context_length, end_token_ids, loa
 from grouprl.models.names import ALL_LINEAR
 from grouprl.models.prompts import prompt_token_ids
 from grouprl.models.templates import folds_system, hidden_tags
-from grouprl.models.verify import TOLERANCE, gap_to_own
+from grouprl.models.verify import Gap, gap_to_own
 from grouprl.rollout import NativeEngine
 from grouprl.rollout.verify import MOST_SAMPLED, sampler_gap
 from grouprl.tools.planner.machine import total_memory
@@ -98,11 +98,10 @@ def check_model(config: RunConfig) -> Iterator[ModelLine]:
     yield ModelLine("memory", sizes, "" if peak <= memory else "see grouprl plan", stops=peak > memory)
 
 
-def _gap(name: str, gap: float) -> ModelLine:
-    size = f"{gap:.1e} of the spread of log-probs from the model's own forward pass"
-    if gap <= TOLERANCE:
-        return ModelLine(f"{name} gap", size)
-    return ModelLine(f"{name} gap", size, f"expected at most {TOLERANCE}: choose another model", stops=True)
+def _gap(name: str, gap: Gap) -> ModelLine:
+    size = f"{gap.size:.1e} of the spread of log-probs from the model's own forward pass"
+    refusal = "" if gap.fits else f"expected at most {gap.most:.1g}: choose another model"
+    return ModelLine(f"{name} gap", size, refusal, stops=not gap.fits)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> Iterator[ModelLine]:
