@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -35,13 +37,16 @@ from grouprl.kernels.build import library
 from grouprl.learner import Learner, Optimizer, make_batch
 from grouprl.learner.packs import make_packs
 from grouprl.models.adapters import add_adapter
-from grouprl.models.load import frozen_copy, load_model
+from grouprl.models.load import frozen_copy, load_model, load_tokenizer
 from grouprl.rollout.cache import CacheShape, GroupCache
+from grouprl.rollout.engine import Request
 from grouprl.rollout.forward import ModuleForward
+from grouprl.rollout.native import NativeEngine
 from grouprl.rollout.sampler import draw
 from grouprl.run.machine import networks_mib
 from grouprl.terms.critic import Critic
 from grouprl.tools.planner import GRPO, PPO, SHAPES, ModelShape, Networks, StepShape, plan_memory, shape_of
+from grouprl.tools.planner.shapes import config_shape
 from grouprl.types import Completion, Group, Problem, Sampling, StopReason, UserError
 from tape import TapeRecorder
 from tiny import tiny_model_folder
@@ -242,6 +247,61 @@ def test_the_peak_of_an_update(step: StepShape, high: float) -> None:
     assert 0.95 <= (plan.learning - plan.held) / peak_of_an_update(step, shape=shape)[0] <= high
 
 
+@needs_kernels
+@pytest.mark.parametrize(("problems", "group_size"), [(60, 1), (8, 8), (2, 1)])
+@pytest.mark.parametrize("inner", [304, 1024])
+def test_the_peak_of_sampling(problems: int, group_size: int, inner: int) -> None:
+    """Prompts that are read at once need more than what is cached of them; an evaluation reads the most."""
+    shape, ids = ModelShape("", 3, 192, 4, 2, 48, inner, 512, tied=True), range(100)
+    engine = NativeEngine(small(shape), load_tokenizer("abacus"), seed=0, max_rows=64)
+    requests = [
+        Request(Problem(str(one), str(one)), tuple((7 * one + at) % 500 + 2 for at in ids), group_size)
+        for one in range(problems)
+    ]
+    with Costs() as costs:
+        engine.generate(requests, Sampling(8))
+    step = StepShape(problems, group_size, len(ids), 8, max_rows=64, device="cpu")
+    plan = plan_memory(shape, GRPO, step)
+    assert 0.9 <= (plan.sampling - plan.held) / costs.peak <= 1.1
+    # As an evaluation of a run whose steps are smaller.
+    if group_size == 1:
+        run = replace(step, problems=1, group_size=1, held_out=problems)
+        assert plan_memory(shape, GRPO, run).rollout == plan.rollout
+
+
+def gemma(layers: int, lora: LoraConfig) -> tuple[ModelShape, PreTrainedModel]:
+    fields = {
+        "model_type": "gemma3_text", "hidden_size": 160, "intermediate_size": 512, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**fields))
+    model.set_attn_implementation(NAME)
+    return config_shape(fields, "gemma", Path("config.json")), add_adapter(model.eval(), lora, seed=0)
+
+
+def test_an_adapter_of_gemma_whose_layers_the_kernels_do_not_compute() -> None:
+    """Four norms and GeGLU; of the peak, what a layer adds."""
+    pytest.importorskip("peft")
+    peaks, planned = [], []
+    step = StepShape(3, 8, 96, 40, device="cpu")
+    batch = make_batch([group(str(place), 96, 8, 40) for place in range(3)], Sampling(40))
+    credit = Credit(batch.mask_NT * torch.linspace(-1, 1, len(batch.mask_NT))[:, None])
+    for layers in (2, 4):
+        shape, model = gemma(layers, LoraConfig(rank=4))
+        learner = Learner(
+            policy=model, reference=None, optimizer=Optimizer(model, UpdateConfig()), algorithm=Algorithm(kl=None),
+            device=CPU, dtype="float32", micro_batch_tokens=0,
+        )  # fmt: skip
+        seen = learner.evaluate(batch)
+        with Costs() as costs:
+            learner.learn(batch, credit, seen, step=2)
+        peaks.append(costs.peak)
+        planned.append(plan_memory(shape, Networks(reference=False, lora_rank=4), step).update.total)
+    assert planned[1] - planned[0] == pytest.approx(peaks[1] - peaks[0], rel=0.1)
+
+
 def test_the_cache_with_shared_tokens() -> None:
     shape = ModelShape("", 2, 128, 4, 2, 32, 304, 512, tied=True)
     step = StepShape(4, 8, 96, 32, device="cpu", shared_tokens=64)
@@ -365,10 +425,10 @@ def test_sums() -> None:
     weights = 4 * SMALL.parameters
     # Policy, reference, reward model and critic; moments of policy and critic.
     assert on_cpu.held == pytest.approx(weights * (4 + 2 * 2), rel=2e-3)
-    assert on_cpu.sampling == on_cpu.held + on_cpu.rollout.cache + on_cpu.rollout.drawing
+    assert on_cpu.sampling == on_cpu.held + on_cpu.rollout.cache + on_cpu.rollout.reading  # more than the logits
     # Cache and weights of CUDA graphs stay while the policy learns.
     assert on_gpu.held == on_cpu.held + on_gpu.rollout.cache + on_gpu.rollout.copies
-    assert on_gpu.sampling == on_gpu.held + on_gpu.rollout.drawing
+    assert on_gpu.sampling == on_gpu.held + max(on_gpu.rollout.reading, on_gpu.rollout.drawing)
     assert on_gpu.peak == on_gpu.learning > on_gpu.sampling
     paged = [plan_memory(SMALL, Networks(paged=True), StepShape(device=device)) for device in ("cpu", "cuda")]
     assert [plan.networks.moments > 0 for plan in paged] == [True, False]

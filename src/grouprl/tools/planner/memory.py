@@ -1,11 +1,11 @@
 """Computes the memory of a step from shapes: what stays allocated for the whole run, and the peaks of a step.
 
 It counts tensors that grow with the model or the batch. Predicted over measured bytes at the peak of an update: 0.97 to
-1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute` (tests/tools). For a GPU, tests compare
-with the tensors that autograd keeps; nothing was measured on a GPU. A process needs more: about 400 MiB for torch and
-transformers, and memory that its allocator keeps. Of the resident memory above the imports, 337 and 939 MiB for 4.5 and
-24 million parameters, the prediction is 0.66 and 0.82 in float32, 0.52 and 0.67 in bfloat16
-(`python benchmarks/vs_trl.py --only grouprl --shape small`, `wide`).
+1.02 in float32 and bfloat16 on a CPU, up to 1.05 and 1.18 with `recompute`; at the peak of sampling 0.96 to 1.03
+(tests/tools). For a GPU, tests compare with the tensors that autograd keeps; nothing was measured on a GPU. A process
+needs more: about 400 MiB for torch and transformers, and memory that its allocator keeps. Of the resident memory above
+the imports, 337 and 939 MiB for 4.5 and 24 million parameters, the prediction is 0.66 and 0.82 in float32, 0.52 and
+0.67 in bfloat16 (`python benchmarks/vs_trl.py --only grouprl --shape small`, `wide`).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "layer": "backward pass of one layer",
         "logits": "log-probs: a chunk of logits",
         "cache": "cache of keys and values",
+        "reading": "one layer of the prompts read at once",
         "drawing": "logits of the rows decoded at once",
         "copies": "bfloat16 copy of the weights, of CUDA graphs",
         "rounded": "bfloat16 copy of the weights",
@@ -204,6 +205,7 @@ class RolloutMemory:
     """Bytes of sampling, without the networks."""
 
     cache: int  # keys and values, those of each prompt once
+    reading: int  # temporary tensors of one layer, of all prompts that are read at once
     drawing: int  # logits of the rows that are decoded at once, on a GPU with the arrays that draw from them
     copies: int  # on a GPU, weights in bfloat16 that CUDA graphs read; they stay while the policy learns
 
@@ -236,7 +238,8 @@ class MemoryPlan:
     @property
     def sampling(self) -> int:
         """Bytes at the peak of the rollout."""
-        return self.held + self.rollout.drawing + (0 if self._has_graphs else self.rollout.cache + self.rounded)
+        step = max(self.rollout.reading, self.rollout.drawing)
+        return self.held + step + (0 if self._has_graphs else self.rollout.cache + self.rounded)
 
     @property
     def peak(self) -> int:
@@ -253,7 +256,7 @@ class MemoryPlan:
         """The parts (see `PARTS`) that make up what is held and what each peak adds to it."""
         rounded = {"rounded": self.rounded}
         graphs = {"cache": self.rollout.cache, "copies": self.rollout.copies}
-        drawing = {"drawing": self.rollout.drawing}
+        drawing = {"reading": self.rollout.reading, "drawing": self.rollout.drawing}
         blocks = {
             "held": asdict(self.networks) | (graphs if self._has_graphs else {}),
             "learning": asdict(self.update) | rounded,
@@ -291,6 +294,9 @@ def plan_memory(
     own_prompt = step.prompt_tokens - step.shared_tokens
     cached = max(call.cached_prompts * own_prompt + call.rows * step.completion_tokens for call in step.calls)
     rows = max(call.rows for call in step.calls)
+    hidden, inner = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    read = max(step.shared_tokens, max(max(1, call.rows // call.group_size) * own_prompt for call in step.calls))
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu, traits = step.device != "cpu", traits_of(step.device)
     away = networks.reference_on_cpu and not traits.shares_memory
@@ -334,6 +340,7 @@ def plan_memory(
         ),
         rollout=RolloutMemory(
             cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * cached),
+            reading=read * (FLOAT32 * 2 * hidden + SIZES[step.dtype] * (3 * (hidden + keys + inner) + queries)),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * rows * shape.vocabulary,
             copies=copies if traits.has_graphs else 0,
