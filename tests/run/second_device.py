@@ -23,7 +23,10 @@ from grouprl import Trainer, UserError, WeightedReward
 from grouprl.config.run import RunConfig, load_config
 from grouprl.forward.devices import DEVICES, DeviceTraits, check_device, resolve_device
 from grouprl.learner.batch import padded
-from grouprl.models.load import load_model
+from grouprl.models.load import load_model, load_tokenizer
+from grouprl.models.reward_model import new_reward_model
+from grouprl.models.save import save_model
+from grouprl.rewards.learned import learned_reward
 from grouprl.run.opened import OpenedRun
 from grouprl.tools.planner.machine import total_memory
 from grouprl.tools.planner.memory import plan_memory
@@ -245,6 +248,24 @@ def test_bfloat16_by_autocast_rounds_as_on_the_cpu(tiny: Path, tmp_path: Path) -
         assert found["sampler_learner_gap"] < 0.2
     with pretended(), torch.autocast(NAME, torch.bfloat16):
         assert torch.ones(1, 2, device=NAME).mm(torch.ones(2, 1, device=NAME)).dtype == torch.bfloat16
+
+
+def test_a_reward_model_scores_as_on_the_cpu(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny))
+    save_model(
+        new_reward_model(str(tiny), tokenizer, seed=0, device=torch.device("cpu")), tokenizer, tmp_path / "judge"
+    )
+    said = ["It is 1.", "No.", "It may be 2 or 3."]
+    ids = [tokenizer(text)["input_ids"] for text in said]
+
+    def scores(device: str) -> Any:
+        judge = learned_reward(str(tmp_path / "judge"), policy=str(tiny), device=resolve_device(device))
+        return judge(["What is 1?"] * 2 + ["Say 2 or 3."], said, ids)
+
+    on_cpu = scores("cpu")
+    with pretended():
+        assert scores(NAME) == pytest.approx(on_cpu, abs=NOISE[0])
+    assert len({*on_cpu}) == 3
 
 
 @pytest.mark.slow
