@@ -68,12 +68,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--staleness", action="store_true", help="samplers that are ahead of the learner")
     parser.add_argument("--seeds", type=int, default=3, help="with --staleness")
+    parser.add_argument("--runs", type=Path, help="with --staleness: keeps the runs here, and makes those that lack")
     given = parser.parse_args()
     if given.staleness or given.smoke:
         small = ("steps=4", "evaluation.problems=4", "rollout.problems_per_step=4") if given.smoke else ()
         plans = [(2, 0)] if given.smoke else [(ahead, seed) for seed in range(given.seeds) for ahead in AHEAD]
         with tempfile.TemporaryDirectory(prefix="grouprl-staleness-") as folder:
-            curves = [curve(Path(folder), ahead, seed, small) for ahead, seed in plans]
+            curves = [curve(given.runs or Path(folder), ahead, seed, small) for ahead, seed in plans]
         show_curves(curves)
     if given.staleness:
         if given.json:
@@ -140,9 +141,10 @@ def curve(folder: Path, ahead: int, seed: int, small: Sequence[str]) -> Curve:
     name = f"ahead-{ahead}-seed-{seed}"
     own = (f"cluster.max_staleness={ahead}", f"seed={seed}", f"name={name}", f"runs_dir={folder}")
     command = [sys.executable, "-m", "grouprl", "train", "ladder", *LATE, *own, "evaluation.samples=0", *small]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        sys.exit(f"{name}: ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    if not (folder / name / "summary.json").exists():
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            sys.exit(f"{name}: ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
     lines = (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     if max(row.get("staleness", 0) for row in rows) > ahead or (ahead > 0) != any(row.get("staleness") for row in rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations, product
@@ -140,6 +141,28 @@ def test_its_numbers_are_those_of_the_completions(checked: dict[str, Any]) -> No
     assert four["tokens"] == pytest.approx(4 * mean_tokens / by_hand)
     assert [row["is_unbiased"] for row in checked["groups"]] == [True, False, False, False, False]
     assert [row["signal"] for row in checked["groups"]] == sorted(row["signal"] for row in checked["groups"])
+
+
+def test_groups_that_differ_in_form_alone_are_told_apart(place: Path, tiny: Path) -> None:
+    """A reward for the length gives nearly every group a signal, of which few have right and wrong answers."""
+    (place / "long.py").write_text(
+        "def long(completions, **kwargs):\n    return [float(len(text)) for text in completions]\n"
+    )
+    rewards = ("--reward", f"{place / 'judge.py'}:judge", "--reward", f"{place / 'long.py'}:long")
+    both = ("--samples", 6, *rewards)
+    values = json.loads(check(place, tiny, *both, "--json").out)
+    counts = [row["correct"] for row in values["problems"]]
+    (four,) = [row for row in values["groups"] if row["group_size"] == 4]
+    by_hand = sum(1 - (comb(count, 4) + comb(6 - count, 4)) / comb(6, 4) for count in counts) / 60
+    assert four["answers"] == pytest.approx(by_hand)
+    assert four["signal"] > 0.9 > 0.2 > four["answers"]
+    screen = check(place, tiny, *both)
+    assert "right and wrong" in screen.out
+    assert re.search(
+        r"[0-9]+% of the groups of 8 will have a signal, but only\s+[0-9]+% have right and wrong", screen.out
+    )
+    assert "It fits" not in screen.out
+    assert "begin with a cold start" in screen.out
 
 
 def test_the_screen_draws_pass_rates_and_says_what_to_do(place: Path, tiny: Path) -> None:

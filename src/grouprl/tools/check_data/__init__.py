@@ -22,6 +22,7 @@ from grouprl.run.opened import OpenedRun
 from grouprl.tasks.mixture import Mixture
 from grouprl.tools.check_data.estimate import (
     GRID_K,
+    Array,
     departures,
     pass_rate_weights,
     signal_chance,
@@ -129,20 +130,18 @@ def try_data(
     seconds_per_token = seconds / sum(map(sum, lengths))
     others, valid = [*map(departures, totals)], [*map(len, totals)]
     signal_PK = pass_rate_weights(others, valid, folded=True)
-    checks = _problem_checks(tried, outcomes, lengths, signal_chance(signal_PK, group_size).tolist())
+    verdicts = [[float(outcome.correct) for outcome in row if outcome.correct is not None] for row in outcomes]
+    answer_PK = pass_rate_weights([round(sum(row)) for row in verdicts], [*map(len, verdicts)])
+    checks = _problem_checks(tried, verdicts, answer_PK, lengths, signal_chance(signal_PK, group_size).tolist())
     costs = []
     for size in sorted({*GROUP_SIZES, group_size}):
-        is_unbiased = size <= min(map(len, totals))
-        if is_unbiased:
-            chances = [subset_signal(row, size) for row in totals]
-            interval = score_interval(chances)
-        else:
-            chances = signal_chance(signal_PK, size).tolist()
-            interval = signal_interval(others, valid, size)
+        chances, is_unbiased = _chances(totals, signal_PK, size)
+        interval = score_interval(chances) if is_unbiased else signal_interval(others, valid, size)
         share = fmean(chances)
         tokens = size * fmean(map(fmean, lengths)) / share if share else None
         paid = None if tokens is None else tokens * seconds_per_token
-        costs.append(GroupCost(size, share, interval, is_unbiased, tokens, paid))
+        answers = fmean(_chances(verdicts, answer_PK, size)[0]) if any(verdicts) else None
+        costs.append(GroupCost(size, share, interval, is_unbiased, tokens, paid, answers))
     stops = [completion.stop_reason for group in groups for completion in group.completions]
     rates = [check.correct / check.samples for check in checks if check.correct is not None]
     return DataCheck(
@@ -188,15 +187,22 @@ def _sampled(
     return groups, outcomes, seconds
 
 
+def _chances(values: Sequence[Sequence[float]], weights_PK: Array, size: int) -> tuple[list[float], bool]:
+    """Of each problem's next group, the chance that its values differ; and whether it needed no distribution."""
+    if size <= min(map(len, values)):
+        return [subset_signal(row, size) for row in values], True
+    return signal_chance(weights_PK, size).tolist(), False
+
+
 def _problem_checks(
     problems: Sequence[Problem],
-    outcomes: Sequence[Sequence[RewardOutcome]],
+    verdicts: Sequence[Sequence[float]],
+    answer_PK: Array,
     lengths: Sequence[Sequence[int]],
     signals: Sequence[float],
 ) -> tuple[ProblemCheck, ...]:
-    verdicts = [[outcome.correct for outcome in row if outcome.correct is not None] for row in outcomes]
-    counts, samples = [sum(row) for row in verdicts], [len(row) for row in verdicts]
-    rates = (pass_rate_weights(counts, samples) @ GRID_K).tolist()
+    counts, samples = [round(sum(row)) for row in verdicts], [len(row) for row in verdicts]
+    rates = (answer_PK @ GRID_K).tolist()
     return tuple(
         ProblemCheck(
             problem,

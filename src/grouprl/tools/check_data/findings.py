@@ -51,6 +51,12 @@ class GroupCost:
     is_unbiased: bool  # group_size is at most M; else it comes from the distribution of pass rates
     tokens: float | None  # sampled for one group with a signal; None = there is none
     seconds: float | None  # of sampling them here, as fast as the check did
+    answers: float | None  # share of the groups with right and wrong answers; None = the task has no verifier
+
+    @property
+    def taught(self) -> float:
+        """The share that counts for advice: with right and wrong answers, if most others differ in form alone."""
+        return self.signal if self.answers is None or self.answers >= self.signal / 2 else self.answers
 
 
 @dataclass(frozen=True)
@@ -95,23 +101,28 @@ class DataCheck:
         solved = fmean(check.pass_rate is not None and check.pass_rate >= SOLVED for check in self.problems)
         if solved > MOSTLY:
             sentences.append(f"The model solves {solved:.0%} of these problems nearly always: take harder ones.")
-        enough = next((cost for cost in self.groups if cost.signal >= MOSTLY), None)
-        if run_groups.signal >= MOSTLY:
+        if run_groups.taught < run_groups.signal:
+            sentences.append(
+                f"{run_groups.signal:.0%} of the groups of {self.group_size} will have a signal, but only "
+                f"{run_groups.answers:.0%} have right and wrong answers: the others learn from the other rewards alone."
+            )
+        enough = next((cost for cost in self.groups if cost.taught >= MOSTLY), None)
+        if run_groups.taught >= MOSTLY:
             sentences.append(f"It fits: {run_groups.signal:.0%} of the groups of {self.group_size} will have a signal.")
         elif enough is not None and enough.group_size > self.group_size:
             sentences.append(
-                f"rollout.group_size={enough.group_size} gives {enough.signal:.0%} of the groups a signal; "
-                f"{self.group_size} gives {run_groups.signal:.0%}."
+                f"rollout.group_size={enough.group_size} gives {enough.taught:.0%} of the groups such a signal; "
+                f"{self.group_size} gives {run_groups.taught:.0%}."
             )
         inside = self.inside
-        if run_groups.signal < MOSTLY and len(inside) >= FEWEST:
+        if run_groups.taught < MOSTLY and len(inside) >= FEWEST:
             share = fmean(check.signal for check in inside)
             sentences.append(
                 f"Train on the {len(inside)} problems whose pass rate is in {self.band[0]:g} to {self.band[1]:g}: "
                 f"{share:.0%} of their groups of {self.group_size} will have a signal (--write FILE.jsonl, then "
                 "rollout.curriculum.chosen=FILE.jsonl)."
             )
-        elif run_groups.signal < MOSTLY and self.pass_rate is not None:
+        elif run_groups.taught < MOSTLY and self.pass_rate is not None:
             sentences.append(
                 f"Only {counted(len(inside), 'problem')} of {len(self.problems)} have a pass rate in {self.band[0]:g} "
                 f"to {self.band[1]:g}: begin with a cold start (grouprl sft), or try more --problems."

@@ -29,14 +29,18 @@ def show(console: Console, checked: DataCheck) -> None:
             bar = "█" * round(_WIDTH * count / max(bins.values()))
             console.print(Text.assemble(f"{name:>8}  ", (bar, "cyan"), f" {count}"))
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("group size", "with a signal", "95 % interval", "tokens", "sampling"):
+    # Where other rewards than the verifier's make groups differ, both shares are shown.
+    are_apart = any(cost.answers is not None and abs(cost.signal - cost.answers) >= 0.01 for cost in checked.groups)
+    answers = ["right and wrong"] if are_apart else []
+    for heading in ("group size", "with a signal", "95 % interval", *answers, "tokens", "sampling"):
         table.add_column(heading, justify="right")
     for cost in checked.groups:
         mark = "" if cost.is_unbiased else "~"
         tokens, seconds = ("-", "-") if cost.tokens is None else (f"{cost.tokens:,.0f}", duration(cost.seconds or 0.0))
         low, high = cost.interval
         style = "bold" if cost.group_size == checked.group_size else ""
-        row = (str(cost.group_size), f"{mark}{cost.signal:.0%}", f"{low:.0%} to {high:.0%}", tokens, seconds)
+        apart = [f"{mark}{cost.answers:.0%}"] if are_apart else []
+        row = (str(cost.group_size), f"{mark}{cost.signal:.0%}", f"{low:.0%} to {high:.0%}", *apart, tokens, seconds)
         table.add_row(*row, style=style)
     console.print("", table, "", sep="\n")
     console.print(

@@ -13,8 +13,8 @@ export async function render(root, { check }) {
   const inside = problems.filter(({ pass_rate: one }) => one !== null && one >= low && one <= high);
   const counts = Object.entries(histogram).map(([name, value]) => ({ name, value, text: number(value) }));
   const signals = groups.map(({ group_size: size, signal, is_unbiased: seen }) => ({ name: String(size), value: signal, text: `${seen ? "" : "~"}${share(signal)}` }));
-  const costs = groups.map(({ group_size: size, interval, tokens, seconds }) => [size === own ? `${size}, as in the run` : String(size),
-    between(interval), tokens === null ? "–" : number(Math.round(tokens)), duration(seconds)]);
+  const costs = groups.map(({ group_size: size, interval, answers, is_unbiased: seen, tokens, seconds }) => [size === own ? `${size}, as in the run` : String(size),
+    between(interval), answers === null ? "–" : `${seen ? "" : "~"}${share(answers)}`, tokens === null ? "–" : number(Math.round(tokens)), duration(seconds)]);
   const known = rate === null ? "The task has no verifier, so no pass rate is known."
     : `Pass rate ${share(rate)} (${between(ends)}); ${counted(inside.length, "problem")} between ${percent(low)} and ${percent(high)}.`;
   put(root,
@@ -25,7 +25,7 @@ export async function render(root, { check }) {
     counts.length ? [h("h2", {}, "Problems by the share of their completions that are correct"), h("div", { class: "card" }, signedBars("Problems", counts).element)] : null,
     h("h2", {}, "Groups whose rewards differ, by group size"),
     h("div", { class: "card" }, signedBars("Groups with a signal", signals).element),
-    table("Cost of a group with a signal", ["Group size", "Signal, 95%", "Tokens", "Sampling"], costs),
+    table("Cost of a group with a signal", ["Group size", "Signal, 95%", "Right and wrong answers", "Tokens", "Sampling"], costs),
     h("p", { class: "note" }, `Tokens and sampling: expected for one group with a signal, at ${number(speed)} sampled tokens a second on this machine. ~: of more completions than were sampled.`),
     h("h2", {}, "Problems"), listed(problems));
 }
