@@ -64,7 +64,7 @@ class Ended:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="a few small steps: whether it runs")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, help="of each run; without it 10, and with --staleness the recipe's")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--staleness", action="store_true", help="samplers that are ahead of the learner")
     parser.add_argument("--seeds", type=int, default=3, help="with --staleness")
@@ -72,6 +72,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.staleness or given.smoke:
         small = ("steps=4", "evaluation.problems=4", "rollout.problems_per_step=4") if given.smoke else ()
+        small = (*small, f"steps={given.steps}") if given.steps else small
         plans = [(2, 0)] if given.smoke else [(ahead, seed) for seed in range(given.seeds) for ahead in AHEAD]
         with tempfile.TemporaryDirectory(prefix="grouprl-staleness-") as folder:
             curves = [curve(given.runs or Path(folder), ahead, seed, small) for ahead, seed in plans]
@@ -80,7 +81,7 @@ def main() -> None:
         if given.json:
             given.json.write_text(json.dumps([asdict(one) for one in curves]) + "\n", encoding="utf-8")
         return
-    size = SMOKE if given.smoke else (f"steps={given.steps}", "evaluation.problems=100")
+    size = SMOKE if given.smoke else (f"steps={given.steps or 10}", "evaluation.problems=100")
     settings = (*size, "evaluation.samples=0", "checkpoint.every=0", "distributed.exact=true", "model.threads=1")
     with tempfile.TemporaryDirectory(prefix="grouprl-cluster-") as folder:
         ended = [run(name, Path(folder), settings) for name in LAYOUTS if not given.smoke or name != "4 ranks"]
