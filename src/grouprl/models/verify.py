@@ -105,10 +105,10 @@ def _packed(path: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedMode
         exchanged = not is_packed(model)
         probe = _probe(path, model)
         model.set_attn_implementation(NAME)
-        fits = exchanged and _fit_the_cache(model)
-        return (
-            model if fits and _gap(path, model, probe, _size(model, probe)).fits and not _leaks(model, probe) else None
-        )
+        if not (exchanged and _fit_the_cache(model)):
+            return None
+        is_right = _gap(path, model, probe, _size(model, probe)).fits and not _leaks(model, probe)
+        return model if is_right else None
     except torch.OutOfMemoryError:
         raise
     except _OTHER_LAYERS:
@@ -133,16 +133,18 @@ def moved(path: str, model: PreTrainedModel, device: torch.device, *, rounded: b
     if packed:
         model.set_attn_implementation(NAME)
     prompt, first, second = (ids.to(device) for ids in probe.ids)
-    probe = _Probe((prompt, first, second), replace(probe.layout, device=device), probe.own_SX.to(device))
+    there = _Probe((prompt, first, second), replace(probe.layout, device=device), probe.own_SX.to(device))
     model = model.to(device)
     with autocast(device, dtype):
-        gap = _size(model, probe)
-    if not gap <= most:
+        size = _size(model, there)
+    # Rounding is measured in float64, which the device may lack.
+    gap = Gap(size, most) if rounded or size <= most else _gap(path, model.to(torch.device("cpu")), probe, size)
+    if not gap.fits:
         raise UserError(
-            f"model.device: expected log-probs on {device} within {most:g} of the CPU's, as a part of their spread, "
-            f"got {gap:.2g} for {path}: this device computes something else; set model.device=cpu"
+            f"model.device: expected log-probs on {device} within {gap.most:.1g} of the CPU's, as a part of their "
+            f"spread, got {size:.2g} for {path}: this device computes something else; set model.device=cpu"
         )
-    return model
+    return model.to(device)
 
 
 def _fit_the_cache(model: PreTrainedModel) -> bool:
