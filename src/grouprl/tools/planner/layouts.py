@@ -103,7 +103,7 @@ def plan_layouts(shape: ModelShape, networks: Networks, step: StepShape, ranks: 
 
 def plan_layout(shape: ModelShape, networks: Networks, step: StepShape, layout: RankLayout, gpu: Gpu) -> LayoutPlan:
     """The plan of one layout; see `plan_layouts`."""
-    rank_step = replace(step, problems=math.ceil(step.problems / layout.ranks))
+    rank_step = step.of_rank(layout.ranks)
     learning = sampling = 0  # bytes of whole weights beside the shards
     if layout.shard > 1:
         size, layers = SIZES[step.dtype], shape.decoder_parameters - shape.embedding_parameters
@@ -114,8 +114,7 @@ def plan_layout(shape: ModelShape, networks: Networks, step: StepShape, layout: 
         sampling = FLOAT32 * embeddings + size * layers
 
     def peak(tried: StepShape) -> int:
-        rank = replace(tried, problems=rank_step.problems)
-        memory = memory_of_rank(shape, networks, rank, layout)
+        memory = memory_of_rank(shape, networks, tried.of_rank(layout.ranks), layout)
         return max(memory.learning + learning, memory.sampling + sampling)
 
     return LayoutPlan(
@@ -165,8 +164,8 @@ def show_layouts(
         print(json.dumps([asdict(plan) | {"peak": plan.peak} for plan in plans]))
         return
     console = console or Console(highlight=False)
-    rank_problems = -(-step.problems // ranks)
-    packs = replace(step, problems=rank_problems).packs
+    rank_step = step.of_rank(ranks)
+    rank_problems, packs = rank_step.problems, rank_step.packs
     console.print(f"[bold]{shape.name}[/], {shape.parameters:,} parameters, {config.algorithm.name}, on {gpus}")
     console.print(
         f"{step.problems} problems x {step.group_size} completions = {step.problems * step.group_size} a step, at most "

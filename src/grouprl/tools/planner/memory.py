@@ -128,6 +128,10 @@ class StepShape:
         units = self.problems * -(-self.group_size // self.max_rows)
         return prompt_slots(units, self.max_rows, min(self.group_size, self.max_rows), episodes=self.episodes)
 
+    def of_rank(self, ranks: int) -> StepShape:
+        """The largest share of one of several ranks."""
+        return replace(self, problems=-(-self.problems // ranks), held_out=-(-self.held_out // ranks))
+
     @property
     def calls(self) -> list[StepShape]:
         """What the engine samples at once: groups, and of an evaluation the greedy and the sampled completions."""

@@ -33,9 +33,10 @@ def memory_of(config: RunConfig, task: Task, ranks: int) -> str | None:
     longest = max(len(tokenizer(problem.prompt_text)["input_ids"]) for problem in task.problems("train")[:_PROMPTS])
     all_ranks = step_of(config, max(1, longest))  # an environment may own the prompts
     step = replace(
-        all_ranks, problems=-(-all_ranks.problems // ranks), completion_tokens=longest_completion(config, task)
+        all_ranks.of_rank(ranks),
+        completion_tokens=longest_completion(config, task),
+        episodes=has_turns(config, task),
     )
-    step = replace(step, episodes=has_turns(config, task))
     plan = memory_of_rank(shape, networks, step, RankLayout(ranks, ranks if config.distributed.shard else 1))
     available = total_memory(step.device)
     # Not the peak: it counts every completion at its longest, and few are.
