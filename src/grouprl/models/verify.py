@@ -46,15 +46,17 @@ class Gap:
         return self.size <= self.most
 
 
-def gap_to(model: PreTrainedModel, size: float, spread: float, own: Callable[[PreTrainedModel], Tensor]) -> Gap:
-    """The gap of a size to log-probs that `own` computes with a model.
+def gap_to(
+    model: PreTrainedModel, size: float, spread: float, plain_forward: Callable[[PreTrainedModel], Tensor]
+) -> Gap:
+    """The gap of a size to the log-probs that `plain_forward` computes with a model.
 
     It may be `TOLERANCE`, or what the model itself loses to rounding: how far its log-probs move in float64. Both are
     parts of the `spread`.
     """
     if size <= TOLERANCE or not traits_of(model.device.type).has_float64:
         return Gap(size, TOLERANCE)
-    lost = (own(model) - own(copy.deepcopy(model).double())).abs().max()
+    lost = (plain_forward(model) - plain_forward(copy.deepcopy(model).double())).abs().max()
     return Gap(size, max(TOLERANCE, _OWN_ROUNDING * float(lost) / spread))
 
 
@@ -173,7 +175,7 @@ def gap_to_own(path: str, model: PreTrainedModel, prompt_tokens: int = 0) -> Gap
 
 
 def _gap(path: str, model: PreTrainedModel, probe: _Probe, size: float) -> Gap:
-    def own(model: PreTrainedModel) -> Tensor:
+    def plain_forward(model: PreTrainedModel) -> Tensor:
         chosen = NAME if is_packed(model) else "eager"
         model.set_attn_implementation("eager")
         try:
@@ -181,7 +183,7 @@ def _gap(path: str, model: PreTrainedModel, probe: _Probe, size: float) -> Gap:
         finally:
             model.set_attn_implementation(chosen)
 
-    return gap_to(model, size, probe.spread, own)
+    return gap_to(model, size, probe.spread, plain_forward)
 
 
 @torch.no_grad()

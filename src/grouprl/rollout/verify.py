@@ -23,13 +23,13 @@ def sampler_gap(
     request = Request(Problem("check", "check"), tuple(prompt_ids), 2)
     [group] = engine.generate([request], Sampling(max_tokens=max_tokens))
 
-    def own(model: PreTrainedModel) -> Tensor:
+    def plain_forward(model: PreTrainedModel) -> Tensor:
         return torch.cat(plain_logprobs(model, [group])).cpu()
 
-    expected = own(model)
+    expected = plain_forward(model)
     sampled = torch.tensor([value for completion in group.completions for value in completion.logprobs])
     largest = expected.abs().max().clamp(min=1.0)  # a sure model has log-probs near 0
-    return gap_to(model, float((sampled - expected).abs().max() / largest), float(largest), own)
+    return gap_to(model, float((sampled - expected).abs().max() / largest), float(largest), plain_forward)
 
 
 def check_sampler(engine: Engine, model: PreTrainedModel, *, most_tokens: int) -> None:
