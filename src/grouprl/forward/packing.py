@@ -11,9 +11,11 @@ from grouprl.forward.devices import traits_of
 _TOKENS_FOR_A_GROUP = 16384
 # On a CPU several packs are a multiple of this and equally large, so that 2 or 4 threads that take them end together.
 _EVEN = 4
-_MOST_WEIGHTS = 1 << 27  # of a model whose parts run side by side: products of a larger one keep all threads busy
+# Of a model whose packs run side by side. At 135 million weights two threads are 2.0 times as fast as one, 1.5 times
+# inside the products (Zen 3, AVX2; two processes of such products gain 1.9 to 2.0).
+_MOST_WEIGHTS = 150_000_000
 # The same for sampling on all threads, without gradients: on 2 cores 1.1 to 1.2 times as fast at 135 and 360 million
-# weights, 0.9 times at 494 million with a vocabulary of 151,936. With gradients it takes twice as long at 135 million.
+# weights, 0.9 times at 494 million with a vocabulary of 151,936.
 _MOST_SAMPLED = 400_000_000
 _GRADIENTS = 1 << 30  # most weights of all workers' gradients, 4 GiB of float32
 
