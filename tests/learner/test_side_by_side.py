@@ -75,7 +75,9 @@ def test_a_large_model_runs_its_packs_one_after_the_other():
     large.weight = torch.nn.Parameter(torch.zeros(1).expand(1 << 14, 1 << 14))  # as many weights, without their memory
     assert [worker_count(small, parts) for parts in (0, 3, 9)] == [1, 3, 4]
     assert worker_count(large, 9) == 0  # threads inside its operations
-    large.weight = torch.nn.Parameter(torch.zeros(1).expand(1 << 14, 1 << 13))
+    large.weight = torch.nn.Parameter(torch.zeros(1).expand(1 << 14, 1 << 13))  # SmolLM2-135M has about as many
+    assert worker_count(large, 9) == 4
+    large.weight = torch.nn.Parameter(torch.zeros(1).expand(1 << 14, 10_000))
     assert worker_count(large, 9) == 0
     assert [worker_count(large, parts, sampling=True) for parts in (3, 4, 9)] == [0, 4, 4]  # all threads, or none
 

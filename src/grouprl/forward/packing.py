@@ -11,8 +11,8 @@ from grouprl.forward.devices import traits_of
 _TOKENS_FOR_A_GROUP = 16384
 # On a CPU several packs are a multiple of this and equally large, so that 2 or 4 threads that take them end together.
 _EVEN = 4
-# Of a model whose packs run side by side. At 135 million weights two threads are 2.0 times as fast as one, 1.5 times
-# inside the products (Zen 3, AVX2; two processes of such products gain 1.9 to 2.0).
+# Of a model whose packs run side by side. At 135 million weights two threads are 1.8 to 2.0 times as fast as one, 1.5
+# times inside the products (Zen 3, AVX2; two processes of such products gain 1.9 to 2.0).
 _MOST_WEIGHTS = 150_000_000
 # The same for sampling on all threads, without gradients: on 2 cores 1.1 to 1.2 times as fast at 135 and 360 million
 # weights, 0.9 times at 494 million with a vocabulary of 151,936.
