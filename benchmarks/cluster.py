@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--staleness", action="store_true", help="samplers that are ahead of the learner")
     parser.add_argument("--seeds", type=int, default=3, help="with --staleness")
-    parser.add_argument("--runs", type=Path, help="with --staleness: keeps the runs here, and makes those that lack")
+    parser.add_argument("--runs", type=Path, help="with --staleness: keeps the runs here, and goes on with them")
     given = parser.parse_args()
     if given.staleness or given.smoke:
         small = ("steps=4", "evaluation.problems=4", "rollout.problems_per_step=4") if given.smoke else ()
@@ -143,7 +143,8 @@ def curve(folder: Path, ahead: int, seed: int, small: Sequence[str]) -> Curve:
     own = (f"cluster.max_staleness={ahead}", f"seed={seed}", f"name={name}", f"runs_dir={folder}")
     command = [sys.executable, "-m", "grouprl", "train", "ladder", *LATE, *own, "evaluation.samples=0", *small]
     if not (folder / name / "summary.json").exists():
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        again = ["--resume"] * (folder / name).exists()
+        ended = subprocess.run([*command, *again], capture_output=True, text=True, check=False)
         if ended.returncode:
             sys.exit(f"{name}: ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
     lines = (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

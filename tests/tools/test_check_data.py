@@ -141,6 +141,8 @@ def test_its_numbers_are_those_of_the_completions(checked: dict[str, Any]) -> No
     assert four["tokens"] == pytest.approx(4 * mean_tokens / by_hand)
     assert [row["is_unbiased"] for row in checked["groups"]] == [True, False, False, False, False]
     assert [row["signal"] for row in checked["groups"]] == sorted(row["signal"] for row in checked["groups"])
+    # The one reward is the verifier's: no other makes groups differ.
+    assert [row["answers"] for row in checked["groups"]] == [row["signal"] for row in checked["groups"]]
 
 
 def test_groups_that_differ_in_form_alone_are_told_apart(place: Path, tiny: Path) -> None:

@@ -131,8 +131,8 @@ def try_data(
     others, valid = [*map(departures, totals)], [*map(len, totals)]
     signal_PK = pass_rate_weights(others, valid, folded=True)
     verdicts = [[float(outcome.correct) for outcome in row if outcome.correct is not None] for row in outcomes]
-    answer_PK = pass_rate_weights([round(sum(row)) for row in verdicts], [*map(len, verdicts)])
-    checks = _problem_checks(tried, verdicts, answer_PK, lengths, signal_chance(signal_PK, group_size).tolist())
+    answer_PK = pass_rate_weights([*map(departures, verdicts)], [*map(len, verdicts)], folded=True)
+    checks = _problem_checks(tried, verdicts, lengths, signal_chance(signal_PK, group_size).tolist())
     costs = []
     for size in sorted({*GROUP_SIZES, group_size}):
         chances, is_unbiased = _chances(totals, signal_PK, size)
@@ -197,12 +197,11 @@ def _chances(values: Sequence[Sequence[float]], weights_PK: Array, size: int) ->
 def _problem_checks(
     problems: Sequence[Problem],
     verdicts: Sequence[Sequence[float]],
-    answer_PK: Array,
     lengths: Sequence[Sequence[int]],
     signals: Sequence[float],
 ) -> tuple[ProblemCheck, ...]:
     counts, samples = [round(sum(row)) for row in verdicts], [len(row) for row in verdicts]
-    rates = (answer_PK @ GRID_K).tolist()
+    rates = (pass_rate_weights(counts, samples) @ GRID_K).tolist()
     return tuple(
         ProblemCheck(
             problem,

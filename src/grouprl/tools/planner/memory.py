@@ -298,8 +298,6 @@ def plan_memory(
     own_prompt = step.prompt_tokens - step.shared_tokens
     cached = max(call.cached_prompts * own_prompt + call.rows * step.completion_tokens for call in step.calls)
     rows = max(call.rows for call in step.calls)
-    hidden, inner = shape.hidden, shape.intermediate
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     read = max(step.shared_tokens, max(max(1, call.rows // call.group_size) * own_prompt for call in step.calls))
     activations, before, layer = _activations(shape, step, pack, sharded)
     on_gpu, traits = step.device != "cpu", traits_of(step.device)
@@ -344,7 +342,11 @@ def plan_memory(
         ),
         rollout=RolloutMemory(
             cache=token * step.shared_tokens + (1 + step.episodes) * (shared + token * cached),
-            reading=read * (FLOAT32 * 2 * hidden + SIZES[step.dtype] * (3 * (hidden + keys + inner) + queries)),
+            reading=read
+            * (
+                FLOAT32 * 2 * shape.hidden
+                + SIZES[step.dtype] * (3 * (shape.hidden + shape.keys + shape.intermediate) + shape.queries)
+            ),
             # sampler.draw has logits, log-probs and two float64 arrays at once; the kernel of the CPU has none.
             drawing=(24 + (2 if half else 0) if on_gpu else FLOAT32) * rows * shape.vocabulary,
             copies=copies if traits.has_graphs else 0,
@@ -370,7 +372,7 @@ def _activations(shape: ModelShape, step: StepShape, pack: PackSize, sharded: bo
     Then further bytes of one layer's backward pass.
     """
     dtype, half = SIZES[step.dtype], step.dtype == "bfloat16"
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    hidden, queries, keys = shape.hidden, shape.queries, shape.keys
     if step.device == "cpu" and not sharded and shape.layer_norms == 2:
         # The compiled kernels keep both sums before a norm and its inverse; both norms, queries, keys, values, the
         # output of attention, gate, up and their product.

@@ -32,10 +32,20 @@ class ModelShape:
     layer_norms: int = 2  # norms of a layer; 4 in Gemma 2 and 3, whose layers the compiled kernels do not compute
 
     @property
+    def queries(self) -> int:
+        """Numbers of a token's queries in a layer."""
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys in a layer, and of its values."""
+        return self.kv_heads * self.head_size
+
+    @property
     def linears(self) -> tuple[tuple[int, int], ...]:
         """(inputs, outputs) of the linear layers of a block: queries, keys, values, output, gate, up, down."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = ((self.hidden, queries), (self.hidden, keys), (self.hidden, keys), (queries, self.hidden))
+        queries, keys = (self.hidden, self.queries), (self.hidden, self.keys)
+        attention = (queries, keys, keys, (self.queries, self.hidden))
         return (*attention, *((self.hidden, self.intermediate),) * 2, (self.intermediate, self.hidden))
 
     @property
@@ -64,7 +74,7 @@ class ModelShape:
     @property
     def cached_numbers(self) -> int:
         """Numbers of a token in the cache: its keys and values in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size
+        return 2 * self.layers * self.keys
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of adapters of this rank on all linear layers."""
