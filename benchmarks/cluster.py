@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import resource
 import signal
@@ -31,6 +32,8 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
+
+from grouprl.evaluation.statistics import mean_interval
 
 RAY = ("cluster.backend=ray", "cluster.samplers=2", "cluster.scorers=2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -164,21 +167,34 @@ def curve(folder: Path, ahead: int, seed: int, small: Sequence[str]) -> Curve:
 
 
 def show_curves(curves: Sequence[Curve]) -> None:
-    """Mean rewards of the last steps before shares of what the shortest run took, of tokens and of seconds."""
-    table = Table("ahead", "by", *(f"{share:.0%}" for share in SHARES), "total", "greedy", "seeds")
+    """Mean rewards of the last steps before shares of what the shortest run took, of tokens and of seconds.
+
+    The last column is the difference at the end from the same seed with samplers that are not ahead.
+    """
+    table = Table("ahead", "by", *(f"{share:.0%}" for share in SHARES), "minus 0 ahead", "total", "greedy, by seed")
     for ahead in sorted({one.ahead for one in curves}):
         runs = [one for one in curves if one.ahead == ahead]
-        greedy = f"{fmean(one.before for one in runs):.1%} -> {', '.join(f'{one.after:.1%}' for one in runs)}"
         for axis in ("tokens", "seconds"):
-            shortest = min(getattr(one, axis)[-1] for one in curves)
-            means = []
-            for share in SHARES:
-                ends = [max(1, sum(spent <= share * shortest for spent in getattr(one, axis))) for one in runs]
-                last = [fmean(one.rewards[max(0, end - WINDOW) : end]) for one, end in zip(runs, ends, strict=True)]
-                means.append(fmean(last))
-            total = fmean(getattr(one, axis)[-1] for one in runs)
-            table.add_row(str(ahead), axis, *(f"{mean:.3f}" for mean in means), f"{total:,.0f}", greedy, str(len(runs)))
-    Console(width=110).print(table)
+            spent = [share * min(getattr(one, axis)[-1] for one in curves) for share in SHARES]
+            means = [fmean(reward_at(one, axis, most) for one in runs) for most in spent]
+            usual = {one.seed: reward_at(one, axis, spent[-1]) for one in curves if one.ahead == 0}
+            apart = [reward_at(one, axis, spent[-1]) - usual[one.seed] for one in runs if one.seed in usual]
+            low, high = mean_interval(apart) if len(apart) > 1 else (math.nan, math.nan)
+            table.add_row(
+                str(ahead),
+                axis,
+                *(f"{mean:.3f}" for mean in means),
+                f"{fmean(apart):+.3f} ({low:+.3f} to {high:+.3f})" if ahead and apart else "-",
+                f"{fmean(getattr(one, axis)[-1] for one in runs):,.0f}",
+                ", ".join(f"{one.after:.1%}" for one in runs),
+            )
+    Console(width=140).print(table)
+
+
+def reward_at(run: Curve, axis: str, most: float) -> float:
+    """Mean reward of the last steps before a run had spent so many tokens or seconds."""
+    end = max(1, sum(spent <= most for spent in getattr(run, axis)))
+    return fmean(run.rewards[max(0, end - WINDOW) : end])
 
 
 def kill_an_actor(process: subprocess.Popen[str], metrics: Path) -> None:
