@@ -30,6 +30,7 @@ from grouprl.record.layout import RunDirectory
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "demo.json"
 SEEDS = (0, 1, 2)
+COMPARISON = "three"  # its folder, for a picture of its page
 SHOWN_STEPS = (1, 5, 10, 20, 60)
 EVALUATED = ("greedy_accuracy", "pass_at_1", "pass_at_8", "worked_share")
 PARTS = {"learning": "learn", "sampling": "rollout", "reference log-probs": "reference", "rewards": "reward"}
@@ -175,7 +176,11 @@ def draw(runs: Path) -> None:
     browser, images = shutil.which("chromium"), ROOT / "docs" / "images"
     assert browser, "expected Chromium for the pictures, found none: install it"
     charts(runs / "demo-0" / "report.html", images, browser)
-    pictures(runs, addresses("demo-0", "demo-1"), images, browser)
+    if not (runs / COMPARISON).exists():
+        settings = ("steps=20", "evaluation.problems=100", "evaluation.samples=0", "evaluation.every=5")
+        vary = ("--vary", "algorithm=grpo,rloo,ppo", "--seeds", "2", "--name", COMPARISON, f"runs_dir={runs}")
+        subprocess.run([sys.executable, "-m", "grouprl", "compare", "demo", *vary, *settings], check=True)
+    pictures(runs, addresses("demo-0", "demo-1", COMPARISON), images, browser)
 
 
 def main() -> None:

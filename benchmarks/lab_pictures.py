@@ -1,6 +1,6 @@
 """The pictures of the README and docs/lab.md: charts of a run's report.html, and every page of the lab, light and dark.
 
-python benchmarks/lab_pictures.py RUNS RUN OTHER [--out docs/images] [--browser /usr/bin/chromium]
+python benchmarks/lab_pictures.py RUNS RUN OTHER COMPARISON [--out docs/images] [--browser /usr/bin/chromium]
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 WAIT = 1500  # milliseconds until charts are drawn
 
 
-def addresses(run: str, other: str) -> dict[str, str]:
+def addresses(run: str, other: str, comparison: str) -> dict[str, str]:
     """By the picture's name, what stands after the # of the page."""
     return {
         "runs": "/",
         "run": f"/runs/{run}",
         "compare": f"/compare/{run},{other}",
+        "comparison": f"/comparison/{comparison}",
         "groups": f"/runs/{run}/groups/5",
         "group": f"/runs/{run}/groups/1/0",
+        "pushes": f"/runs/{run}/groups/1/0",
         "step": f"/step?run={run}&step=1",
         "one-group": "/group",
         "ppo": "/ppo",
@@ -74,6 +76,12 @@ def taken(link: str, pages: dict[str, str], out: Path, chromium: str, scheme: st
                 for _ in range(5):  # to ratio and clip
                     page.keyboard.press("ArrowRight")
                     page.wait_for_timeout(WAIT // 5)
+            if name == "pushes":
+                card = page.get_by_text("These tokens under five algorithms")
+                card.click()
+                page.wait_for_selector("details[open] table")
+                card.evaluate("one => window.scrollTo(0, one.getBoundingClientRect().top + window.scrollY - 20)")
+                page.wait_for_timeout(WAIT)
             page.screenshot(path=out / f"lab-{name}-{scheme}.png")
             print(f"lab-{name}-{scheme}.png", flush=True)
         browser.close()
@@ -98,6 +106,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="?")
     parser.add_argument("run", nargs="?")
     parser.add_argument("other", nargs="?", help="to compare with")
+    parser.add_argument("comparison", nargs="?", help="a folder of `grouprl compare`")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--browser", default=shutil.which("chromium"))
     parser.add_argument("--smoke", action="store_true", help="a made-up run, nothing kept: whether it runs")
@@ -110,10 +119,10 @@ def main() -> None:
             made_up_comparison(Path(place))
             pictures(Path(place), {"runs": "/"}, Path(place), given.browser)
         return
-    if given.other is None:
-        parser.error("expected RUNS RUN OTHER")
+    if given.comparison is None:
+        parser.error("expected RUNS RUN OTHER COMPARISON")
     charts(given.runs / given.run / "report.html", given.out, given.browser)
-    pictures(given.runs, addresses(given.run, given.other), given.out, given.browser)
+    pictures(given.runs, addresses(given.run, given.other, given.comparison), given.out, given.browser)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ export function comparisonResults(answer) {
     h("p", { class: "note" }, "Means over seeds. Small: 95% Student intervals over seeds, and of the paired " +
       `differences to ${visible(answer.baseline)}. The intervals over problems cover other problems of the ` +
       "task for these policies; the intervals over seeds cover other runs on these " +
-      "problems. No interval is corrected for the number of variants. If an interval contains 0, either may be better."),
+      "problems. Where all seeds are equal, none is given. No interval is corrected for the number of variants. " +
+      "If an interval contains 0, either may be better."),
     accuracies(answer), costTable(answer),
   ];
 }
