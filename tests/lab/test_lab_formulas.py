@@ -121,6 +121,7 @@ def test_vespo_a_drift_and_a_mean_by_prompt_are_written_out(browser: Opened, pag
     choice(page, "k where A").first.select_option("5")
     handle = page.get_by_role("slider", name="Ratio")
     handle.press("End")
+    page.locator("#stage-ratio .read", has_text="0.49").wait_for()  # of the curve with the k that was chosen
     ratio, objective, gradient = read(page.locator("#stage-ratio .read").inner_text())
     weight = 2.5**5 * math.exp(3 * (1 - 2.5))
     assert (ratio, objective, gradient) == (2.5, near(0.5 * weight * math.log(2.5)), near(0.5 * weight))
