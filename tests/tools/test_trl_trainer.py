@@ -29,7 +29,15 @@ LETTERS = InProcess(lambda _: None)
 DATA = Dataset.from_list(ROWS[:12])
 TINY = {"num_generations": 4, "max_completion_length": 8, "bf16": False, "use_cpu": True, "learning_rate": 1e-2}
 NOTHING = dict.fromkeys(
-    ("peft_config", "quantization_config", "eval_dataset", "processing_class", "rollout_func", "environment_factory")
+    (
+        "peft_config",
+        "quantization_config",
+        "eval_dataset",
+        "processing_class",
+        "rollout_func",
+        "environment_factory",
+        "callbacks",
+    )
 ) | {"model": "any", "train_dataset": DATA, "optimizers": (None, None)}
 
 
@@ -62,9 +70,15 @@ class Gradients(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None: ...
 
 
+class Bar(TrainerCallback):
+    """Draws how far an evaluation is."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None: ...
+
+
 def trainer(model: Any, folder: Path, **settings: Any) -> GRPOTrainer:
     """A training of 12 prompts in steps of two groups of four."""
-    arguments = {name: settings.pop(name) for name in tuple(settings) if name in NOTHING | {"callbacks": None}}
+    arguments = {name: settings.pop(name) for name in tuple(settings) if name in NOTHING}
     args = GRPOConfig(str(folder / "out"), **{**TINY, "num_train_epochs": 1, "logging_steps": 2, **settings})
     return GRPOTrainer(
         str(model) if isinstance(model, Path) else model, LETTERS, args, **{"train_dataset": DATA} | arguments
@@ -102,9 +116,9 @@ def test_older_names_are_read_and_unknown_ones_name_the_nearest() -> None:
     ("settings", "rows", "ours"),
     [
         # 8 completions a device = one group of 8: 12 updates an epoch, 3 epochs by default.
-        ({}, 12, {"steps": 36, "updates": 1, "updates_per_epoch": 12, "max_steps": 36, "groups": 1}),
+        ({}, 12, {"steps": 36, "updates": 1, "updates_per_epoch": 12, "max_steps": 36, "groups": 1, "samples": 36}),
         # 32 completions = 4 groups; of 14 rows TRL drops two: 3 updates an epoch.
-        ({"gradient_accumulation_steps": 4}, 14, {"steps": 9, "updates_per_epoch": 3, "max_steps": 9, "groups": 4}),
+        ({"gradient_accumulation_steps": 4}, 14, {"steps": 9, "updates_per_epoch": 3, "samples": 42, "groups": 4}),
         # Four groups in 4 updates of a group each, twice: 8 updates a generation, 24 an epoch.
         (
             {"steps_per_generation": 4, "num_iterations": 2, "num_train_epochs": 1},
@@ -112,7 +126,7 @@ def test_older_names_are_read_and_unknown_ones_name_the_nearest() -> None:
             {"steps": 3, "updates": 8, "updates_per_epoch": 24, "max_steps": 24, "groups": 4},
         ),
         ({"num_train_epochs": 0.5}, 12, {"steps": 6, "max_steps": 6}),
-        ({"max_steps": 7}, 12, {"steps": 7, "max_steps": 7, "updates_per_epoch": 12}),
+        ({"max_steps": 7}, 12, {"steps": 7, "max_steps": 7, "updates_per_epoch": 12, "samples": 7 * 8}),
         ({"save_strategy": "epoch"}, 12, {"every": 12, "keep": 10**6}),
         ({"save_steps": 0.25, "save_total_limit": 3}, 12, {"every": 9, "keep": 3}),
         ({"learning_rate": 1e-6, "beta": 0.1}, 12, {"rate": 1e-6, "kl_coef": 0.1, "dtype": "bfloat16"}),
@@ -134,6 +148,12 @@ def test_the_counts_of_a_training_are_trls(settings: dict[str, Any], rows: int, 
     }
     assert {name: values[name] for name in ours} == ours
     assert (config.name, config.runs_dir, config.evaluation.problems) == ("name", "x", 0)
+
+
+def test_a_bar_that_is_not_drawn_is_said() -> None:
+    plan = plan_training(GRPOConfig("x", bf16=False), NOTHING | {"callbacks": [Bar(), Events]}, [])
+    assert plan.notes == ("callbacks: Bar is not called for on_prediction_step",)
+    assert plan.notes == plan_training(GRPOConfig("x", bf16=False), NOTHING | {"callbacks": [Bar]}, []).notes
 
 
 # What cannot be
@@ -206,6 +226,9 @@ def test_a_script_trains_saves_and_resumes(tiny: Path, tmp_path: Path) -> None:
     again = trainer(tiny, tmp_path, save_steps=2, per_device_train_batch_size=8, max_steps=6, save_total_limit=None)
     result = again.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert result.global_step == again.state.global_step == 6
+    spent = result.metrics  # transformers rounds to three digits
+    assert spent["train_samples_per_second"] == pytest.approx(8 * spent["train_steps_per_second"], abs=5e-3)
+    assert spent["epoch"] == 1
     assert [entry["step"] for entry in again.state.log_history] == [2, 4, 6, 6]
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
     saved = TrainerState.load_from_json(str(out / "checkpoint-6" / "trainer_state.json"))

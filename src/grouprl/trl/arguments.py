@@ -35,6 +35,7 @@ _EVENTS = (
     *("on_step_end", "on_log", "on_save", "on_evaluate"),
 )
 """The events of a TrainerCallback that a run has."""
+_OF_DISPLAYS = {"on_prediction_step", "on_predict"}  # of an evaluation's batches: TRL's progress bars wait for them
 _OF_CHECKPOINT = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "peft_type")
 _READ_HERE = {
     *("output_dir", "logging_steps", "logging_first_step", "logging_strategy", "num_train_epochs", "disable_tqdm"),
@@ -53,6 +54,7 @@ class Plan:
     updates: int  # of a step here
     updates_per_epoch: int
     max_steps: int  # updates of the training
+    samples: float  # of the training, as transformers counts them: completions, or where epochs are given rows
     eval_rows: int
 
 
@@ -83,13 +85,10 @@ def refused_arguments(args: GRPOConfig, arguments: Mapping[str, Any], callbacks:
         elif rows is not None and _has_images(rows):
             refused.append(f"{name}: expected text, got rows with images: GroupRL trains on text; remove the images")
     for callback in callbacks:
-        events = {name for name in vars(TrainerCallback) if name.startswith("on_")} - {*_EVENTS}
-        if others := sorted(
-            name for name in events if getattr(type(callback), name) is not getattr(TrainerCallback, name)
-        ):
+        if missing := _other_events(callback) - _OF_DISPLAYS:
             refused.append(
-                f"callbacks: {type(callback).__name__} waits for {', '.join(others)}, which a run does not have: use "
-                + ", ".join(_EVENTS)
+                f"callbacks: {type(callback).__name__} waits for {', '.join(sorted(missing))}, which a run does not "
+                f"have: use {', '.join(_EVENTS)}"
             )
     if peft_config is not None:
         is_lora, settings = type(peft_config).__name__ == "LoraConfig", peft_config.to_dict()
@@ -149,6 +148,7 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
     if train_rows is None and args.max_steps <= 0:
         refused = [*refused, "max_steps: expected a number of updates where train_dataset has no length, got none"]
         max_steps = 1
+    samples = max_steps * batches.update if args.max_steps > 0 else args.num_train_epochs * (train_rows or 0)
     if train_rows is None:
         updates_per_epoch = max_steps
     values["max_steps"] = max_steps
@@ -158,21 +158,33 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
     imported = import_foreign(Foreign("trl", values), world=args.world_size, beside=refused, remedy=_REMEDY)
     tree, folder, evaluates = nested(imported.changes), Path(args.output_dir), args.eval_strategy != "no"
     tree |= {"name": folder.name, "runs_dir": str(folder.parent)}
-    samples = args.num_generations_eval or args.num_generations
     tree["evaluation"] = {
         "every": 0,
         **tree.get("evaluation", {}),
         "problems": eval_rows * evaluates,
-        "samples": samples,
+        "samples": args.num_generations_eval or args.num_generations,
     }
     lines = [line for line in imported.lines if line.outcome.words and (evaluates or line.key != "eval_steps")]
     notes = [f"{line.key}={line.value}: {line.outcome.words}" for line in lines if line.outcome.verdict == "changed"]
     idle = [line for line in lines if line.outcome.verdict == "not needed" and line.is_named]
     idle = [line for line in idle if "see " not in line.outcome.words]  # another key has its meaning
     notes += [f"{line.key}={line.value} has no effect: {line.outcome.words}" for line in idle]
+    for callback in arguments["callbacks"] or ():
+        if others := _other_events(callback) & _OF_DISPLAYS:
+            notes.append(f"callbacks: {_kind(callback).__name__} is not called for {', '.join(sorted(others))}")
     if args.run_name:
         notes.append(f"run_name={args.run_name} has no effect: a run has the name of output_dir")
-    return Plan(RunConfig(**tree), tuple(notes), updates, updates_per_epoch, max_steps, eval_rows)
+    return Plan(RunConfig(**tree), tuple(notes), updates, updates_per_epoch, max_steps, samples, eval_rows)
+
+
+def _kind(callback: Any) -> type:
+    return callback if isinstance(callback, type) else type(callback)
+
+
+def _other_events(callback: Any) -> set[str]:
+    """The events that a TrainerCallback, or a class of them, waits for and a run does not have."""
+    events = {name for name in vars(TrainerCallback) if name.startswith("on_")} - {*_EVENTS}
+    return {name for name in events if getattr(_kind(callback), name) is not getattr(TrainerCallback, name)}
 
 
 def task_of(plan: Plan, train_dataset: Any, eval_dataset: Any, *, prompts: bool) -> ListTask | None:

@@ -124,9 +124,11 @@ class GRPOTrainer:
             self._catch_up()
         losses = self.history.losses or [math.nan]
         steps = max(1, len(self.history.losses) * self.history.updates)
-        metrics = speed_metrics("train", began, num_steps=steps, num_samples=steps * self.args.world_size)
+        samples = self._plan.samples * steps / self._plan.max_steps
+        metrics = speed_metrics("train", began, num_steps=steps, num_samples=samples)
         metrics |= {"total_flos": 0.0, "train_loss": statistics.fmean(losses)}
-        self._call("on_log", logs=self.history.write(metrics))
+        logs = self.history.write(metrics)
+        self._call("on_log", logs=logs)
         self._call("on_train_end")
         if self._module is not None and run.checkpoint is not None:  # TRL trains the object itself
             if is_peft_model(self._module):
@@ -134,7 +136,7 @@ class GRPOTrainer:
                 peft.set_peft_model_state_dict(self._module, load_file(run.checkpoint / WEIGHTS))
             else:
                 self._module.load_state_dict(_loaded(run.checkpoint).state_dict())
-        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+        return TrainOutput(self.state.global_step, metrics["train_loss"], {**metrics, "epoch": logs["epoch"]})
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluates the newest checkpoint, or the model before training, on `eval_dataset`; adds it to the log."""
