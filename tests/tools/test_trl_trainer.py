@@ -253,6 +253,24 @@ def test_a_script_trains_saves_and_resumes(tiny: Path, tmp_path: Path) -> None:
         trainer(tiny, tmp_path).train()
 
 
+def test_what_scripts_ask_of_a_trainer_beside_training(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = Events()
+    script = trainer(tiny, tmp_path, callbacks=[Events, Bar, mine])
+    assert script.processing_class.get_vocab() == load_tokenizer(str(tiny)).get_vocab()
+    script.remove_callback(Bar)
+    script.remove_callback(mine)
+    assert [type(callback) for callback in script.callbacks] == [Events]
+    assert script.hub_model_id == "out"
+    assert trainer(tiny, tmp_path, hub_model_id="me/mine").hub_model_id == "me/mine"
+    capsys.readouterr()
+    for rank in (0, 1):
+        dataclasses.replace(script.accelerator, process_index=rank).print("rank", rank, end="!")
+    assert capsys.readouterr().out == "rank 0!"
+    assert script.accelerator.unwrap_model(mine) is mine
+
+
 def test_a_model_object_is_trained_in_place_and_evaluated(tiny: Path, tmp_path: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), load_tokenizer(str(tiny))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}

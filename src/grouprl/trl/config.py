@@ -56,6 +56,15 @@ class LaunchedProcesses:
     def wait_for_everyone(self) -> None:
         """Waits for nobody: the ranks of a run wait for one another."""
 
+    def print(self, *words: Any, **options: Any) -> None:
+        """Prints in the process that writes the run alone."""
+        if self.is_main_process:
+            print(*words, **options)
+
+    def unwrap_model(self, model: Any) -> Any:
+        """The model itself: it is not wrapped."""
+        return model
+
 
 class _Config(_Fields):  # type: ignore[misc]
     _n_gpu = 1

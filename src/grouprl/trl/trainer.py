@@ -94,6 +94,10 @@ class GRPOTrainer:
             environment_factory=environment_factory,
             callback=self._follow,
         )
+        if self.processing_class is None:
+            named = arguments["model"]
+            path = named if isinstance(named, str) else named.config._name_or_path
+            self.processing_class = load_tokenizer(config.model.model_copy(update={"path": path}))
         self.history = History(args, plan)
         self.control = TrainerControl()
         self._evaluated: set[int] = set()  # steps whose evaluation is in the log
@@ -171,11 +175,12 @@ class GRPOTrainer:
         Raises:
             UserError: there is no checkpoint, no such name, no right to write, or no network.
         """
-        return push(
-            self._newest().path,
-            self.args.hub_model_id or self._run.path.name,
-            public=self.args.hub_private_repo is False,
-        )
+        return push(self._newest().path, self.hub_model_id, public=self.args.hub_private_repo is False)
+
+    @property
+    def hub_model_id(self) -> str:
+        """Where `push_to_hub` uploads to: `args.hub_model_id`, or the name of `args.output_dir`."""
+        return self.args.hub_model_id or self._run.path.name
 
     def create_model_card(self, model_name: Any = None, dataset_name: Any = None, tags: Any = None) -> None:
         """Writes README.md into `args.output_dir`, from what the run records; the arguments have no effect."""
@@ -192,6 +197,11 @@ class GRPOTrainer:
     def add_callback(self, callback: Any) -> None:
         """Adds a TrainerCallback, or a class of one."""
         self.callbacks.append(callback() if isinstance(callback, type) else callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Removes a callback, or all of a class."""
+        kinds = callback if isinstance(callback, type) else ()
+        self.callbacks = [one for one in self.callbacks if one is not callback and not isinstance(one, kinds)]
 
     def is_world_process_zero(self) -> bool:
         """Whether this process writes the run."""
