@@ -59,7 +59,7 @@ class HubServer:
             return 200, {"errors": [], "warnings": []}
         if path == "/api/repos/create":
             asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             if name in self.repositories:
                 return 409, {"error": "exists", "url": f"{self.address}/{name}"}
             self.repositories[name] = asked.get("private", asked.get("visibility") == "private")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from grouprl import Trainer
+from grouprl import Trainer, UserError
 from grouprl.models.load import fingerprint, load_model
 from grouprl.record.read import read_run
 from grouprl.record.write import RunRecord
-from grouprl.tools.push import model_card
+from grouprl.tools.push import model_card, push
 from hub_server import HubServer
 from small_runs import LETTERS, ROWS, grouprl, small_config
 
@@ -47,6 +47,13 @@ def test_the_model_is_uploaded_and_nothing_else_of_the_run(hub: HubServer, run: 
     got, own = (load_model(str(one), device=torch.device("cpu")) for one in (tmp_path, newest(run)))
     assert fingerprint(got) == fingerprint(own)
     assert str(run.parent) not in hub.files["README.md"].decode()
+
+
+def test_a_name_alone_is_of_the_own_account(hub: HubServer, run: Path) -> None:
+    assert push(newest(run), "name").repo_url.repo_id == "me/name"
+    assert hub.repositories == {"me/name": True}
+    with pytest.raises(UserError, match="expected OWNER/NAME"):
+        push(newest(run), "a/b/c")
 
 
 def newest(run: Path) -> Path:

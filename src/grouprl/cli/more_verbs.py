@@ -235,7 +235,7 @@ def merge(
 @app.command()
 def push(
     model: ModelArgument,
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub.")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub, or a NAME of yours.")],
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public, not private.")] = False,
 ) -> None:
     """Upload a checkpoint to the Hugging Face hub, without the state of its run (docs/run_directory.md).
@@ -246,7 +246,7 @@ def push(
     """
     from grouprl.tools.push import push as upload
 
-    typer.echo(f"Model: {upload(Path(model), repository, public=public)}")
+    typer.echo(f"Model: {upload(Path(model), repository, public=public).commit_url}")
 
 
 @app.command(context_settings=ANY_OPTION)

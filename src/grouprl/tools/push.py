@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its network library's
 
 from grouprl.leaves import leaf
@@ -18,23 +18,24 @@ from grouprl.types import UserError
 CARD = "README.md"
 
 
-def push(folder: Path, repository: str, *, public: bool = False) -> str:
+def push(folder: Path, repository: str, *, public: bool = False) -> CommitInfo:
     """Uploads a model folder without the state of its run, and a model card where the folder has none.
 
     Args:
         folder: a checkpoint of a run, or another model in Hugging Face layout.
-        repository: `OWNER/NAME`; it is made where it is not there, and a new commit where it is.
+        repository: `OWNER/NAME`, or a name in the token's own account; it is made where it is not there, and a new
+            commit where it is.
         public: whether a repository that is made is seen by everyone.
 
     Returns:
-        The address of the commit.
+        The hub's answer: `commit_url`, and the repository's whole name in `repo_url.repo_id`.
 
     Raises:
         UserError: there is no complete model in the folder, no right to write, or no network.
     """
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder}: expected a model in Hugging Face layout, found no config.json: give a checkpoint")
-    if repository.count("/") != 1:
+    if repository.count("/") > 1:
         raise UserError(f"{repository}: expected OWNER/NAME of the Hugging Face hub: write my-name/{folder.name}")
     if has_manifest(folder):
         check_manifest(folder)
@@ -43,7 +44,7 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
     run, hub = run_of_checkpoint(folder), HfApi(library_name="grouprl")
     trainer_name = Checkpoint(folder, 0).trainer.name
     try:
-        hub.create_repo(repository, private=not public, exist_ok=True)
+        repository = hub.create_repo(repository, private=not public, exist_ok=True).repo_id
         done = hub.upload_folder(
             repo_id=repository,
             folder_path=folder,
@@ -61,7 +62,7 @@ def push(folder: Path, repository: str, *, public: bool = False) -> str:
             f"{repository}: expected to upload {folder}, got {type(error).__name__}: {str(error).strip()}: "
             + (remedy if answered or "token" in str(error).lower() else "check the network and HF_HUB_OFFLINE")
         ) from error
-    return done.commit_url
+    return done
 
 
 def model_card(run: RecordedRun, checkpoint: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import CommitInfo
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, trainer_pt_utils
 from transformers.trainer_utils import TrainOutput, speed_metrics
@@ -98,6 +99,7 @@ class GRPOTrainer:
             named = arguments["model"]
             path = named if isinstance(named, str) else named.config._name_or_path
             self.processing_class = load_tokenizer(config.model.model_copy(update={"path": path}))
+        self.hub_model_id = args.hub_model_id or self._run.path.name
         self.history = History(args, plan)
         self.control = TrainerControl()
         self._evaluated: set[int] = set()  # steps whose evaluation is in the log
@@ -167,20 +169,18 @@ class GRPOTrainer:
 
     def push_to_hub(
         self, commit_message: str = "", blocking: bool = True, dataset_name: Any = None, tags: Any = None
-    ) -> str:
-        """Uploads the newest checkpoint to `args.hub_model_id`; private unless `args.hub_private_repo` is False.
+    ) -> CommitInfo:
+        """Uploads the newest checkpoint to `hub_model_id`; private unless `args.hub_private_repo` is False.
 
-        The arguments are TRL's and have no effect: the model card says what the run records.
+        Without `args.hub_model_id` it goes to the name of `args.output_dir` in the token's own account. The arguments
+        are TRL's and have no effect: the model card says what the run records.
 
         Raises:
             UserError: there is no checkpoint, no such name, no right to write, or no network.
         """
-        return push(self._newest().path, self.hub_model_id, public=self.args.hub_private_repo is False)
-
-    @property
-    def hub_model_id(self) -> str:
-        """Where `push_to_hub` uploads to: `args.hub_model_id`, or the name of `args.output_dir`."""
-        return self.args.hub_model_id or self._run.path.name
+        done = push(self._newest().path, self.hub_model_id, public=self.args.hub_private_repo is False)
+        self.hub_model_id = done.repo_url.repo_id
+        return done
 
     def create_model_card(self, model_name: Any = None, dataset_name: Any = None, tags: Any = None) -> None:
         """Writes README.md into `args.output_dir`, from what the run records; the arguments have no effect."""
