@@ -197,6 +197,14 @@ def test_what_has_no_counterpart_is_said_at_once_before_a_model_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ImportError, match="expected GRPOConfig or GRPOTrainer, got RLOOTrainer: import it from trl"):
+        from grouprl.trl import RLOOTrainer  # type: ignore[attr-defined]  # noqa: F401
+    import grouprl.trl
+
+    assert not hasattr(grouprl.trl, "__path_of_nothing__")
+
+
 def test_the_configuration_is_that_of_this_library(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"got transformers\.training_args\.TrainingArguments: import it from grouprl\.trl"

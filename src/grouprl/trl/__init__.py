@@ -6,3 +6,12 @@ Every key means what the importer's table says; TRL itself is never imported.
 
 from grouprl.trl.config import GRPOConfig as GRPOConfig
 from grouprl.trl.trainer import GRPOTrainer as GRPOTrainer
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ImportError(
+        f"grouprl.trl: expected GRPOConfig or GRPOTrainer, got {name}: import it from trl, or train with a command of "
+        "GroupRL (docs/coming_from.md)"
+    )
