@@ -162,6 +162,9 @@ def test_the_verdict_on_a_key(key: str, values: dict[str, Any], verdict: str, wo
         ({"num_generations": 1}, r"num_generations=1: its counterpart takes other values: rollout\.group_size"),
         ({"dtype": "auto"}, "dtype=auto: the dtype of the checkpoint, which the file does not say"),
         ({"reward_funcs": ["accuracy", "cosine"]}, "cosine is no function that GroupRL has"),
+        # TRL's null is no limit, the default here is one.
+        ({"max_completion_length": None}, "max_completion_length: expected a value like 512, got None"),
+        ({"learning_rate": None}, "learning_rate: expected a value like 1e-06, got None"),
     ],
 )
 def test_what_cannot_be_had_stops(values: dict[str, Any], words: str):

@@ -78,9 +78,15 @@ class Entry:
 # Rules by name: from the first two columns of a row and the arguments of the rule.
 
 
-def same(_: Any, key: str, *off: Any) -> Rule:
-    """A key with the same meaning and unit here; null, and other values that are `off`, = the default here."""
-    return lambda _, value: Outcome("equal", {} if value in (None, *off) else {key: value})
+def same(default: Any, key: str, *off: Any) -> Rule:
+    """A key with the same meaning and unit here; values that are `off`, and null if it is usual, = the default here."""
+
+    def rule(_: Given, value: Any) -> Outcome:
+        if value is None and default is not None:
+            raise TypeError
+        return Outcome("equal", {} if value in (None, *off) else {key: value})
+
+    return rule
 
 
 def number(_: Any, key: str) -> Rule:

@@ -48,7 +48,7 @@ def batches_of(settings: Given) -> Batches:
         raise UserError(
             f"per_device_train_batch_size: expected whole updates of whole groups of {settings['num_generations']} "
             f"completions, got {batches.generation} completions in a generation and {batches.update} in an update on "
-            f"{settings.world} processes: set --world to the number of processes, or change these numbers"
+            f"{settings.world} processes: start as many as TRL had (import-config: --world), or change these numbers"
         )
     return batches
 
