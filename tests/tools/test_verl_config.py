@@ -146,6 +146,7 @@ def test_the_verdict_on_a_key(changes: dict[str, Any], verdict: str):
         ({f"{ACTOR}policy_loss.loss_mode": ["gspo"]}, "loss_mode: expected a value like 'vanilla', got ['gspo']"),
         ({f"{ACTOR}use_kl_loss": "perhaps"}, "use_kl_loss: expected true or false such as false, got 'perhaps'"),
         ({"data.max_response_length": 10**400}, "data.max_response_length: expected a smaller number"),
+        ({"config_name": "ppo_megatron_trainer.yaml"}, "config_name=ppo_megatron_trainer.yaml: another base"),
     ],
 )
 def test_what_cannot_be_had_stops(values: dict[str, Any], words: str):
