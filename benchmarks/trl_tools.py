@@ -31,7 +31,7 @@ from grouprl.tasks import load_task
 from grouprl.types import Problem, Sampling
 
 MODEL, LARGER = "abacus_tools", 1.3
-LONGEST = 300  # tokens after the prompt in TRL; of a turn in GroupRL
+LONGEST, SHORT = 300, 136  # tokens after the prompt, and of a turn; so few that a turn is cut
 Row = tuple[list[int], list[int]]
 """Token ids after the prompt, and 1 for each that the policy wrote."""
 # How Qwen3 writes calls, which is how this model does; TRL knows templates by their text.
@@ -60,32 +60,31 @@ def save_caller(folder: Path) -> None:
     save_model(model, tokenizer, folder)
 
 
-def ours(folder: str, problems: Sequence[Problem]) -> list[Row]:
+def ours(folder: str, problems: Sequence[Problem], longest: int) -> list[Row]:
     """GroupRL's episodes."""
-    environment = {"max_tokens": 3 * LONGEST, "turns": 20}
+    environment = {"max_tokens": longest, "turns": 20}
     config = RunConfig.model_validate({"task": {"name": "calculator"}, "environment": environment})
     model, tokenizer = load_model(folder, device=torch.device("cpu")), load_tokenizer(folder)
     with open_conversations(config, load_task("calculator")) as opened:
-        talk = bound(opened, model, tokenizer, LONGEST)
+        talk = bound(opened, model, tokenizer, longest)
         engine = NativeEngine(model, tokenizer, seed=0, max_rows=64, conversation=talk)
         asked = [opened.opened(problem) for problem in problems]
         requests = [Request(one, prompt_token_ids(one, tokenizer, longest=500), 1) for one in asked]
-        groups = engine.generate(requests, Sampling(max_tokens=LONGEST, temperature=0.0))
+        groups = engine.generate(requests, Sampling(max_tokens=longest, temperature=0.0))
     return [_row(group.completions[0]) for group in groups]
 
 
 def _row(completion: Any) -> Row:
-    """What TRL keeps of an episode, which it cuts after `LONGEST` tokens."""
+    """An episode's tokens and mask as TRL has them."""
     ids, mask, at, written = list[int](), list[int](), 0, list(completion.token_ids)
     for shown in completion.episode.observations:
         ids += [*written[at : shown.after], *shown.token_ids]
         mask += [1] * (shown.after - at) + [0] * len(shown.token_ids)
         at = shown.after
-    ids, mask = ids + written[at:], mask + [1] * len(written[at:])
-    return ids[:LONGEST], mask[:LONGEST]
+    return ids + written[at:], mask + [1] * len(written[at:])
 
 
-def theirs(folder: str, problems: Sequence[Problem]) -> list[Row]:
+def theirs(folder: str, problems: Sequence[Problem], longest: int) -> list[Row]:
     """TRL's episodes of the same prompts, by its own loop and `generate`."""
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -96,7 +95,7 @@ def theirs(folder: str, problems: Sequence[Problem]) -> list[Row]:
     trainer = GRPOTrainer(
         model=folder,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=grpo_config(Settings(), completions=8, num_generations=8, max_completion_length=LONGEST),
+        args=grpo_config(Settings(), completions=8, num_generations=8, max_completion_length=longest),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=tokenizer,
         tools=[calculate],
@@ -122,17 +121,21 @@ def main() -> None:
     problems = load_task("calculator", difficulty=1).problems("train")[: 8 if arguments.smoke else arguments.problems]
     with tempfile.TemporaryDirectory() as folder:
         save_caller(Path(folder))
-        rows = ours(folder, problems)
-        results = sum(before > own for _, mask in rows for before, own in pairwise(mask))
-        print(f"GroupRL: {len(rows)} episodes with {results} results of tools between turns")
-        assert results
-        if missing := missing_trl():
-            print(f"skipped, TRL's episodes: {missing}")
-            return
-        pairs = zip(rows, theirs(folder, problems), strict=True)
-    different = [place for place, (one, other) in enumerate(pairs) if one != other]
-    print(f"TRL: {f'differs in the episodes {different}' if different else 'the same ids and masks'}")
-    assert not different
+        for longest in (LONGEST, SHORT):
+            rows = ours(folder, problems, longest)
+            results = sum(before > own for _, mask in rows for before, own in pairwise(mask))
+            cut = sum(len(ids) == longest and before for ids, mask in rows for before in [0 in mask])
+            print(
+                f"GroupRL, {longest} tokens: {len(rows)} episodes, {results} results of tools between turns, {cut} cut"
+            )
+            assert results and (cut or longest == LONGEST)
+            if missing := missing_trl():
+                print(f"skipped, TRL's episodes: {missing}")
+                continue
+            pairs = list(zip(rows, theirs(folder, problems, longest), strict=True))
+            different = [place for place, (one, other) in enumerate(pairs) if one != other]
+            print(f"TRL: {f'differs in the episodes {different}' if different else 'the same ids and masks'}")
+            assert not different
 
 
 if __name__ == "__main__":

@@ -197,16 +197,29 @@ def test_a_mistake_can_end_the_episode_or_make_it_invalid():
 
 
 @pytest.mark.parametrize(
-    ("settings", "count", "ended"),
-    [({"turns": 2}, 2, "turns"), ({"calls": 2}, 3, "calls"), ({"max_tokens": 220}, None, "tokens")],
+    ("settings", "count", "made", "ended"),
+    # The turn has 69 tokens and its result 50: of 119 nothing is left. A result that nobody reads is not asked for.
+    [({"turns": 2}, 2, 1, "turns"), ({"calls": 2}, 3, 2, "calls"), ({"max_tokens": 119}, 1, 1, "tokens")],
     ids=["turns", "calls", "tokens"],
 )
-def test_limits_end_an_episode(settings: dict[str, int], count: int | None, ended: str):
-    turns = [TURNS[0]] * (count or 1)
-    found, _ = played(kept(add), turns, longest=200 if ended == "tokens" else 100, **settings)
+def test_limits_end_an_episode(settings: dict[str, int], count: int, made: int, ended: str):
+    found, _ = played(kept(add), [TURNS[0]] * count, **settings)
     assert found.episode is not None
-    assert found.episode.ended == ended
-    assert len(found.observations) == len(turns) - 1
+    assert (found.episode.ended, len(found.episode.calls)) == (ended, made)
+    assert len(found.observations) == count - 1
+    assert found.episode.messages[-1]["role"] == "assistant"
+
+
+def test_the_last_turn_has_what_is_left_of_the_episode():
+    found, _ = played(kept(add), [TURNS[0], "9"], max_tokens=119 + 3)
+    assert found.episode is not None
+    assert (found.episode.ended, len(found.observations)) == ("finished", 1)
+    conversations = ToolConversations(kept(add), EnvironmentConfig(max_tokens=119 + 3))
+    opened = conversations.opened(PROBLEM)
+    with closing(conversations.bind(TOKENIZER, [TOKENIZER.eos_token_id], max_tokens=100)) as talk:
+        request = Request(opened, tuple(prompt_token_ids(opened, TOKENIZER, longest=2000)), 1)
+        turn = authored_completion(0, written_by(opened, TURNS[0], TOKENIZER), TOKENIZER)
+        assert talk.answer(request, [turn], []).result().most == 3
 
 
 def test_a_turn_longer_than_it_may_be_ends_the_episode():

@@ -21,7 +21,7 @@ from grouprl.rollout import NativeEngine, Request, native
 from grouprl.rollout.episodes import Answer
 from grouprl.rollout.tree import Ids, PrefixTree
 from grouprl.tools.planner import GRPO, ModelShape, StepShape, plan_memory
-from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, Sampling
+from grouprl.types import Completion, Episode, Group, ObservedTokens, Problem, Sampling, StopReason
 from oracles import own_logits
 
 SHOWN = ((50, 51, 52), (60,), (70, 71, 72, 73, 74, 75, 76))
@@ -36,6 +36,7 @@ class Talk:
     latency: float = 0.0
     turns: int = 4
     most_tokens: int = 160
+    most: int | None = None  # tokens of each turn but the first
     kept: Mapping[tuple[int, int], int] = field(default_factory=dict)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
     heard: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Talk:
         time.sleep(random.random() * self.latency)
         if count > index % 4 or count == self.turns:
             return Answer(episode=Episode((), ({"role": "assistant", "content": str(count)},), reward=float(count)))
-        return Answer(SHOWN[count - 1], self.kept.get((index, count)))
+        return Answer(SHOWN[count - 1], self.kept.get((index, count)), self.most)
 
     @property
     def forks(self) -> bool:
@@ -97,6 +98,25 @@ def test_an_episode_has_its_turns_and_what_stood_between_them(groups: list[Group
         assert [one.after - 1 for one in completion.observations] == list(ends[:-1])
         assert ends[-1] == len(completion) - 1 == len(completion.logprobs) - 1
         assert all(0 < after - before <= DRAWN.max_tokens for before, after in pairwise((-1, *ends)))
+
+
+@pytest.mark.parametrize("max_rows", [64, 5])
+def test_a_turn_has_what_its_episode_has_left(setting: Setting, groups: list[Group], max_rows: int):
+    """It begins as the turn that may be longer, and is cut."""
+    cuts = 0
+    for whole, cut in zip(all_of(groups), all_of(sampled(setting, Talk(most=3), max_rows)), strict=True):
+        assert whole.episode is not None
+        assert cut.episode is not None
+        (first, *later), (same, *shorter) = whole.episode.ends, cut.episode.ends
+        assert cut.token_ids[: same + 1] == whole.token_ids[: first + 1]
+        assert all(0 < after - before <= 3 for before, after in pairwise((same, *shorter)))
+        if later:
+            second = whole.token_ids[first + 1 : later[0] + 1]
+            assert cut.token_ids[same + 1 : shorter[0] + 1] == second[:3]
+            cuts += len(second) > 3
+            is_last = len(shorter) == 1
+            assert not (is_last and len(second) > 3) or cut.stop_reason is StopReason.LENGTH
+    assert cuts > 2
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ NOTHING = dict.fromkeys(
         "rollout_func",
         "environment_factory",
         "callbacks",
+        "tools",
     )
 ) | {"model": "any", "train_dataset": DATA, "optimizers": (None, None)}
 
@@ -148,6 +149,14 @@ def test_the_counts_of_a_training_are_trls(settings: dict[str, Any], rows: int, 
     }
     assert {name: values[name] for name in ours} == ours
     assert (config.name, config.runs_dir, config.evaluation.problems) == ("name", "x", 0)
+
+
+@pytest.mark.parametrize(("iterations", "turns"), [(None, 10_000), (0, 1), (25, 26)])
+def test_an_episode_is_as_long_as_trls(iterations: int | None, turns: int) -> None:
+    args = GRPOConfig("x", bf16=False, max_completion_length=300, max_tool_calling_iterations=iterations)
+    episode = plan_training(args, NOTHING | {"tools": [print]}, []).config.environment
+    assert (episode.max_tokens, episode.turns) == (300, turns)
+    assert plan_training(args, NOTHING, []).config.environment.max_tokens is None
 
 
 def test_a_bar_that_is_not_drawn_is_said() -> None:

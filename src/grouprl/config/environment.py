@@ -31,8 +31,8 @@ class EnvironmentConfig(Section):
         None,
         ge=1,
         le=10**7,
-        description="longest episode after its prompt, in tokens, those of tools included; null = 1,024, or what the "
-        "prompt leaves of the model's context",
+        description="longest episode after its prompt, in tokens, those of tools included; its last turn has what is "
+        "left; null = 1,024, or what the prompt leaves of the model's context",
     )
     turns: int = Field(8, ge=1, le=10_000, description="most turns that the policy writes in an episode")
     calls: int = Field(16, ge=1, le=10_000, description="most tool calls of an episode")

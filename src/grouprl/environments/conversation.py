@@ -225,6 +225,7 @@ class ToolConversation:
         if calls:
             message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
         live.messages.append(message)
+        read_messages = len(live.messages)
         live.rewards.append(None)
         live.ended = "length" if cut else ""
         ids: tuple[int, ...] = ()
@@ -243,14 +244,15 @@ class ToolConversation:
         next_ids = (*read[:kept_count], *ids)
         used = len(next_ids) - same_tokens((request.prompt_ids, next_ids))
         left = min(self.most_tokens - used, self._context - len(next_ids))
-        if not live.ended and left < self._max_tokens:
+        if not live.ended and left < 1:
             live.ended = "tokens"
+            del live.messages[read_messages:]  # the policy does not read them
         if not live.ended and len(turns) >= self._settings.turns:
             live.ended = "turns"
         if not live.ended and time.monotonic() - live.started > self._settings.episode_seconds:
             live.ended = "seconds"
         if not live.ended:
-            return Answer(ids, kept_count)
+            return Answer(ids, kept_count, min(left, self._max_tokens))
         del self._live[key]
         try:
             verdict = live.environment.verdict()
@@ -285,8 +287,12 @@ class ToolConversation:
         assert not isinstance(live.environment, AgentEnvironment)
         ended = turn.stop_reason is StopReason.END
         if entries:
-            if len(live.calls) + len(entries) > self._settings.calls:
+            # Calls whose results nobody reads are not made.
+            if turn_index + 1 >= self._settings.turns:
+                live.ended = "turns"
+            elif len(live.calls) + len(entries) > self._settings.calls:
                 live.ended = "calls"
+            if live.ended:
                 return ()
             observations = iter(live.environment.call([entry for entry in entries if isinstance(entry, Call)]))
             results = []

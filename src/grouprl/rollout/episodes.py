@@ -38,6 +38,7 @@ class Answer:
 
     token_ids: tuple[int, ...] = ()
     kept: int | None = None  # of the tokens read so far, prompt included, those that stay; None = all
+    most: int | None = None  # tokens of the next turn; None = those of any turn
     episode: Episode | None = None  # its observations and ends are filled in by the engine
 
 
@@ -188,7 +189,8 @@ class EpisodeQueue(UnitQueue):
                 read = read_tokens(request.prompt_ids, turns, observations)
                 begin = same_tokens((request.prompt_ids, read))  # a fork may keep only a part of the prompt
                 later = sum(bool(unit.written) for unit in self._units)
-                self._units.insert(later, Unit(key[0], read[:begin], (row,), key[1], read[begin:]))
+                unit = Unit(key[0], read[:begin], (row,), key[1], read[begin:], answer.most)
+                self._units.insert(later, unit)
             self._changed.notify_all()
 
 

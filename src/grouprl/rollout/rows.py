@@ -25,9 +25,11 @@ class Rows:
         self.written: list[int] = []  # tokens of each live row behind its prompt; counts on for rows that ended unread
         self.version = next(_VERSIONS)  # another one whenever rows are added or removed
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
-        self.key, self.place, self.prompt, self.history, self.length, self.newest, self._reason, self._state = (
-            torch.zeros(8, rows, dtype=torch.long, device=device)
-        )  # of random numbers; group slot * members + member; tokens of prompt, earlier turns, this turn; the last; ...
+        self.key, self.place, self.prompt, self.history, self._most, self.length, self.newest = torch.zeros(
+            7, rows, dtype=torch.long, device=device
+        )  # of random numbers; group slot * members + member; tokens of prompt, earlier turns, at most, so far; the last
+        self._reason, self._state = torch.zeros(2, rows, dtype=torch.long, device=device)
+        self._some_are_shorter = False  # than the tokens that a completion may have
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
         self._seen = torch.empty(rows, 0, dtype=torch.bool, device=device)  # [R, V] with a repetition penalty
@@ -36,17 +38,26 @@ class Rows:
         self._since = 0  # decode steps since the last read
         self._on_cpu = device.type == "cpu"
 
-    def add(self, columns: Sequence[tuple[int, int, int, int]], seen_nV: Tensor | None = None) -> None:
+    def add(
+        self,
+        columns: Sequence[tuple[int, int, int, int]],
+        seen_nV: Tensor | None = None,
+        most: Sequence[int] | None = None,
+    ) -> None:
         """Appends rows.
 
         Args:
             columns: key, place, prompt tokens, and tokens between prompt and turn, of each row.
             seen_nV: for a repetition penalty, which tokens stand before the completion.
+            most: tokens that each row may have, at least 1; None = those of the sampling.
         """
         new = slice(self.count, self.count + len(columns))
         values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
         for tensor, column in zip((self.key, self.place, self.prompt, self.history), values, strict=True):
             tensor[new] = column
+        usual = self._sampling.max_tokens
+        self._most[new] = usual if most is None else torch.tensor(most, device=self.key.device)
+        self._some_are_shorter |= most is not None and min(most) < usual
         self.length[new] = self._reason[new] = self._state[new] = 0
         if seen_nV is not None:
             if not self._seen.shape[1]:
@@ -94,7 +105,7 @@ class Rows:
                 target[rows].scatter_(1, at_n1, torch.where(going_n[:, None], values_n[:, None], old_n1))
             self.newest[rows] = tokens_n
             self.length[rows] += going_n
-            full_n = (self.length[rows] == self._sampling.max_tokens) * _FULL
+            full_n = (self.length[rows] == self._most[rows]) * _FULL
             reason_n = torch.where(torch.isin(tokens_n, self._ends), _END, full_n)
             self._reason[rows] = torch.where(going_n, reason_n, self._reason[rows])
             self._since = (self._since + 1) % self._read_every
@@ -102,6 +113,10 @@ class Rows:
         else:
             columns = [tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs)]
             over = compiled.append(drawn, columns, self._ends, self._reason[rows])
+            if self._some_are_shorter:
+                full_n = (self._reason[rows] == 0) & (self.length[rows] == self._most[rows])
+                self._reason[rows] += full_n * _FULL
+                over |= bool(full_n.any())
         if not over:
             return {}
         reasons = self._reason[rows].tolist()
@@ -125,7 +140,7 @@ class Rows:
         """Copies rows (from, to) into the gaps that others left; `count` rows stay."""
         if moves:
             source, target = (torch.tensor(rows, device=self.key.device) for rows in zip(*moves, strict=True))
-            columns = (self.key, self.place, self.prompt, self.history, self.length, self.newest)
+            columns = (self.key, self.place, self.prompt, self.history, self._most, self.length, self.newest)
             for tensor in (*columns, self._reason, self._state, self._seen, self.tokens, *self.logprobs):
                 tensor[target] = tensor[source]
             for source_row, target_row in moves:

@@ -39,8 +39,10 @@ _OF_DISPLAYS = {"on_prediction_step", "on_predict"}  # of an evaluation's batche
 _OF_CHECKPOINT = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "peft_type")
 _READ_HERE = {
     *("output_dir", "logging_steps", "logging_first_step", "logging_strategy", "num_train_epochs", "disable_tqdm"),
-    *("num_generations_eval", "hub_model_id", "hub_private_repo", "reward_weights"),
+    *("num_generations_eval", "hub_model_id", "hub_private_repo", "reward_weights", "max_tool_calling_iterations"),
 }
+# Limits that TRL's episodes do not have: as large as they may be, and those of seconds so large that no tool meets them.
+_UNLIMITED = {"calls": 10_000, "result_characters": 10**7, "tool_seconds": 3600.0, "episode_seconds": 86_400.0}
 _STREAMED = 100  # rows that an evaluation takes from a stream
 _REMEDY = "Remove or replace them in the script; docs/coming_from.md has the settings of a run here."
 
@@ -164,6 +166,10 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
         "problems": eval_rows * evaluates,
         "samples": args.num_generations_eval or args.num_generations,
     }
+    if arguments["tools"] or arguments["environment_factory"]:
+        iterations = args.max_tool_calling_iterations
+        turns = 10_000 if iterations is None else iterations + 1
+        tree["environment"] = _UNLIMITED | {"turns": turns, "max_tokens": args.max_completion_length}
     lines = [line for line in imported.lines if line.outcome.words and (evaluates or line.key != "eval_steps")]
     notes = [f"{line.key}={line.value}: {line.outcome.words}" for line in lines if line.outcome.verdict == "changed"]
     idle = [line for line in lines if line.outcome.verdict == "not needed" and line.is_named]
