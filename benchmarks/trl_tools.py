@@ -128,7 +128,8 @@ def main() -> None:
             print(
                 f"GroupRL, {longest} tokens: {len(rows)} episodes, {results} results of tools between turns, {cut} cut"
             )
-            assert results and (cut or longest == LONGEST)
+            assert results
+            assert cut or longest == LONGEST
             if missing := missing_trl():
                 print(f"skipped, TRL's episodes: {missing}")
                 continue

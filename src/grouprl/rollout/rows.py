@@ -27,7 +27,7 @@ class Rows:
         self._sampling, self._ends = sampling, torch.tensor(end_ids, device=device)
         self.key, self.place, self.prompt, self.history, self._most, self.length, self.newest = torch.zeros(
             7, rows, dtype=torch.long, device=device
-        )  # of random numbers; group slot * members + member; tokens of prompt, earlier turns, at most, so far; the last
+        )  # of random numbers; group slot * members + member; tokens of prompt, before, at most, so far; the last
         self._reason, self._state = torch.zeros(2, rows, dtype=torch.long, device=device)
         self._some_are_shorter = False  # than the tokens that a completion may have
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)

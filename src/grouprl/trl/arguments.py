@@ -39,9 +39,10 @@ _OF_DISPLAYS = {"on_prediction_step", "on_predict"}  # of an evaluation's batche
 _OF_CHECKPOINT = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "peft_type")
 _READ_HERE = {
     *("output_dir", "logging_steps", "logging_first_step", "logging_strategy", "num_train_epochs", "disable_tqdm"),
-    *("num_generations_eval", "hub_model_id", "hub_private_repo", "reward_weights", "max_tool_calling_iterations"),
+    *("num_generations_eval", "hub_model_id", "hub_private_repo", "reward_weights"),
+    "max_tool_calling_iterations",
 }
-# Limits that TRL's episodes do not have: as large as they may be, and those of seconds so large that no tool meets them.
+# Limits that TRL's episodes do not have: as large as they may be; no tool takes an hour.
 _UNLIMITED = {"calls": 10_000, "result_characters": 10**7, "tool_seconds": 3600.0, "episode_seconds": 86_400.0}
 _STREAMED = 100  # rows that an evaluation takes from a stream
 _REMEDY = "Remove or replace them in the script; docs/coming_from.md has the settings of a run here."

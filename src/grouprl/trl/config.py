@@ -56,10 +56,10 @@ class LaunchedProcesses:
     def wait_for_everyone(self) -> None:
         """Waits for nobody: the ranks of a run wait for one another."""
 
-    def print(self, *words: Any, **options: Any) -> None:
+    def print(self, *words: object, end: str = "\n", flush: bool = False) -> None:
         """Prints in the process that writes the run alone."""
         if self.is_main_process:
-            print(*words, **options)
+            print(*words, end=end, flush=flush)
 
     def unwrap_model(self, model: Any) -> Any:
         """The model itself: it is not wrapped."""

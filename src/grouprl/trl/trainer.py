@@ -201,7 +201,7 @@ class GRPOTrainer:
     def remove_callback(self, callback: Any) -> None:
         """Removes a callback, or all of a class."""
         kinds = callback if isinstance(callback, type) else ()
-        self.callbacks = [one for one in self.callbacks if one is not callback and not isinstance(one, kinds)]
+        self.callbacks = [other for other in self.callbacks if other is not callback and not isinstance(other, kinds)]
 
     def is_world_process_zero(self) -> bool:
         """Whether this process writes the run."""
