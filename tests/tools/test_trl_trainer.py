@@ -154,8 +154,9 @@ def test_the_counts_of_a_training_are_trls(settings: dict[str, Any], rows: int, 
 @pytest.mark.parametrize(("iterations", "turns"), [(None, 10_000), (0, 1), (25, 26)])
 def test_an_episode_is_as_long_as_trls(iterations: int | None, turns: int) -> None:
     args = GRPOConfig("x", bf16=False, max_completion_length=300, max_tool_calling_iterations=iterations)
-    episode = plan_training(args, NOTHING | {"tools": [print]}, []).config.environment
-    assert (episode.max_tokens, episode.turns) == (300, turns)
+    plan = plan_training(args, NOTHING | {"tools": [print]}, [])
+    assert (plan.config.environment.max_tokens, plan.config.environment.turns) == (300, turns)
+    assert plan.notes[-1].startswith("tools: lists and mappings are shown as JSON")
     assert plan_training(args, NOTHING, []).config.environment.max_tokens is None
 
 

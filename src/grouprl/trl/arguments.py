@@ -176,6 +176,8 @@ def plan_training(args: GRPOConfig, arguments: Mapping[str, Any], refused: Seque
     idle = [line for line in lines if line.outcome.verdict == "not needed" and line.is_named]
     idle = [line for line in idle if "see " not in line.outcome.words]  # another key has its meaning
     notes += [f"{line.key}={line.value} has no effect: {line.outcome.words}" for line in idle]
+    if "environment" in tree:
+        notes.append("tools: lists and mappings are shown as JSON, None as nothing, exceptions as error: KIND: TEXT")
     for callback in arguments["callbacks"] or ():
         if others := _other_events(callback) & _OF_DISPLAYS:
             notes.append(f"callbacks: {_kind(callback).__name__} is not called for {', '.join(sorted(others))}")
