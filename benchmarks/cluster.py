@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--staleness", action="store_true", help="samplers that are ahead of the learner")
     parser.add_argument("--seeds", type=int, default=3, help="with --staleness")
-    parser.add_argument("--runs", type=Path, help="with --staleness: keeps the runs here, and goes on with them")
+    parser.add_argument("--runs", type=Path, help="with --staleness: the folder of the runs; a later call resumes them")
     given = parser.parse_args()
     if given.staleness or given.smoke:
         small = ("steps=4", "evaluation.problems=4", "rollout.problems_per_step=4") if given.smoke else ()

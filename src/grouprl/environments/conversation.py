@@ -225,9 +225,10 @@ class ToolConversation:
         if calls:
             message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
         live.messages.append(message)
-        read_messages = len(live.messages)
         live.rewards.append(None)
-        live.ended = "length" if cut else ""
+        asks_tools = bool(entries) and not isinstance(live.environment, AgentEnvironment)
+        is_last, message_count = len(turns) >= self._settings.turns, len(live.messages)
+        live.ended = "length" if cut else "turns" if asks_tools and is_last else ""  # nobody would read the results
         ids: tuple[int, ...] = ()
         kept_count = None
         if not live.ended and isinstance(live.environment, AgentEnvironment):
@@ -246,8 +247,9 @@ class ToolConversation:
         left = min(self.most_tokens - used, self._context - len(next_ids))
         if not live.ended and left < 1:
             live.ended = "tokens"
-            del live.messages[read_messages:]  # the policy does not read them
-        if not live.ended and len(turns) >= self._settings.turns:
+            if asks_tools:
+                del live.messages[message_count:]  # results that nobody reads
+        if not live.ended and is_last:
             live.ended = "turns"
         if not live.ended and time.monotonic() - live.started > self._settings.episode_seconds:
             live.ended = "seconds"
@@ -287,12 +289,8 @@ class ToolConversation:
         assert not isinstance(live.environment, AgentEnvironment)
         ended = turn.stop_reason is StopReason.END
         if entries:
-            # Calls whose results nobody reads are not made.
-            if turn_index + 1 >= self._settings.turns:
-                live.ended = "turns"
-            elif len(live.calls) + len(entries) > self._settings.calls:
+            if len(live.calls) + len(entries) > self._settings.calls:
                 live.ended = "calls"
-            if live.ended:
                 return ()
             observations = iter(live.environment.call([entry for entry in entries if isinstance(entry, Call)]))
             results = []

@@ -46,7 +46,7 @@ _SIGNATURES = {
     "logprobs": ("ppppp" + "nn" + "fb", "-"),
     "logprobs_backward": ("pppp" + "nn" + "fb", "-"),
     "draw": ("pppppp" + "nn" + "fb", "-"),
-    "append": ("pppppppp" + "nn" + "p" + "n" + "p", "n"),
+    "append": ("ppppppppp" + "nn" + "p" + "n" + "p", "n"),
     "width": ("", "n"),
     "cache_word": ("b", "n"),
 }

@@ -155,16 +155,16 @@ void grouprl_draw(const void *logits, const int64_t *keys, const int64_t *positi
 }
 
 /* Appends a newly drawn token to each of n rows of the grids [rows, width]. reason: 0 the row is unfinished, 1 it drew
- * an end token, 2 it is full. Gives the number of finished rows. */
+ * an end token, 2 it has as many as it may. Gives the number of finished rows. */
 int64_t grouprl_append(const int64_t *tokens, const float *drawn, const float *plain, int64_t *newest, int64_t *length,
-                       int64_t *token_grid, float *drawn_grid, float *plain_grid, int64_t n, int64_t width,
-                       const int64_t *ends, int64_t count, int64_t *reason) {
+                       int64_t *token_grid, float *drawn_grid, float *plain_grid, const int64_t *most,
+                       int64_t n, int64_t width, const int64_t *ends, int64_t count, int64_t *reason) {
   int64_t over = 0;
   for (int64_t i = 0; i < n; i++) {
     int64_t at = i * width + length[i]++;
     newest[i] = token_grid[at] = tokens[i];
     drawn_grid[at] = drawn[i], plain_grid[at] = plain[i];
-    reason[i] = length[i] == width ? 2 : 0;
+    reason[i] = length[i] == most[i] ? 2 : 0;
     for (int64_t e = 0; e < count; e++)
       if (ends[e] == tokens[i]) reason[i] = 1;
     over += reason[i] != 0;

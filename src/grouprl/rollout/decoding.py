@@ -144,14 +144,13 @@ class Decoding:
             for row, unit in enumerate(units):
                 seen_PV[row, list(unit.read_ids)] = True
             seen_nV = seen_PV.index_select(0, unit_n)
-        columns, usual = [], self._sampling.max_tokens
+        columns = []
         for unit in units:
             slot = self._slots.index(self._slot_of(unit))
             prompt, member = self._slots[slot][2], unit.first % self._members
             first_place, written = slot * self._members + member, len(unit.read_ids) - prompt
             columns += [(key, first_place + index, prompt, written) for index, key in enumerate(unit.keys)]
-        are_limited = any(unit.most for unit in units)
-        most = [unit.most or usual for unit in units for _ in unit.keys] if are_limited else None
+        most = [unit.most or self._sampling.max_tokens for unit in units for _ in unit.keys]
         self._rows.add(columns, seen_nV, most)
         return self._retire(self._rows.draw(logits_PV.index_select(0, unit_n), first_row))
 

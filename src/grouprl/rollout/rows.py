@@ -29,7 +29,6 @@ class Rows:
             7, rows, dtype=torch.long, device=device
         )  # of random numbers; group slot * members + member; tokens of prompt, before, at most, so far; the last
         self._reason, self._state = torch.zeros(2, rows, dtype=torch.long, device=device)
-        self._some_are_shorter = False  # than the tokens that a completion may have
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(2, rows, sampling.max_tokens, device=device)  # sampled, plain
         self._seen = torch.empty(rows, 0, dtype=torch.bool, device=device)  # [R, V] with a repetition penalty
@@ -52,12 +51,11 @@ class Rows:
             most: tokens that each row may have, at least 1; None = those of the sampling.
         """
         new = slice(self.count, self.count + len(columns))
-        values = torch.tensor(columns, dtype=torch.long).T.to(self.key.device)
-        for tensor, column in zip((self.key, self.place, self.prompt, self.history), values, strict=True):
+        limits = most or [self._sampling.max_tokens] * len(columns)
+        rows = [(*column, limit) for column, limit in zip(columns, limits, strict=True)]
+        values = torch.tensor(rows, dtype=torch.long).T.to(self.key.device)
+        for tensor, column in zip((self.key, self.place, self.prompt, self.history, self._most), values, strict=True):
             tensor[new] = column
-        usual = self._sampling.max_tokens
-        self._most[new] = usual if most is None else torch.tensor(most, device=self.key.device)
-        self._some_are_shorter |= most is not None and min(most) < usual
         self.length[new] = self._reason[new] = self._state[new] = 0
         if seen_nV is not None:
             if not self._seen.shape[1]:
@@ -111,12 +109,9 @@ class Rows:
             self._since = (self._since + 1) % self._read_every
             over = self._since == 0
         else:
-            columns = [tensor[rows] for tensor in (self.newest, self.length, self.tokens, *self.logprobs)]
+            written = (self.newest, self.length, self.tokens, *self.logprobs, self._most)
+            columns = [tensor[rows] for tensor in written]
             over = compiled.append(drawn, columns, self._ends, self._reason[rows])
-            if self._some_are_shorter:
-                full_n = (self._reason[rows] == 0) & (self.length[rows] == self._most[rows])
-                self._reason[rows] += full_n * _FULL
-                over |= bool(full_n.any())
         if not over:
             return {}
         reasons = self._reason[rows].tolist()

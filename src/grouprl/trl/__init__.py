@@ -9,8 +9,8 @@ from grouprl.trl.trainer import GRPOTrainer as GRPOTrainer
 
 
 def __getattr__(name: str) -> object:
-    if name.startswith("__"):
-        raise AttributeError(name)
+    if not name.endswith(("Config", "Trainer")):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
     raise ImportError(
         f"grouprl.trl: expected GRPOConfig or GRPOTrainer, got {name}: import it from trl, or train with a command of "
         "GroupRL (docs/coming_from.md)"

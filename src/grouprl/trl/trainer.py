@@ -95,9 +95,8 @@ class GRPOTrainer:
             environment_factory=environment_factory,
             callback=self._follow,
         )
-        if self.processing_class is None:
-            named = arguments["model"]
-            path = named if isinstance(named, str) else named.config._name_or_path
+        path = arguments["model"] if isinstance(arguments["model"], str) else arguments["model"].config._name_or_path
+        if self.processing_class is None and path:  # which callbacks and scripts ask for
             self.processing_class = load_tokenizer(config.model.model_copy(update={"path": path}))
         self.hub_model_id = args.hub_model_id or self._run.path.name
         self.history = History(args, plan)
